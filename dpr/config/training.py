@@ -1,0 +1,273 @@
+"""Settings of ``dpr train`` / ``train_dense_encoder.py``. Key names are DPR's where DPR has the setting.
+
+The dataclasses are plain (not frozen) because Hydra has to be able to override them. ``check()`` is called once after composition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpr.core.errors import ConfigError
+
+
+def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{key}={value} is not known; choose one of {', '.join(choices)}")
+
+
+def require_at_least(key: str, value: float, least: float) -> None:
+    """Raises ConfigError when ``value`` is below ``least``."""
+    if value < least:
+        raise ConfigError(f"{key}={value} is out of range; it must be at least {least}")
+
+
+@dataclass
+class EncoderConfig:
+    """The two towers. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
+
+    encoder_model_type: str = "hf_bert"
+    """DPR's key; any Hugging Face encoder is loaded by ``AutoModel`` whatever this says (hf_bert, hf_roberta, hf_auto)."""
+    pretrained_model_cfg: str = "bert-base-uncased"
+    """Hugging Face name or local folder."""
+    pretrained: bool = True
+    """False: random weights from the folder's config.json."""
+    projection_dim: int = 0
+    """Width of a linear layer on top of the pooled vector; 0 = none."""
+    sequence_length: int = 256
+    """Longest sequence in tokens, special tokens included; questions and passages."""
+    question_length: int = 0
+    """Longest question in tokens; 0 = sequence_length."""
+    dropout: float = 0.1
+    """Hidden and attention dropout of both towers; 0 switches it off."""
+    fix_ctx_encoder: bool = False
+    """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
+    shared: bool = False
+    """One tower for questions and passages."""
+    pooling: str = "cls"
+    """cls (last hidden state at position 0, no pooler; DPR's) or mean over tokens."""
+    normalize: bool = False
+    """Scale vectors to length 1 (cosine similarity). Wants loss.temperature around 0.05 or below."""
+
+    def check(self) -> None:
+        require_choice("encoder.encoder_model_type", self.encoder_model_type, ("hf_bert", "hf_roberta", "hf_auto"))
+        require_choice("encoder.pooling", self.pooling, ("cls", "mean"))
+        require_at_least("encoder.sequence_length", self.sequence_length, 3)
+        require_at_least("encoder.projection_dim", self.projection_dim, 0)
+        if self.question_length:
+            require_at_least("encoder.question_length", self.question_length, 3)
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"encoder.dropout={self.dropout} is out of range; it must be in [0, 1)")
+        if self.shared and self.fix_ctx_encoder:
+            raise ConfigError("encoder.shared=true and encoder.fix_ctx_encoder=true contradict; with one tower nothing would train")
+
+
+@dataclass
+class LossConfig:
+    """The contrastive loss (docs/numerics.md)."""
+
+    name: str = "nll"
+    candidates: str = "distinct"
+    """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears."""
+    temperature: float = 1.0
+    """Scores are divided by it. 1 for dot products as DPR; about 0.05 for normalised vectors."""
+    learn_temperature: bool = False
+    """Start from ``temperature`` and learn its logarithm."""
+
+    def check(self) -> None:
+        require_choice("loss.name", self.name, ("nll",))
+        require_choice("loss.candidates", self.candidates, ("distinct", "dpr"))
+        if self.temperature <= 0:
+            raise ConfigError(f"loss.temperature={self.temperature} is out of range; it must be above 0")
+
+
+@dataclass
+class AugmentConfig:
+    """Changes made to training texts only; each is a function of (seed, epoch, data set, row)."""
+
+    crop_tokens: int = 0
+    """Passages longer than this are cut to a random window of this many tokens; 0 = no cropping."""
+    mask_probability: float = 0.0
+    """Share of tokens (of questions and passages) replaced by the mask token."""
+
+    def check(self) -> None:
+        require_at_least("train.augment.crop_tokens", self.crop_tokens, 0)
+        if not 0 <= self.mask_probability < 1:
+            raise ConfigError(f"train.augment.mask_probability={self.mask_probability} is out of range; it must be in [0, 1)")
+
+
+@dataclass
+class TrainConfig:
+    """Optimisation, batches, validation and saving."""
+
+    batch_size: int = 2
+    """Questions per step and rank."""
+    global_batch_size: int = 0
+    """Questions per pool over all ranks; 0 = batch_size x ranks of the first start. Kept when a run is resumed on other ranks."""
+    dev_batch_size: int = 4
+    """Questions per validation pool over all ranks."""
+    gradient_accumulation_steps: int = 1
+    """Pools per optimizer step. Does not enlarge the pool of negatives."""
+    num_train_epochs: int = 40
+    max_steps: int = 0
+    """Stop after this many optimizer steps, whatever the epochs; 0 = epochs decide."""
+    learning_rate: float = 1e-5
+    embedding_lr_factor: float = 1.0
+    """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
+    lr_schedule: str = "linear"
+    """linear, cosine or constant, each after the warm-up."""
+    min_lr_ratio: float = 0.0
+    """Floor of linear and cosine, as a share of learning_rate."""
+    warmup_steps: int = 100
+    """Optimizer steps over which the learning rate rises to its full value."""
+    weight_decay: float = 0.0
+    """Not applied to biases and normalisation weights."""
+    adam_eps: float = 1e-8
+    adam_betas: str = "(0.9, 0.999)"
+    """A string, as in DPR: two numbers in brackets."""
+    max_grad_norm: float = 1.0
+    """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
+    hard_negatives: int = 1
+    """Per question."""
+    other_negatives: int = 0
+    """Per question."""
+    precision: str = "fp32"
+    """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
+    log_batch_step: int = 100
+    """Optimizer steps between log lines."""
+    train_rolling_loss_step: int = 100
+    """Steps the printed mean loss looks back on."""
+    eval_per_epoch: int = 1
+    """Validations per epoch; 0 = none but those of eval_every_steps."""
+    eval_every_steps: int = 0
+    """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
+    save_every_steps: int = 0
+    """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
+    keep_last: int = 3
+    """Checkpoints kept besides the best one; 0 = all."""
+    val_av_rank_hard_neg: int = 30
+    val_av_rank_other_neg: int = 30
+    """Passages per dev question in the average-rank pool."""
+    val_av_rank_bsz: int = 128
+    """Passages per forward pass of the average-rank validation."""
+    val_av_rank_max_qs: int = 10000
+    """Dev questions used for the average rank, over all ranks."""
+    num_workers: int = 1
+    """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
+    prefetch_batches: int = 4
+    """Batches each worker keeps ready."""
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def betas(self) -> tuple[float, float]:
+        """``adam_betas`` as two numbers."""
+        parts = self.adam_betas.strip().strip("()[]").split(",")
+        try:
+            first, second = (float(part) for part in parts)
+        except ValueError:
+            raise ConfigError(f'train.adam_betas={self.adam_betas!r} is not two numbers, expected "(0.9, 0.999)"') from None
+        if not (0 <= first < 1 and 0 <= second < 1):
+            raise ConfigError(f"train.adam_betas={self.adam_betas!r} is out of range; both must be in [0, 1)")
+        return first, second
+
+    def check(self) -> None:
+        self.betas()
+        self.augment.check()
+        require_choice("train.precision", self.precision, ("fp32", "bf16", "fp16"))
+        require_choice("train.lr_schedule", self.lr_schedule, ("linear", "cosine", "constant"))
+        for key in (
+            "batch_size dev_batch_size gradient_accumulation_steps num_train_epochs log_batch_step train_rolling_loss_step "
+            "val_av_rank_bsz val_av_rank_max_qs prefetch_batches"
+        ).split():
+            require_at_least(f"train.{key}", getattr(self, key), 1)
+        for key in (
+            "global_batch_size max_steps learning_rate embedding_lr_factor min_lr_ratio warmup_steps weight_decay adam_eps max_grad_norm "
+            "hard_negatives other_negatives eval_per_epoch eval_every_steps save_every_steps keep_last val_av_rank_hard_neg "
+            "val_av_rank_other_neg num_workers"
+        ).split():
+            require_at_least(f"train.{key}", getattr(self, key), 0)
+
+
+@dataclass
+class BiEncoderTrainConfig:
+    """Everything ``dpr train`` can be told. ``train_datasets`` absent and ``model_file`` given: evaluation only."""
+
+    train_datasets: Any = None
+    """One name or path, a glob, or a list of them; a name is a key of ``datasets``."""
+    dev_datasets: Any = None
+    output_dir: str | None = None
+    """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
+    model_file: str | None = None
+    """Checkpoint folder (or Hugging Face folder) to start from or to evaluate."""
+    train_sampling_rates: list[float] | None = None
+    """One factor per train set, multiplies that set's pools per epoch."""
+    loss_scale_factors: list[float] | None = None
+    """One factor per train set, multiplies its loss."""
+    do_lower_case: bool = True
+    """Given to the tokenizer of a BERT vocabulary."""
+    val_av_rank_start_epoch: int = 30
+    """From this epoch on (counted from 0) validation is the average rank; before it, the NLL."""
+    seed: int = 12345
+    checkpoint_file_name: str = "dpr_biencoder"
+    """Checkpoint folders are ``<name>.step<N>``."""
+    special_tokens: list[str] | None = None
+    """Put into the vocabulary's [unusedN] slots, in this order."""
+    ignore_checkpoint_offset: bool = False
+    """Start counting steps and epochs at 0 again."""
+    ignore_checkpoint_optimizer: bool = False
+    """Fresh optimizer state."""
+    ignore_checkpoint_lr: bool = False
+    """Start the learning-rate schedule at its beginning."""
+    local_shards_dataloader: bool = False
+    """Each rank shuffles inside its own contiguous part of every data set."""
+    on_bad_row: str = "fail"
+    """fail, or skip (rows go to a rejects file, up to max_bad_rows)."""
+    max_bad_rows: int = 100
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+    no_cuda: bool = False
+    resume: str = "auto"
+    """auto: continue the run found in output_dir; fresh: refuse to reuse a folder that holds one."""
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    datasets: dict[str, Any] = field(default_factory=dict)
+    """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
+
+    def check(self) -> None:
+        """Checks every field and the pairs that contradict each other.
+
+        Raises:
+            ConfigError: names the key, the value and what it may be.
+        """
+        for part in (self.encoder, self.train, self.loss):
+            part.check()
+        require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))
+        require_choice("resume", self.resume, ("auto", "fresh"))
+        require_at_least("max_bad_rows", self.max_bad_rows, 0)
+
+
+@dataclass
+class DatasetConfig:
+    """Options of one training or dev set (an entry of ``datasets``)."""
+
+    file: Any = None
+    """Path, glob, or list of them."""
+    selector: Any = None
+    """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
+    special_token: str | None = None
+    """Put before every question of this set, in training."""
+    query_special_suffix: str | None = None
+    """Appended to questions that do not end with it."""
+    encoder_type: str | None = None
+    """question or ctx: both sides of this set go through that tower."""
+    shuffle_positives: bool = False
+    """Draw one of the positives instead of the first."""
+    normalize: bool = False
+    """Clean passage texts (newlines, quotes) as DPR's normalize does."""
+    exclude_gold: bool = False
+    """Drop positives that have no ``score`` key, unless none would remain."""
+
+    def check(self, name: str) -> None:
+        if self.encoder_type is not None:
+            require_choice(f"datasets.{name}.encoder_type", self.encoder_type, ("question", "ctx"))

@@ -1,0 +1,126 @@
+"""What travels from the data side to the model, and from the model to the loss.
+
+Letters: B questions per rank, N context slots per rank, C distinct contexts per rank, T tokens, D dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+_Batch = TypeVar("_Batch", "TokenBatch", "BiEncoderBatch")
+
+
+def _to(batch: _Batch, device: torch.device | str) -> _Batch:
+    moved = {}
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        moved[item.name] = value.to(device, non_blocking=True) if isinstance(value, Tensor | TokenBatch) else value
+    return type(batch)(**moved)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Token sequences without padding, laid end to end.
+
+    ``tokens`` (T,) int64; ``lengths`` (N,) int64, every one at least 1, summing to T. ``position`` (N,) int64 is where in each
+    sequence the representation is read when pooling is ``cls`` (0 but for DPR's token selectors).
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    position: Tensor
+
+    @staticmethod
+    def from_lists(sequences: list[list[int]], position: list[int] | None = None) -> TokenBatch:
+        """Joins token id lists; none may be empty."""
+        if any(not sequence for sequence in sequences):
+            raise ValueError("a sequence without tokens cannot be encoded")
+        flat = [token for sequence in sequences for token in sequence]
+        return TokenBatch(
+            torch.tensor(flat, dtype=torch.int64),
+            torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64),
+            torch.tensor(position if position is not None else [0] * len(sequences), dtype=torch.int64),
+        )
+
+    def __len__(self) -> int:
+        return self.lengths.shape[0]
+
+    def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
+        """Returns ``input_ids`` (N, L) filled up with ``pad_id`` and ``attention_mask`` (N, L) bool, L the longest length."""
+        longest = int(self.lengths.max()) if len(self) else 0
+        mask = torch.arange(longest, device=self.lengths.device)[None, :] < self.lengths[:, None]
+        input_ids = torch.full(mask.shape, pad_id, dtype=self.tokens.dtype, device=self.tokens.device)
+        input_ids[mask] = self.tokens
+        return input_ids, mask
+
+    def select(self, rows: Tensor) -> TokenBatch:
+        """The given sequences, in the given order."""
+        starts = torch.cumsum(self.lengths, 0) - self.lengths
+        lengths = self.lengths[rows]
+        offsets = torch.cumsum(lengths, 0) - lengths
+        index = torch.repeat_interleave(starts[rows] - offsets, lengths) + torch.arange(
+            int(lengths.sum()), device=self.tokens.device
+        )
+        return TokenBatch(self.tokens[index], lengths, self.position[rows])
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> TokenBatch:
+        return _to(self, device)
+
+    def pin_memory(self) -> TokenBatch:
+        return TokenBatch(self.tokens.pin_memory(), self.lengths.pin_memory(), self.position.pin_memory())
+
+
+@dataclass(frozen=True, slots=True)
+class BiEncoderBatch:
+    """One rank's share of a pool.
+
+    ``contexts`` holds each distinct passage of the rank once (C sequences). The N = B * (1 + hard + other) context *slots* say how
+    often and for which question a passage was listed: ``context_row`` (N,) indexes ``contexts``; ``context_valid`` (N,) bool is False for
+    slots that only fill the shape up. N is the same on all ranks. ``context_ids`` (N, 2) int64 is the judgement identity of each slot.
+    ``positive_idx`` (B,) is the slot of each question's positive. ``known_positive_ids`` (B, K, 2) with
+    ``known_positive_valid`` (B, K) are the identities of all passages known to answer the question.
+    """
+
+    questions: TokenBatch
+    contexts: TokenBatch
+    context_row: Tensor
+    context_valid: Tensor
+    context_ids: Tensor
+    positive_idx: Tensor
+    known_positive_ids: Tensor
+    known_positive_valid: Tensor
+    dataset: int = 0
+    encoder_type: str = ""
+    loss_scale: float = 1.0
+    rows: tuple[int, ...] = field(default=())
+    """Row numbers of the questions in their data set, for explaining a step; not used in training."""
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.questions.tokens.shape[0] + self.contexts.tokens.shape[0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> BiEncoderBatch:
+        return _to(self, device)
+
+    def pin_memory(self) -> BiEncoderBatch:
+        pinned = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            pinned[item.name] = value.pin_memory() if isinstance(value, Tensor | TokenBatch) else value
+        return BiEncoderBatch(**pinned)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextVectors:
+    """Context vectors with what the loss must know of them: ``vectors`` (N, D) float32, ``valid`` (N,) bool, ``ids`` (N, 2) int64."""
+
+    vectors: Tensor
+    valid: Tensor
+    ids: Tensor

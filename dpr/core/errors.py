@@ -1,0 +1,77 @@
+"""Errors that are meant for a person, each with the exit code the command line ends with.
+
+0 done, 2 usage or configuration, 3 data or checkpoint refused, 4 training diverged, 5 a rank was lost,
+75 asked to stop and saved (run the same command again), 130/143 ended by a signal without saving.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DprError(Exception):
+    """Base of every error that is shown without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(DprError, ValueError):
+    """A setting is unknown, of the wrong type, out of range, or contradicts another. Names the override that mends it."""
+
+    exit_code = 2
+
+
+class InputError(DprError, ValueError):
+    """A file cannot be used as it is.
+
+    The message reads ``file:line: what was found, expected ...; hint``; parts that are unknown are left out.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        found: str,
+        *,
+        file: str | Path | None = None,
+        line: int | None = None,
+        expected: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.found, self.file, self.line, self.expected, self.hint = found, file, line, expected, hint
+        where = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
+        super().__init__(
+            where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else "")
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Loader workers send exceptions between processes; keyword-only arguments need this.
+        return (_rebuild_input_error, (self.found, self.file, self.line, self.expected, self.hint))
+
+
+def _rebuild_input_error(
+    found: str, file: str | Path | None, line: int | None, expected: str | None, hint: str | None
+) -> InputError:
+    return InputError(found, file=file, line=line, expected=expected, hint=hint)
+
+
+class CheckpointError(InputError):
+    """A checkpoint is damaged, or belongs to a different run or model."""
+
+
+class DivergedError(DprError):
+    """The loss or the gradient stopped being a number for too many steps in a row."""
+
+    exit_code = 4
+
+
+class LostRankError(DprError):
+    """Another process of the group died or stopped answering."""
+
+    exit_code = 5
+
+
+class StopRequested(DprError):
+    """A signal asked the run to stop; a checkpoint was written first. Running the same command again goes on."""
+
+    exit_code = 75

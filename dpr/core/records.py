@@ -1,0 +1,39 @@
+"""The records that data files hold, in the field's words: question, passage, training sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One text record of a corpus or a training file. ``title`` is empty where there is none."""
+
+    text: str
+    title: str = ""
+    id: str | None = None
+    has_score: bool = False
+    """A ``score`` key was present in the training file; DPR's ``exclude_gold`` drops positives without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of an evaluation set. ``answers`` is empty where relevance comes from judgements."""
+
+    text: str
+    id: str
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """A question with the passages that answer it and two pools of passages that do not.
+
+    ``hard_negatives`` look relevant (mined), ``other_negatives`` are DPR's ``negative_ctxs``.
+    """
+
+    question: str
+    positives: tuple[Passage, ...]
+    hard_negatives: tuple[Passage, ...] = ()
+    other_negatives: tuple[Passage, ...] = ()
+    answers: tuple[str, ...] = ()
