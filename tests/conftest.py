@@ -1,0 +1,65 @@
+"""What every test gets: no network, fixed seeds, torch left as it was found, GPU tests skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Before anything imports a Hugging Face library, since these read the environment at import time. Inherited by child processes.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_TELEMETRY="1")
+
+import numpy as np
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections leave this machine never: unix sockets and loopback only."""
+    real_connect = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        host = address[0] if isinstance(address, tuple) else ""
+        if self.family != socket.AF_UNIX and host not in ("localhost", "::1") and not str(host).startswith("127."):
+            raise OSError(f"tests may not use the network (connection to {address!r})")
+        real_connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds_and_torch_state() -> Iterator[None]:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    dtype, threads, deterministic = torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets beside the repository; under CI its absence is a failure, elsewhere a skip."""
+    folder = REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        message = "no ../shared/data beside the repository"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder

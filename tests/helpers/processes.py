@@ -1,0 +1,110 @@
+"""Runs a function on several processes that form a gloo group, on this machine, without a launcher."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+TIMEOUT_S = 120.0
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died or hung; the message carries its number and its traceback."""
+
+
+def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, join: bool = True, timeout_s: float = TIMEOUT_S) -> list[Any]:
+    """Calls ``fn(*args)`` on ``world_size`` ranks and returns what each returned, in rank order.
+
+    ``fn`` is a module-level function; arguments and results must be picklable (tensors are). On every rank the launcher's variables (RANK,
+    WORLD_SIZE, ...) are set, torch has one thread, and the default group is a gloo group unless ``join=False`` (for code that joins by
+    itself). With one rank ``fn`` runs in this process and without a group: what a user without a launcher gets.
+
+    Raises:
+        RankFailed: for the first rank that failed; the others are ended.
+    """
+    if world_size == 1:
+        return [fn(*args)]
+    import torch.distributed as dist
+
+    # The parent holds the store, as torchrun's agent does: port 0 is then free of races between tests that run side by side.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = mp.get_context("spawn")
+    readers, processes = [], []
+    try:
+        for rank in range(world_size):
+            reader, writer = context.Pipe(duplex=False)
+            environment = _launcher_environment(rank, world_size, store.port)
+            process = context.Process(target=_on_rank, args=(fn, args, environment, join, timeout_s, writer), daemon=True)
+            process.start()
+            writer.close()
+            readers.append(reader)
+            processes.append(process)
+        return _collect(readers, processes, timeout_s)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _on_rank(fn: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], join: bool, timeout_s: float, out: Connection) -> None:
+    os.environ.update(environment)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        if join:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        result = fn(*args)
+        if join:
+            dist.destroy_process_group()
+        # Plain pickles: torch's own would share memory with a process that is about to end.
+        out.send_bytes(pickle.dumps((True, result)))
+    except BaseException:
+        out.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    finally:
+        out.close()
+
+
+def _collect(readers: list[Connection], processes: list[Any], timeout_s: float) -> list[Any]:
+    deadline = time.monotonic() + timeout_s
+    results: dict[int, Any] = {}
+    while len(results) < len(readers):
+        open_readers = [reader for rank, reader in enumerate(readers) if rank not in results]
+        ready = wait(open_readers, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            missing = [rank for rank in range(len(readers)) if rank not in results]
+            raise RankFailed(f"ranks {missing} of {len(readers)} did not finish within {timeout_s:.0f} s")
+        for reader in ready:
+            rank = readers.index(reader)  # type: ignore[arg-type]
+            try:
+                is_good, value = pickle.loads(readers[rank].recv_bytes())
+            except EOFError:
+                processes[rank].join()
+                raise RankFailed(f"rank {rank} of {len(readers)} died with exit code {processes[rank].exitcode}") from None
+            if not is_good:
+                raise RankFailed(f"rank {rank} of {len(readers)} raised:\n{value}")
+            results[rank] = value
+    return [results[rank] for rank in range(len(readers))]
