@@ -1,0 +1,143 @@
+"""The group of processes, and the few operations the toolkit needs on it. A group of one is not a special case for callers.
+
+Only tensors travel between ranks. Every function here is the identity, or free, with one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dpr.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Who this process is: ``rank`` of ``world_size``, ``local_rank`` on its node."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def current_ranks() -> Ranks:
+    """Facts of the initialised process group, or of a single process."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Ranks()
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", dist.get_rank())))
+
+
+@contextmanager
+def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ranks]:
+    """Joins the group that a launcher (torchrun, torch.distributed.launch) announced in the environment; leaves it at the end.
+
+    Without a launcher there is nothing to join. NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield Ranks()
+        return
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield current_ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
+    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU.
+
+    Raises:
+        ConfigError: CUDA was asked for and is not there.
+    """
+    if name is None:
+        return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name} is not a device; use cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}, but this installation of torch sees no CUDA device; use device=cpu")
+    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+
+
+class _Gather(torch.autograd.Function):
+    """All ranks' rows in rank order; backward sums the gradient over ranks and returns this rank's rows."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, local: Tensor) -> Tensor:
+        return _all_gather(local)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        mine = torch.empty(grad.shape[0] // dist.get_world_size(), *grad.shape[1:], dtype=grad.dtype, device=grad.device)
+        dist.reduce_scatter_tensor(mine, grad.contiguous())
+        return mine
+
+
+def _all_gather(local: Tensor) -> Tensor:
+    gathered = torch.empty(local.shape[0] * dist.get_world_size(), *local.shape[1:], dtype=local.dtype, device=local.device)
+    dist.all_gather_into_tensor(gathered, local.contiguous())
+    return gathered
+
+
+def gather_rows(local: Tensor) -> Tensor:
+    """Joins the rows of all ranks in rank order: (n, ...) -> (W*n, ...). Differentiable; ``n`` must be equal on all ranks."""
+    if current_ranks().world_size == 1:
+        return local
+    if local.requires_grad:
+        return _Gather.apply(local)  # type: ignore[no-any-return]
+    return _all_gather(local)
+
+
+def gather_uneven_rows(local: Tensor) -> Tensor:
+    """As ``gather_rows`` where ranks hold different numbers of rows (validation); not differentiable."""
+    if current_ranks().world_size == 1:
+        return local
+    counts = gather_rows(torch.tensor([local.shape[0]], device=local.device)).tolist()
+    longest = max(counts)
+    padding = torch.zeros(longest - local.shape[0], *local.shape[1:], dtype=local.dtype, device=local.device)
+    gathered = _all_gather(torch.cat([local.detach(), padding]))
+    return torch.cat([gathered[rank * longest : rank * longest + count] for rank, count in enumerate(counts)])
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Elementwise sum over ranks, in a new tensor."""
+    total = values.detach().clone()
+    if current_ranks().world_size > 1:
+        dist.all_reduce(total)
+    return total
+
+
+def any_rank(flag: bool, device: torch.device | str = "cpu") -> bool:
+    """True on every rank when it is true on one; all ranks must call it at the same point."""
+    if current_ranks().world_size == 1:
+        return flag
+    return bool(sum_over_ranks(torch.tensor(float(flag), device=device)) > 0)
+
+
+def from_main(value: int, device: torch.device | str = "cpu") -> int:
+    """Rank 0's value of a 64-bit integer, on every rank."""
+    if current_ranks().world_size == 1:
+        return value
+    tensor = torch.tensor(value, dtype=torch.int64, device=device)
+    dist.broadcast(tensor, 0)
+    return int(tensor)
+
+
+def barrier() -> None:
+    """Waits for all ranks. An all-reduce on the CPU, so that it means the same for gloo and NCCL."""
+    if current_ranks().world_size > 1:
+        dist.all_reduce(torch.zeros(1))

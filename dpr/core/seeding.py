@@ -1,0 +1,25 @@
+"""Randomness as a function of named integers, never of what was drawn before."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+
+def generator_for(*key: int) -> np.random.Generator:
+    """A numpy generator that depends on ``key`` alone, the same in every process, on every machine."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+def seed_torch(*key: int) -> None:
+    """Sets torch's global generators (all devices) from ``key``; dropout after it is a function of ``key``."""
+    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(2, np.uint64)[0]) & (2**63 - 1))
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds python, numpy and torch, for code of others that uses their global generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)

@@ -1,0 +1,51 @@
+"""Which of a sample's passages take part in a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpr.core.records import Passage, TrainingSample
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The passages of one question in slot order: the positive, other negatives, hard negatives."""
+
+    positive: Passage
+    other_negatives: tuple[Passage, ...]
+    hard_negatives: tuple[Passage, ...]
+
+
+def select_passages(
+    sample: TrainingSample,
+    *,
+    num_hard: int,
+    num_other: int,
+    generator: np.random.Generator | None = None,
+    shuffle_positives: bool = False,
+    exclude_gold: bool = False,
+) -> Selection:
+    """Draws a question's passages; fewer than asked for when the sample has fewer.
+
+    Without a ``generator`` (validation) the first ones in file order are taken. As in DPR, the other negatives stand in for hard ones
+    when a sample has no hard negatives at all, and ``exclude_gold`` drops positives without a score unless none would remain.
+    """
+    positives: Sequence[Passage] = sample.positives
+    if exclude_gold:
+        positives = [passage for passage in positives if passage.has_score] or positives
+    positive = positives[0]
+    if generator is not None and shuffle_positives and len(positives) > 1:
+        positive = positives[int(generator.integers(len(positives)))]
+    others = _draw(sample.other_negatives, max(num_other, num_hard if not sample.hard_negatives else 0), generator)
+    hard = _draw(sample.hard_negatives, num_hard, generator) if sample.hard_negatives else others[:num_hard]
+    return Selection(positive, others[:num_other], hard)
+
+
+def _draw(pool: tuple[Passage, ...], count: int, generator: np.random.Generator | None) -> tuple[Passage, ...]:
+    if generator is None or not pool or count == 0:
+        return pool[:count]
+    chosen = generator.permutation(len(pool))[:count]
+    return tuple(pool[int(index)] for index in chosen)

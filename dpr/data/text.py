@@ -1,0 +1,25 @@
+"""Text clean-up as DPR does it, which checkpoints were trained with."""
+
+from __future__ import annotations
+
+TYPOGRAPHIC_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
+
+
+def normalize_question(text: str) -> str:
+    """Replaces the typographic apostrophe by the plain one. Applied to every question, in training and in retrieval."""
+    return text.replace(TYPOGRAPHIC_APOSTROPHE, "'")
+
+
+def normalize_passage(text: str) -> str:
+    """Newlines to spaces, typographic apostrophes to plain ones, one leading and one trailing double quote removed. Off by default."""
+    text = text.replace("\n", " ").replace(TYPOGRAPHIC_APOSTROPHE, "'")
+    text = text.removeprefix('"')
+    return text.removesuffix('"')
+
+
+def decorate_question(text: str, *, prefix: str | None = None, suffix: str | None = None) -> str:
+    """Appends ``suffix`` unless the question ends with it, then puts the ``prefix`` token and a space before it."""
+    text = normalize_question(text)
+    if suffix and not text.endswith(suffix):
+        text += suffix
+    return f"{prefix} {text}" if prefix else text
