@@ -1,0 +1,1 @@
+"""Every file the toolkit reads or writes, one module each, both ways."""

@@ -1,0 +1,330 @@
+"""The one place that writes output files and folders, so that nothing half-written is ever read as whole.
+
+1. Write beside the target, under a name that starts with ``.tmp-``.
+2. Flush to the disk (fsync), for folders also hash every file and write ``manifest.json`` last.
+3. Rename onto the target, flush the parent folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from dpr import __version__
+from dpr.core.errors import InputError
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+_TEMPORARY = ".tmp-"
+_REPLACED = ".old-"
+_active: set[Path] = set()
+
+
+@contextmanager
+def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str, Any] | None = None) -> Iterator[Path]:
+    """A folder that appears at ``target`` complete, with a manifest, or not at all.
+
+    Yields an empty folder to write into. ``metadata`` is read when the block ends, so that it can be filled inside. Files get the mode
+    that the umask asks for, whoever wrote them (safetensors leaves 0600). An empty folder at ``target`` counts as absent.
+
+    Raises:
+        InputError: ``target`` exists and ``overwrite`` is false; found at the start, or at the end when it appeared meanwhile.
+    """
+    target = Path(target)
+    if not overwrite:
+        _refuse_existing(target)
+    temporary = _temporary_beside(target)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    _active.add(temporary)
+    try:
+        yield temporary
+        write_manifest(temporary, metadata or {})
+        _move_folder(temporary, target, overwrite=overwrite)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        _active.discard(temporary)
+
+
+@contextmanager
+def durable_file(target: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8, newlines as written."""
+    if mode not in ("w", "wb"):
+        raise ValueError(f"mode {mode!r}: a durable file is written whole, with 'w' or 'wb'")
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_beside(target)
+    _active.add(temporary)
+    try:
+        is_text = mode == "w"
+        with open(temporary, mode, encoding="utf-8" if is_text else None, newline="" if is_text else None) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _flush(target.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        _active.discard(temporary)
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Writes ``obj`` durably as JSON with sorted keys. Numbers that are not finite become null, as JSON has none."""
+    with durable_file(Path(path)) as file:
+        file.write(_dumps(obj, indent=2) + "\n")
+
+
+def append_jsonl(path: Path, obj: Any) -> None:
+    """Adds one line in one write call, so that lines of several processes do not mix. Closes a line that a killed writer left open."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (_dumps(obj) + "\n").encode()
+    with open(path, "ab+", buffering=0) as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        InputError: missing, unreadable, or not JSON (NaN is not).
+    """
+    path = Path(path)
+    try:
+        return json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg}", file=path, line=error.lineno) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def write_manifest(folder: Path, metadata: dict[str, Any], *, known: dict[str, dict[str, Any]] | None = None) -> None:
+    """Flushes and lists every file of ``folder`` in its ``manifest.json``, written last.
+
+    ``known`` gives entries of files that were flushed and hashed when they were written; those are not read again.
+    """
+    with durable_file(folder / MANIFEST, "wb"):
+        pass  # takes the mode of an ordinary new file, which the others are given below
+    mode = (folder / MANIFEST).stat().st_mode & 0o777
+    (folder / MANIFEST).unlink()
+    files: dict[str, dict[str, Any]] = {}
+    for path in _plain_files(folder):
+        name = path.relative_to(folder).as_posix()
+        if known is not None and name in known:
+            files[name] = known[name]
+            continue
+        path.chmod(mode)
+        _flush(path)
+        files[name] = describe_file(path)
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            _flush(path)
+    manifest = {"schema": SCHEMA, "tool": f"dpr {__version__}", "metadata": metadata, "files": files}
+    write_json(folder / MANIFEST, manifest)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size and SHA-256, as a manifest lists them."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a folder.
+
+    Raises:
+        InputError: no manifest (the folder is unfinished or not ours), not a manifest, of an unknown schema, or with names that leave
+            the folder.
+    """
+    path = Path(path)
+    file = path / MANIFEST
+    if not path.is_dir():
+        raise InputError("is a file, expected a folder" if path.exists() else "no such folder", file=path)
+    if not file.is_file() or file.is_symlink():
+        raise InputError(f"no {MANIFEST}, so the folder is unfinished or was not written by this toolkit", file=path)
+    manifest = read_json(file)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or not isinstance(manifest.get("metadata"), dict):
+        raise InputError("not a manifest", file=file, expected="an object with schema, metadata and files")
+    if manifest.get("schema") != SCHEMA:
+        raise InputError(f"manifest schema {manifest.get('schema')!r} is not known", file=file, expected=str(SCHEMA))
+    for name, entry in manifest["files"].items():
+        if not _stays_inside(name):
+            raise InputError(f"the file name {name!r} leaves the folder", file=file)
+        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("sha256"), str):
+            raise InputError(f"the entry of {name!r} has no bytes and sha256", file=file)
+    return manifest
+
+
+def verify_folder(path: Path) -> list[str]:
+    """What is wrong with a folder that has a manifest, one sentence each; empty when all its files are as they were written."""
+    path = Path(path)
+    try:
+        listed = read_manifest(path)["files"]
+    except InputError as error:
+        return [str(error)]
+    problems = []
+    present: set[str] = set()
+    for found in sorted(path.rglob("*")):
+        name = found.relative_to(path).as_posix()
+        if found.is_symlink():
+            problems.append(f"{name}: is a symbolic link")
+            present.add(name)
+        elif not found.is_dir():
+            present.add(name)
+            if name not in listed and name != MANIFEST:
+                problems.append(f"{name}: is not in the manifest")
+    for name, entry in listed.items():
+        if name not in present:
+            problems.append(f"{name}: is missing")
+        elif not (path / name).is_symlink():
+            problems += _compare_file(path / name, name, entry)
+    return problems
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Clears what killed writers left in ``parent``. Leaves alone what a living process, or one on another host, is writing.
+
+    A folder that was moved aside to be replaced comes back when the replacement never arrived.
+    """
+    if not Path(parent).is_dir():
+        return
+    for path in sorted(Path(parent).iterdir()):
+        if not path.name.startswith((_TEMPORARY, _REPLACED)) or not _is_abandoned(path):
+            continue
+        if path.name.startswith(_REPLACED):
+            target = path.parent / path.name[len(_REPLACED) :].rpartition("-")[0]
+            if not target.exists():
+                with suppress(OSError):
+                    os.rename(path, target)
+                    continue
+        _remove(path)
+
+
+def _is_abandoned(path: Path) -> bool:
+    if path in _active:
+        return False
+    owner, _, host = path.name.rpartition("-")[2].partition("@")
+    if not owner.isdigit() or (host and host != _host()):
+        return False
+    if int(owner) == os.getpid():
+        return True  # a container starts every run with the same process number
+    try:
+        os.kill(int(owner), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _host() -> str:
+    return socket.gethostname().replace("/", "_").replace("-", "_")[:64]
+
+
+def _temporary_beside(target: Path, prefix: str = _TEMPORARY) -> Path:
+    return target.parent / f"{prefix}{target.name}-{os.getpid()}@{_host()}"
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists() or target.is_symlink():
+        raise InputError("exists already", file=target, hint="choose another name, or remove it first")
+
+
+def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
+    replaced = None
+    if overwrite and target.exists():
+        replaced = _temporary_beside(target, _REPLACED)
+        _remove(replaced)
+        os.rename(target, replaced)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        if replaced is not None:
+            os.rename(replaced, target)
+        _refuse_existing(target)
+        raise
+    _flush(target.parent)
+    if replaced is not None:
+        _remove(replaced)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _plain_files(folder: Path) -> list[Path]:
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a symbolic link; a durable folder holds plain files")
+        if path.is_file():
+            found.append(path)
+    return found
+
+
+def _stays_inside(name: str) -> bool:
+    parts = Path(name).parts
+    return bool(parts) and not Path(name).is_absolute() and ".." not in parts and "\\" not in name and "\0" not in name
+
+
+def _compare_file(path: Path, name: str, entry: dict[str, Any]) -> list[str]:
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            return [f"{name}: has {size} bytes, the manifest says {entry['bytes']}"]
+        if describe_file(path)["sha256"] != entry["sha256"]:
+            return [f"{name}: content has changed (SHA-256 differs from the manifest)"]
+    except OSError as error:
+        return [f"{name}: cannot be read ({error.strerror})"]
+    return []
+
+
+def _finite(obj: Any) -> Any:
+    if isinstance(obj, float):
+        return obj if math.isfinite(obj) else None
+    if isinstance(obj, dict):
+        return {key: _finite(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [_finite(value) for value in obj]
+    return obj
+
+
+def _dumps(obj: Any, *, indent: int | None = None) -> str:
+    return json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
