@@ -1,0 +1,1 @@
+"""Rankings to numbers: answer matching, ranking metrics, plain-text tables."""

@@ -1,0 +1,71 @@
+"""What every index returns, and the one tie rule: score descending, then id ascending (code point order).
+
+A search answers ``(scores, ids)``: ``scores`` (Q, K) float32 with K the longest list found, ``ids`` one list per query. A list is shorter
+than asked when there is nothing more to find; its missing scores are -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Ranking = list[tuple[str, float]]
+"""Passage ids with scores, best first."""
+
+SearchResult = tuple[np.ndarray, list[list[str]]]
+
+
+def encode_ids(ids: Sequence[str]) -> np.ndarray:
+    """Ids as fixed-width UTF-8 bytes; their byte order is the strings' code point order."""
+    return np.array([item.encode() for item in ids], dtype=bytes) if ids else np.empty(0, dtype="S1")
+
+
+def decode_ids(ids: np.ndarray) -> list[str]:
+    return [item.decode() for item in ids.tolist()]
+
+
+class RunningTopK:
+    """The best ``k`` passages of each of ``num_queries`` queries so far, whatever the order in which candidates come."""
+
+    def __init__(self, num_queries: int, k: int) -> None:
+        if k < 1:
+            raise ValueError(f"k={k}; at least one passage must be asked for")
+        self.k = k
+        self._scores = np.full((num_queries, k), -np.inf, dtype=np.float32)
+        self._ids = np.zeros((num_queries, k), dtype="S1")
+        self._counts = np.zeros(num_queries, dtype=np.int64)
+
+    def least(self, rows: slice) -> np.ndarray:
+        """The score a candidate must reach to enter, -inf while a list is not full."""
+        return self._scores[rows, -1]
+
+    def add(self, rows: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> None:
+        """Offers candidates: query row, score and id of each."""
+        if not len(rows):
+            return
+        touched, group = np.unique(rows, return_inverse=True)
+        held = np.arange(self.k)[None, :] < self._counts[touched][:, None]
+        group = np.concatenate([np.nonzero(held)[0], group])
+        scores = np.concatenate([self._scores[touched][held], scores])
+        ids = np.concatenate([self._ids[touched][held], ids])
+        order = np.lexsort((ids, -scores, group))
+        group, scores, ids = group[order], scores[order], ids[order]
+        sizes = np.bincount(group, minlength=len(touched))
+        place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        kept = place < self.k
+        if ids.dtype.itemsize > self._ids.dtype.itemsize:
+            self._ids = self._ids.astype(ids.dtype)
+        self._scores[touched[group[kept]], place[kept]] = scores[kept]
+        self._ids[touched[group[kept]], place[kept]] = ids[kept]
+        self._counts[touched] = np.minimum(sizes, self.k)
+
+    def result(self) -> SearchResult:
+        longest = int(self._counts.max(initial=0))
+        return self._scores[:, :longest].copy(), [decode_ids(row[:count]) for row, count in zip(self._ids, self._counts, strict=True)]
+
+
+def to_rankings(result: SearchResult) -> list[Ranking]:
+    """One ranking per query."""
+    scores, ids = result
+    return [list(zip(found, row[: len(found)].tolist(), strict=True)) for found, row in zip(ids, scores, strict=True)]

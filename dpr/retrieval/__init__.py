@@ -1,0 +1,1 @@
+"""Questions to rankings with texts: what ``dpr retrieve`` and ``dpr search`` do."""

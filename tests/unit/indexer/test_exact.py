@@ -1,0 +1,158 @@
+"""Exact search is exact: against a slow sort, with ties, in any blocking."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.errors import InputError
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
+from dpr.indexer.vectors import ArraySource, PrefixedSource
+
+
+def slow_top_k(ids: list[str], vectors: np.ndarray, query: np.ndarray, k: int) -> list[tuple[str, float]]:
+    scores = [float(np.float32(np.sum(query.astype(np.float64) * vector.astype(np.float64)))) for vector in vectors]
+    return sorted(zip(ids, scores, strict=True), key=lambda hit: (-hit[1], hit[0]))[:k]
+
+
+def corpus_with_ties(rng: np.random.Generator, num_vectors: int, dimension: int) -> tuple[list[str], np.ndarray]:
+    """Every vector occurs about four times, and ids are in no particular order."""
+    distinct = rng.standard_normal((num_vectors // 4 + 1, dimension)).astype(np.float32)
+    vectors = distinct[rng.integers(0, len(distinct), num_vectors)]
+    return [f"p{number}" for number in rng.permutation(num_vectors)], vectors
+
+
+@pytest.mark.parametrize("block_rows", [1, 7, 64, 1000])
+@pytest.mark.parametrize("dimension", [1, 5, 48])
+def test_equals_a_full_sort_with_ties_in_any_blocking(block_rows: int, dimension: int) -> None:
+    rng = np.random.default_rng(dimension)
+    ids, vectors = corpus_with_ties(rng, 203, dimension)
+    queries = rng.standard_normal((6, dimension)).astype(np.float32)
+    found = to_rankings(ExactIndex.from_arrays(ids, vectors, block_rows=block_rows).search(queries, 10))
+    expected = [slow_top_k(ids, vectors, query, 10) for query in queries]
+    assert found == expected
+    tied = sum(first[1] == second[1] for ranking in expected for first, second in itertools.pairwise(ranking))
+    assert tied > 5, "without ties the tie rule is not tested"
+
+
+def test_scores_are_the_same_bit_for_bit_in_any_blocking() -> None:
+    """A different number of rows may change the last bits of a float32 product; results must not show it."""
+    rng = np.random.default_rng(0)
+    ids, vectors = corpus_with_ties(rng, 400, 257)
+    queries = rng.standard_normal((5, 257)).astype(np.float32)
+    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 50)
+    for block_rows in (1, 3, 129):
+        scores, found = ExactIndex.from_arrays(ids, vectors, block_rows=block_rows).search(queries, 50)
+        assert found == expected[1]
+        assert scores.tobytes() == expected[0].tobytes()
+
+
+def test_query_tiles_and_shards_do_not_change_the_result() -> None:
+    rng = np.random.default_rng(1)
+    ids, vectors = corpus_with_ties(rng, 90, 16)
+    queries = rng.standard_normal((11, 16)).astype(np.float32)
+    whole = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
+    parts = [ArraySource(encode_ids(ids[start : start + 40]), vectors[start : start + 40]) for start in (80, 0, 40)]
+    split = ExactIndex(parts, block_rows=13, query_rows=4).search(queries, 20)
+    assert split[1] == whole[1]
+    assert split[0].tobytes() == whole[0].tobytes()
+
+
+def test_low_precision_products_still_give_the_exact_result() -> None:
+    rng = np.random.default_rng(3)
+    ids, vectors = corpus_with_ties(rng, 300, 64)
+    queries = rng.standard_normal((4, 64)).astype(np.float32)
+    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        found = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found[1] == expected[1]
+    assert found[0].tobytes() == expected[0].tobytes()
+
+
+@pytest.mark.gpu
+def test_the_result_on_a_gpu_is_that_of_the_cpu_bit_for_bit() -> None:
+    rng = np.random.default_rng(4)
+    ids, vectors = corpus_with_ties(rng, 5000, 96)
+    queries = rng.standard_normal((50, 96)).astype(np.float32)
+    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 30)
+    found = ExactIndex.from_arrays(ids, vectors, device="cuda", block_rows=700).search(queries, 30)
+    assert found[1] == expected[1]
+    assert found[0].tobytes() == expected[0].tobytes()
+
+
+def test_all_scores_equal_gives_the_smallest_ids() -> None:
+    ids = [f"{number:03d}" for number in range(50)][::-1]
+    scores, found = ExactIndex.from_arrays(ids, np.ones((50, 4), dtype=np.float32), block_rows=8).search(np.ones((2, 4)), 3)
+    assert found == [["000", "001", "002"]] * 2
+    assert (scores == 4).all()
+
+
+def test_a_corpus_sorted_from_worst_to_best_is_searched_right() -> None:
+    vectors = np.arange(100, dtype=np.float32)[:, None] * np.ones((1, 3), dtype=np.float32)
+    _, found = ExactIndex.from_arrays([f"{number:02d}" for number in range(100)], vectors, block_rows=10).search(np.ones((1, 3)), 4)
+    assert found == [["99", "98", "97", "96"]]
+
+
+def test_fewer_passages_than_asked_gives_shorter_lists() -> None:
+    scores, found = ExactIndex.from_arrays(["b", "a"], np.eye(2, dtype=np.float32)).search(np.array([[1.0, 2.0]]), 100)
+    assert found == [["a", "b"]]
+    assert scores.tolist() == [[2.0, 1.0]]
+
+
+def test_no_questions_gives_an_empty_result() -> None:
+    scores, found = ExactIndex.from_arrays(["a"], np.ones((1, 2), dtype=np.float32)).search(np.zeros((0, 2)), 5)
+    assert found == []
+    assert scores.shape[0] == 0
+
+
+def test_half_precision_vectors_are_scored_as_stored() -> None:
+    rng = np.random.default_rng(2)
+    vectors = rng.standard_normal((30, 8)).astype(np.float16)
+    query = rng.standard_normal((1, 8)).astype(np.float32)
+    ids = [str(number) for number in range(30)]
+    assert to_rankings(ExactIndex.from_arrays(ids, vectors).search(query, 5)) == [slow_top_k(ids, vectors, query[0], 5)]
+
+
+def test_not_a_number_is_refused_in_passages_and_queries() -> None:
+    vectors = np.ones((3, 2), dtype=np.float32)
+    vectors[1, 0] = np.nan
+    with pytest.raises(InputError, match="'bad'"):
+        ExactIndex.from_arrays(["x", "bad", "y"], vectors).search(np.ones((1, 2)), 1)
+    with pytest.raises(InputError, match="row 1"):
+        ExactIndex.from_arrays(["x"], np.ones((1, 2), dtype=np.float32)).search(np.array([[1.0, 2.0], [np.inf, 0.0]]), 1)
+    with pytest.raises(InputError, match="too large"):
+        ExactIndex.from_arrays(["x"], np.full((1, 2), 1e30, dtype=np.float32)).search(np.full((1, 2), 1e30), 1)
+
+
+def test_another_dimension_is_refused() -> None:
+    index = ExactIndex.from_arrays(["x"], np.ones((1, 3), dtype=np.float32))
+    with pytest.raises(InputError, match=r"\(questions, 3\)"):
+        index.search(np.ones((1, 2)), 1)
+    with pytest.raises(InputError, match=r"\[2, 3\]"):
+        ExactIndex([ArraySource(encode_ids(["a"]), np.ones((1, 2))), ArraySource(encode_ids(["b"]), np.ones((1, 3)))])
+
+
+def test_asking_for_no_passages_is_refused() -> None:
+    with pytest.raises(ValueError, match="k=0"):
+        ExactIndex.from_arrays(["x"], np.ones((1, 3), dtype=np.float32)).search(np.ones((1, 3)), 0)
+
+
+def test_prefix_is_added_only_where_it_is_lacking() -> None:
+    source = PrefixedSource(ArraySource(encode_ids(["1", "wiki:2"]), np.eye(2, dtype=np.float32)), "wiki:")
+    _, found = ExactIndex([source]).search(np.array([[2.0, 1.0]]), 2)
+    assert found == [["wiki:1", "wiki:2"]]
+
+
+def test_running_top_k_keeps_longer_ids_whole() -> None:
+    best = RunningTopK(1, 2)
+    best.add(np.array([0]), np.array([1.0], dtype=np.float32), encode_ids(["a"]))
+    best.add(np.array([0]), np.array([2.0], dtype=np.float32), encode_ids(["a-much-longer-id"]))
+    assert best.result()[1] == [["a-much-longer-id", "a"]]
