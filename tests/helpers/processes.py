@@ -68,7 +68,9 @@ def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, st
     }
 
 
-def _on_rank(fn: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], join: bool, timeout_s: float, out: Connection) -> None:
+def _on_rank(
+    fn: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], join: bool, timeout_s: float, out: Connection
+) -> None:
     os.environ.update(environment)
     import torch
     import torch.distributed as dist

@@ -1,0 +1,64 @@
+"""What ``--help`` prints: every setting with its default and its meaning, from the dataclasses, without starting Hydra."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from dpr.cli.conf_folder import group_options
+from dpr.config.describe import Setting, sections, settings, type_name
+
+_FLAGS = """
+Flags
+  --help                this text
+  --cfg job             print the composed configuration instead of running
+  -m, --multirun        run once for every combination of comma-separated values
+  --config-dir FOLDER   look for configuration files there as well
+  --hydra-help          all flags of the configuration system
+"""
+
+
+def help_text(program: str, config_class: type, folder: Path) -> str:
+    """The whole help page."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 140)
+    entries, names = settings(config_class), sections(config_class)
+    parts = [f"Usage: {program} [key=value ...]\n", textwrap.fill(names[""], width) + "\n"]
+    groups = {group: options for group in _groups(folder, entries, names) if (options := group_options(group, [folder]))}
+    if groups:
+        parts.append(
+            "Groups: a file of settings chosen by name, e.g. " + next(f"{group}={options[0]}" for group, options in groups.items())
+        )
+        parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
+        parts.append("")
+    for name, doc in names.items():
+        inside = [entry for entry in entries if entry.key.rpartition(".")[0] == name]
+        parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
+        parts += [_describe(entry, width) for entry in inside]
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n" + _FLAGS
+
+
+def _groups(folder: Path, entries: list[Setting], names: dict[str, str]) -> list[str]:
+    """Config groups that this job has a section or a catalogue for."""
+    places = [name for name in names if name] + [entry.key for entry in entries]
+    return [name for name in places if (folder / name).is_dir()]
+
+
+def _describe(entry: Setting, width: int) -> str:
+    value = "" if entry.is_open else f"={_show(entry.default)}"
+    return _row(f"{entry.key}{value}", f"({type_name(entry.type)}) {entry.doc}".rstrip(), width)
+
+
+def _show(default: Any) -> str:
+    if default is None:
+        return "null"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _row(left: str, right: str, width: int) -> str:
+    column = 46
+    lines = textwrap.wrap(right, max(30, width - column)) or [""]
+    first = f"  {left:<{column - 3}} " if len(left) < column - 2 else f"  {left}\n{' ' * column}"
+    return first + f"\n{' ' * column}".join(lines)

@@ -1,0 +1,89 @@
+"""Checks the keys of overrides against the settings and the config groups, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dpr.cli.conf_folder import group_options
+from dpr.cli.legacy import translate
+from dpr.config.describe import Setting
+from dpr.core.errors import ConfigError
+
+_SHOWN = 3
+
+
+def nearest(word: str, choices: Iterable[str], *, count: int = 3) -> list[str]:
+    """The choices most like ``word``, best first: as a whole, or by the part behind the last dot."""
+
+    def likeness(choice: str) -> float:
+        whole = difflib.SequenceMatcher(None, word.lower(), choice.lower()).ratio()
+        leaf = difflib.SequenceMatcher(None, word.lower().rpartition(".")[2], choice.lower().rpartition(".")[2]).ratio()
+        return max(whole, leaf * 0.95)
+
+    scored = sorted(((likeness(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1]))
+    return [choice for score, choice in scored[:count] if score >= 0.6]
+
+
+def suggestion(word: str, choices: Iterable[str]) -> str:
+    """``; did you mean a, b?`` or nothing."""
+    found = nearest(word, choices)
+    return f"; did you mean {', '.join(found)}?" if found else ""
+
+
+def check_keys(overrides: list[str], known: Mapping[str, Setting], folders: list[Path]) -> tuple[list[str], list[str]]:
+    """Returns the overrides to go on with and the warnings about old keys.
+
+    Args:
+        overrides: ``key=value`` tokens, with Hydra's ``+``, ``++`` and ``~`` in front where the user put them.
+        known: every setting of the job by its dotted key.
+        folders: where config groups are looked for.
+
+    Raises:
+        ConfigError: unknown keys, or options that a group does not have, with the nearest valid ones.
+    """
+    kept, warnings, problems = [], [], []
+    for override in overrides:
+        sign, key, value = _split(override)
+        section = any(name.startswith(key + ".") for name in known)
+        if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+            kept.append(override)
+        elif "=" not in override and sign != "~":
+            problems.append(_no_value(override, known))
+        elif group := group_options(key.partition("@")[0], folders):
+            kept.append(override)
+            if value is not None and _is_name(value) and value not in group:
+                problems.append(f"{key}={value}: no such option{suggestion(value, group) or '; choose one of ' + ', '.join(group)}")
+        elif key in known or (section and sign == "~"):
+            kept.append(override)
+        elif any(entry.is_open and key.startswith(entry.key + ".") for entry in known.values()):
+            # Catalogue entries may be new ones; Hydra wants that said.
+            kept.append(override if sign else "++" + override)
+        elif old := translate(key, value or "", known):
+            warnings.append(old[1])
+            kept.extend([old[0]] if old[0] else [])
+        elif section:
+            problems.append(f"{key} is a section; set what is in it, e.g. {next(name for name in known if name.startswith(key + '.'))}=...")
+        else:
+            problems.append(f"unknown setting {key}{suggestion(key, known)}")
+    if problems:
+        rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []
+        raise ConfigError("\n".join(problems[:_SHOWN] + rest))
+    return kept, list(dict.fromkeys(warnings))
+
+
+def _split(override: str) -> tuple[str, str, str | None]:
+    sign = override[: len(override) - len(override.lstrip("+~"))]
+    key, has_value, value = override[len(sign) :].partition("=")
+    return sign, key.strip(), value.strip().strip("'\"") if has_value else None
+
+
+def _is_name(value: str) -> bool:
+    return value != "null" and not value.startswith(("[", "{", "$")) and "," not in value
+
+
+def _no_value(token: str, known: Mapping[str, Setting]) -> str:
+    if token in known:
+        return f"{token} needs a value: {token}=..."
+    return f"{token!r} is not a setting; settings read key=value" + suggestion(token, known)

@@ -1,0 +1,183 @@
+"""The one door of every job: command line -> composed configuration -> dataclass object -> job -> exit code.
+
+Hydra stays in this file. It composes the configuration and, with ``-m``, runs sweeps; it never changes the working directory and
+writes no logs or folders of its own. Below this file there are dataclass objects only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from dpr.cli import arguments
+from dpr.cli.conf_folder import conf_folder
+from dpr.cli.help_text import help_text
+from dpr.cli.keys import check_keys
+from dpr.config.describe import settings
+from dpr.core.errors import ConfigError, DprError
+from dpr.core.logs import configure_logging
+
+
+class JobConfig(Protocol):
+    """A tree of dataclasses that can check itself."""
+
+    def check(self) -> None: ...
+
+
+Config = TypeVar("Config", bound=JobConfig)
+Job = Callable[[Config], Any]
+
+
+def launch(config_name: str, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str | None = None) -> int:
+    """Runs ``job`` with the configuration that ``argv`` asks for, and returns the exit code.
+
+    Args:
+        config_name: the YAML file in ``conf/`` without its suffix. Its ``defaults`` list begins with ``<config_name>_schema``, under which
+            ``config_class`` is registered here.
+        config_class: the root dataclass.
+        job: called with the checked object; what it returns is what a sweep optimises. It imports heavy packages itself.
+        argv: the arguments behind the program name.
+        program: how the job was called, for ``--help``; by default taken from ``sys.argv``.
+    """
+    rank = int(os.environ.get("RANK", "0")) if arguments.under_launcher() else 0
+    configure_logging(rank=rank)
+    program = program or _program()
+    try:
+        return _launch(config_name, config_class, job, argv, program=program, speaks=rank == 0)
+    except DprError as error:
+        return _report(error, program)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if (message := _hydra_message(error)) is not None:
+            return _report(ConfigError(message), program)
+        traceback.print_exc()
+        return 1
+
+
+def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str, speaks: bool) -> int:
+    given = arguments.parse(argv)
+    folder = conf_folder()
+    if given.wants_help:
+        if speaks:
+            print(help_text(program, config_class, folder), end="")
+        return 0
+    if given.is_sweep and arguments.under_launcher():
+        raise ConfigError(
+            "-m (--multirun) cannot run under torchrun: its processes cannot form a second group\n"
+            "start one torchrun for each combination instead, e.g. for lr in 1e-5 2e-5; do torchrun ... train.learning_rate=$lr; done"
+        )
+    known = {entry.key: entry for entry in settings(config_class)}
+    searched = [folder, *(Path(extra).absolute() for extra in given.values_of("--config-dir", "-cd", "--config-path", "-cp"))]
+    overrides, warnings = check_keys(given.overrides, known, searched)
+    if speaks:
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+    overrides = arguments.quote_values(overrides, known, is_sweep=given.is_sweep)
+    _register(config_name, config_class)
+    if given.is_sweep or given.is_for_hydra:
+        _run_by_hydra(config_name, job, folder, given.flags, overrides, is_sweep=given.is_sweep)
+    else:
+        job(_compose(config_name, folder, given, overrides))
+    return 0
+
+
+def _version_base() -> dict[str, str]:
+    """Hydra 1.3 warns without ``version_base``, 1.4 warns with it."""
+    import hydra
+
+    major, minor = (int(part) for part in hydra.__version__.split(".")[:2])
+    return {} if (major, minor) >= (1, 4) else {"version_base": "1.3"}
+
+
+def _register(config_name: str, config_class: type) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name=f"{config_name}_schema", node=config_class)
+
+
+def _compose(config_name: str, folder: Path, given: arguments.Arguments, overrides: list[str]) -> Any:
+    """A plain run: only the configuration is Hydra's."""
+    from hydra import compose, initialize_config_dir
+
+    main_folder = (given.values_of("--config-path", "-cp") or [str(folder)])[-1]
+    extra = [Path(path).absolute() for path in given.values_of("--config-dir", "-cd")]
+    if missing := [path for path in [*extra, Path(main_folder)] if not path.is_dir()]:
+        raise ConfigError(f"there is no configuration folder {missing[0]}")
+    if extra:
+        overrides = [*overrides, "hydra.searchpath=[" + ",".join(f"'file://{path}'" for path in extra) + "]"]
+    with initialize_config_dir(str(Path(main_folder).absolute()), **_version_base()):
+        name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
+        return _to_object(compose(name, overrides=overrides))
+
+
+def _to_object(composed: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_object(composed)
+    if not hasattr(config, "check"):
+        raise ConfigError("the configuration file does not begin its defaults with this job's schema; see docs/configuration.md")
+    config.check()
+    return config
+
+
+def _run_by_hydra(config_name: str, job: Job[Config], folder: Path, flags: list[str], overrides: list[str], *, is_sweep: bool) -> None:
+    """Sweeps, and the flags that Hydra answers itself (``--cfg``, ``--info``, completion)."""
+    import hydra
+
+    quiet = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra.run.dir=.", "hydra.job.chdir=false"]
+    base = next((token.partition("=")[2] for token in overrides if token.startswith("output_dir=")), None)
+    numbered = is_sweep and base is not None and "${" not in base and "," not in base
+    if is_sweep and not any(token.startswith("hydra.sweep") for token in overrides):
+        quiet += [f"hydra.sweep.dir={base if numbered else 'multirun'}", "hydra.sweep.subdir=${hydra:job.num}"]
+
+    def task(composed: Any) -> Any:
+        if numbered:
+            # Otherwise the second job would find, and continue, the run of the first.
+            composed.output_dir = hydra.core.hydra_config.HydraConfig.get().runtime.output_dir
+        return job(_to_object(composed))
+
+    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [before[0], *flags, *overrides, *(quiet if is_sweep else [])]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors then reach our own handler instead of ending the process
+    try:
+        hydra.main(config_path=str(folder), config_name=config_name, **_version_base())(task)()
+    finally:
+        sys.argv = before
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+
+
+def _hydra_message(error: Exception) -> str | None:
+    """A short text for the mistakes that Hydra and OmegaConf find; None for everything else."""
+    if not type(error).__module__.startswith(("hydra.", "omegaconf.")):
+        return None
+    cause = error.__cause__ if type(error.__cause__).__module__.startswith("omegaconf.") else error
+    wanted = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    key = getattr(cause, "full_key", None)
+    text = [line for line in wanted if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))]
+    if key and not any(key in line for line in text[:1]):
+        text.insert(0, f"{key}:") if len(text) > 1 else text.__setitem__(0, f"{key}: {text[0]}")
+    return "\n".join(text[:4])
+
+
+def _report(error: DprError, program: str) -> int:
+    """Prints the error for a person. Ranks other than a node's first wait a moment, since the launcher ends all when one ends."""
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    if local_rank != "0":
+        time.sleep(1.0)
+    where = "" if local_rank == "0" else f"[rank {os.environ.get('RANK', local_rank)}] "
+    print(f"{where}error: {error}", file=sys.stderr)
+    if isinstance(error, ConfigError) and "unknown setting" in str(error):
+        print(f"{program} --help lists all settings", file=sys.stderr)
+    return error.exit_code
+
+
+def _program() -> str:
+    path = Path(sys.argv[0])
+    return f"python {path.name}" if path.suffix == ".py" else path.name
