@@ -1,0 +1,124 @@
+"""BM25 over words, by the bm25s package: the lexical baseline, the other half of a hybrid, and the miner of hard negatives.
+
+Words are runs of letters, digits and marks of any script, lower-cased; 33 English stop words are dropped, then a final "s" is stripped.
+A word counts once per query. Only passages that share a word with the query are hits, so lists can be shorter than asked.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import regex
+
+from dpr.core.errors import InputError
+from dpr.formats.durable import durable_folder, read_manifest, verify_folder
+from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids
+
+STOP_WORDS = frozenset(
+    (
+        "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
+    ).split()
+)
+"""Lucene's English list."""
+
+_WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+")
+_KIND = "bm25"
+
+
+def lexical_tokens(text: str) -> list[str]:
+    """The words of a text, as the index counts them."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    words = (word for word in _WORD.findall(text.lower()) if word not in STOP_WORDS)
+    return [word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in words]
+
+
+class Bm25Index:
+    """An index in memory (or memory-mapped, when loaded). Make one with ``build`` or ``load``."""
+
+    def __init__(self, engine: Any, ids: np.ndarray) -> None:
+        self._engine = engine
+        self._ids = ids
+        self._id_order = np.empty(len(ids), dtype=np.int64)
+        self._id_order[np.argsort(ids, kind="stable")] = np.arange(len(ids))
+
+    @property
+    def num_passages(self) -> int:
+        return len(self._ids)
+
+    @classmethod
+    def build(cls, ids: Sequence[str], texts: Iterable[str], *, k1: float = 0.9, b: float = 0.4) -> Bm25Index:
+        """Indexes ``texts``, one per id; they are read once and not kept.
+
+        Raises:
+            InputError: nothing to index, no text holds a word, or an id occurs twice.
+        """
+        import bm25s
+
+        vocabulary: dict[str, int] = {}
+        rows = [[vocabulary.setdefault(word, len(vocabulary)) for word in lexical_tokens(text)] for text in texts]
+        if len(rows) != len(ids):
+            raise ValueError(f"{len(ids)} ids for {len(rows)} texts")
+        if not vocabulary:
+            raise InputError("no passages to index" if not rows else "no passage holds a word that can be searched")
+        encoded = encode_ids(ids)
+        distinct, counts = np.unique(encoded, return_counts=True)
+        if len(distinct) != len(encoded):
+            raise InputError(f"passage id {decode_ids(distinct[counts > 1][:1])[0]!r} occurs more than once")
+        engine = bm25s.BM25(k1=k1, b=b, method="lucene")
+        engine.index((rows, vocabulary), create_empty_token=False, show_progress=False)
+        return cls(engine, encoded)
+
+    def search(self, questions: Sequence[str], k: int) -> SearchResult:
+        """The ``k`` passages with the highest score for each question, those with score 0 left out; none where no word is known."""
+        if k < 1:
+            raise ValueError(f"k={k}; at least one passage must be asked for")
+        hits = [self._search_one(question, k) for question in questions]
+        scores = np.full((len(hits), max((len(rows) for rows, _ in hits), default=0)), -np.inf, dtype=np.float32)
+        for line, (rows, found) in zip(scores, hits, strict=True):
+            line[: len(rows)] = found
+        return scores, [decode_ids(self._ids[rows]) for rows, _ in hits]
+
+    def _search_one(self, question: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        words = self._engine.get_tokens_ids(list(dict.fromkeys(lexical_tokens(question))))
+        if not words:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        scores = self._engine.get_scores_from_ids(words)
+        rows = np.nonzero(scores > 0)[0]
+        if len(rows) > k:
+            rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
+        rows = rows[np.lexsort((self._id_order[rows], -scores[rows]))[:k]]
+        return rows, scores[rows]
+
+    def save(self, folder: Path, *, overwrite: bool = False, metadata: dict[str, str] | None = None) -> None:
+        """Writes the index as a folder with a manifest; ``metadata`` says what was indexed, and is checked by ``load``."""
+        settings = {"kind": _KIND, "num_passages": self.num_passages, "source": metadata or {}}
+        with durable_folder(Path(folder), overwrite=overwrite, metadata=settings) as temporary:
+            self._engine.save(temporary, show_progress=False)
+            np.save(temporary / "ids.npy", self._ids, allow_pickle=False)
+
+    @classmethod
+    def load(cls, folder: Path, *, metadata: dict[str, str] | None = None) -> Bm25Index:
+        """Opens a saved index, its arrays memory-mapped.
+
+        Raises:
+            InputError: files are missing or changed since they were written, the folder holds something else, or it was made from
+                something other than ``metadata`` says.
+        """
+        import bm25s
+
+        folder = Path(folder)
+        settings = read_manifest(folder)["metadata"]
+        if settings.get("kind") != _KIND:
+            raise InputError(f"holds an index of kind {settings.get('kind')!r}", file=folder, expected=_KIND)
+        if metadata is not None and settings.get("source") != metadata:
+            raise InputError(
+                f"is an index of {settings.get('source')}", file=folder, expected=str(metadata), hint="remove it to build it again"
+            )
+        if problems := verify_folder(folder):
+            raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
+        return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), np.load(folder / "ids.npy", allow_pickle=False))

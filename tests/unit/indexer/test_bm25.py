@@ -1,0 +1,103 @@
+"""BM25: the words it sees, its scores against the formula, its ties, and its figures on real collections."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import InputError
+from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
+from dpr.indexer.ranking import to_rankings
+
+TEXTS = {
+    "d1": "The cat sat on the mat with another cat",
+    "d2": "Dogs and cats",
+    "d3": "Parsing a CSV file in Python",
+    "d4": "csv files, parsed",
+}
+
+
+def build(texts: dict[str, str] = TEXTS) -> Bm25Index:
+    return Bm25Index.build(list(texts), texts.values())
+
+
+def test_words_are_lower_case_without_stop_words_and_plural_s() -> None:
+    assert lexical_tokens("The Cats' read_csv2 isn't 3.5 of s") == ["cat", "read", "csv2", "isn", "t", "3", "5", "s"]
+    assert len(STOP_WORDS) == 33
+
+
+def test_words_of_other_scripts_stay_whole() -> None:
+    german, russian, hindi = "\u00dcn\u00efcode", "\u041f\u0440\u0438\u0432\u0435\u0442", "\u0939\u093f\u0928\u094d\u0926\u0940"
+    assert lexical_tokens(f"{german} {russian}, {hindi}") == [german.lower(), russian.lower(), hindi]
+    assert lexical_tokens("cafe\u0301") == lexical_tokens("caf\u00e9"), "composed and decomposed letters are the same word"
+
+
+def test_scores_are_bm25_by_hand() -> None:
+    ranking = to_rankings(build().search(["cat"], 10))[0]
+    lengths = {name: len(lexical_tokens(text)) for name, text in TEXTS.items()}
+    average = sum(lengths.values()) / len(lengths)
+    idf = math.log(1 + (4 - 2 + 0.5) / (2 + 0.5))
+    for name, frequency in (("d1", 2), ("d2", 1)):
+        expected = idf * frequency / (frequency + 0.9 * (0.6 + 0.4 * lengths[name] / average))
+        assert dict(ranking)[name] == pytest.approx(expected, rel=1e-6)
+    assert [name for name, _ in ranking] == ["d1", "d2"], "passages without the word are not hits"
+
+
+def test_a_repeated_query_word_counts_once() -> None:
+    assert to_rankings(build().search(["cat cats CAT"], 10)) == to_rankings(build().search(["cat"], 10))
+
+
+def test_ties_go_to_the_smaller_id_also_at_the_cut() -> None:
+    texts = {f"{number:02d}": "same words here" for number in (7, 3, 9, 1, 5)} | {"00": "nothing"}
+    assert build(texts).search(["words"], 3)[1] == [["01", "03", "05"]]
+
+
+def test_more_hits_asked_than_there_are() -> None:
+    assert build().search(["csv"], 1000)[1] == [["d4", "d3"]]
+
+
+@pytest.mark.parametrize("question", ["", "zebra", "the of and", "?!"])
+def test_a_question_without_known_words_finds_nothing(question: str) -> None:
+    scores, ids = build().search([question, "cat"], 5)
+    assert ids[0] == []
+    assert ids[1] == ["d1", "d2"]
+    assert np.isneginf(scores[0]).all()
+
+
+def test_no_questions_give_no_lists() -> None:
+    assert build().search([], 5)[1] == []
+
+
+def test_what_cannot_be_indexed_is_refused() -> None:
+    with pytest.raises(InputError, match="no passages"):
+        build({})
+    with pytest.raises(InputError, match="no passage holds a word"):
+        build({"a": "the of", "b": ""})
+    with pytest.raises(InputError, match="'x' occurs more than once"):
+        Bm25Index.build(["x", "y", "x"], ["a1", "b1", "c1"])
+    with pytest.raises(ValueError, match="2 ids for 1 texts"):
+        Bm25Index.build(["x", "y"], ["a1"])
+
+
+def test_a_saved_index_answers_the_same(tmp_path: Path) -> None:
+    index = build()
+    index.save(tmp_path / "index", metadata={"corpus": "abc"})
+    loaded = Bm25Index.load(tmp_path / "index", metadata={"corpus": "abc"})
+    questions = ["cat csv", "dog"]
+    assert to_rankings(loaded.search(questions, 3)) == to_rankings(index.search(questions, 3))
+
+
+def test_a_changed_or_foreign_index_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    build().save(folder, metadata={"corpus": "abc"})
+    with pytest.raises(InputError, match=r"expected .*other"):
+        Bm25Index.load(folder, metadata={"corpus": "other"})
+    data = next(folder.glob("data*.npy"))
+    content = bytearray(data.read_bytes())
+    content[-3] ^= 1
+    data.write_bytes(bytes(content))
+    with pytest.raises(InputError, match="content has changed"):
+        Bm25Index.load(folder)
