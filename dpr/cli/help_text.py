@@ -27,9 +27,8 @@ def help_text(program: str, config_class: type, folder: Path) -> str:
     parts = [f"Usage: {program} [key=value ...]\n", textwrap.fill(names[""], width) + "\n"]
     groups = {group: options for group in _groups(folder, entries, names) if (options := group_options(group, [folder]))}
     if groups:
-        parts.append(
-            "Groups: a file of settings chosen by name, e.g. " + next(f"{group}={options[0]}" for group, options in groups.items())
-        )
+        first = next(iter(groups))
+        parts.append(f"Groups: a file of settings chosen by name, e.g. {first}={groups[first][0]}")
         parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
         parts.append("")
     for name, doc in names.items():
@@ -37,7 +36,7 @@ def help_text(program: str, config_class: type, folder: Path) -> str:
         parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
         parts += [_describe(entry, width) for entry in inside]
         parts.append("")
-    return "\n".join(parts).rstrip() + "\n" + _FLAGS
+    return "\n".join(parts).replace("``", "").rstrip() + "\n" + _FLAGS
 
 
 def _groups(folder: Path, entries: list[Setting], names: dict[str, str]) -> list[str]:

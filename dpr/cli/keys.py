@@ -86,4 +86,6 @@ def _is_name(value: str) -> bool:
 def _no_value(token: str, known: Mapping[str, Setting]) -> str:
     if token in known:
         return f"{token} needs a value: {token}=..."
-    return f"{token!r} is not a setting; settings read key=value" + suggestion(token, known)
+    taker = next((entry.key for entry in known.values() if entry.takes_texts), None)
+    example = f"; for a file, e.g. {taker}={token}" if taker and ("/" in token or "." in token) else suggestion(token, known)
+    return f"{token!r} is not a setting; settings read key=value" + example

@@ -119,7 +119,7 @@ def _compose(config_name: str, folder: Path, given: arguments.Arguments, overrid
 def _to_object(composed: Any) -> Any:
     from omegaconf import OmegaConf
 
-    config = OmegaConf.to_object(composed)
+    config: Any = OmegaConf.to_object(composed)
     if not hasattr(config, "check"):
         raise ConfigError("the configuration file does not begin its defaults with this job's schema; see docs/configuration.md")
     config.check()
@@ -129,6 +129,7 @@ def _to_object(composed: Any) -> Any:
 def _run_by_hydra(config_name: str, job: Job[Config], folder: Path, flags: list[str], overrides: list[str], *, is_sweep: bool) -> None:
     """Sweeps, and the flags that Hydra answers itself (``--cfg``, ``--info``, completion)."""
     import hydra
+    from hydra.core.hydra_config import HydraConfig
 
     quiet = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra.run.dir=.", "hydra.job.chdir=false"]
     base = next((token.partition("=")[2] for token in overrides if token.startswith("output_dir=")), None)
@@ -139,7 +140,7 @@ def _run_by_hydra(config_name: str, job: Job[Config], folder: Path, flags: list[
     def task(composed: Any) -> Any:
         if numbered:
             # Otherwise the second job would find, and continue, the run of the first.
-            composed.output_dir = hydra.core.hydra_config.HydraConfig.get().runtime.output_dir
+            composed.output_dir = HydraConfig.get().runtime.output_dir
         return job(_to_object(composed))
 
     before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
@@ -158,12 +159,13 @@ def _hydra_message(error: Exception) -> str | None:
     if not type(error).__module__.startswith(("hydra.", "omegaconf.")):
         return None
     cause = error.__cause__ if type(error.__cause__).__module__.startswith("omegaconf.") else error
-    wanted = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    text = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))]
+    if type(error).__name__ == "OverrideParseException":
+        what = getattr(error, "override", "an argument")
+        return f"{what} cannot be read ({text[0]})\nquote a value with special characters: \"key='value'\""
     key = getattr(cause, "full_key", None)
-    text = [line for line in wanted if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))]
-    if key and not any(key in line for line in text[:1]):
-        text.insert(0, f"{key}:") if len(text) > 1 else text.__setitem__(0, f"{key}: {text[0]}")
-    return "\n".join(text[:4])
+    return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])
 
 
 def _report(error: DprError, program: str) -> int:

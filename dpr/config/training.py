@@ -267,6 +267,8 @@ class DatasetConfig:
     """Clean passage texts (newlines, quotes) as DPR's normalize does."""
     exclude_gold: bool = False
     """Drop positives that have no ``score`` key, unless none would remain."""
+    source: str | None = None
+    """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
 
     def check(self, name: str) -> None:
         if self.encoder_type is not None:

@@ -1,0 +1,47 @@
+"""The command ``dpr``: one subcommand per job, each imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import dpr
+from dpr.cli.keys import suggestion
+
+# name -> module with main(argv) -> exit code, and what --help says.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "prepare": ("dpr.cli.prepare", "make training data, a corpus and question sets from text"),
+    "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
+    "train": ("dpr.cli.train", "train a bi-encoder, or evaluate one on training-style data"),
+    "embed": ("dpr.cli.embed", "turn a corpus into vectors, in shards"),
+    "retrieve": ("dpr.cli.retrieve", "search with a set of questions and evaluate the results"),
+    "search": ("dpr.cli.search", "ask one question of a finished run"),
+    "verify": ("dpr.cli.verify", "check the files of an output folder against their checksums"),
+    "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the subcommand named by the first argument; returns its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    name = arguments[0].strip() if arguments else "--help"
+    if name in ("--help", "-h", "help"):
+        print(_usage(), end="")
+        return 0 if arguments else 2
+    if name == "--version":
+        print(f"dpr {dpr.__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)
+        return 2
+    return int(importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
+
+
+def console() -> None:
+    """Entry point of the installed command."""
+    sys.exit(main())
+
+
+def _usage() -> str:
+    rows = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
+    return f"Usage: dpr COMMAND [key=value ...]\n\n{rows}\n\ndpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...\n"
