@@ -6,7 +6,7 @@ Only tensors travel between ranks. Every function here is the identity, or free,
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, LostRankError
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,33 @@ def from_main(value: int, device: torch.device | str = "cpu") -> int:
     tensor = torch.tensor(value, dtype=torch.int64, device=device)
     dist.broadcast(tensor, 0)
     return int(tensor)
+
+
+def on_main(action: Callable[[], None]) -> None:
+    """Runs ``action`` on rank 0 while the others wait. If it fails there, every rank raises, so that nobody waits for ever.
+
+    Raises:
+        DprError: on rank 0 the error itself; on the others a LostRankError with its message.
+    """
+    ranks = current_ranks()
+    if ranks.world_size == 1:
+        action()
+        return
+    failure: Exception | None = None
+    if ranks.is_main:
+        try:
+            action()
+        except Exception as error:
+            failure = error
+    message = f"rank 0 stopped: {failure}".encode() if failure else b""
+    length = from_main(len(message))
+    if not length:
+        return
+    text = torch.tensor(list(message) if ranks.is_main else [0] * length, dtype=torch.uint8)
+    dist.broadcast(text, 0)
+    if failure is not None:
+        raise failure
+    raise LostRankError(bytes(text.tolist()).decode("utf-8", "replace"))
 
 
 def barrier() -> None:

@@ -102,7 +102,7 @@ class Collator:
             questions=TokenBatch.from_lists(questions, self.tensorizer.representation_positions(questions, options.selector)),
             contexts=TokenBatch.from_lists([list(tokens) for tokens in distinct]),
             context_row=torch.tensor(context_row, dtype=torch.int64),
-            context_valid=torch.tensor([passage is not None for passage in slots]),
+            context_valid=torch.tensor([passage is not None for passage in slots], dtype=torch.bool),
             context_ids=torch.tensor(identities, dtype=torch.int64).reshape(len(slots), 2),
             positive_idx=torch.arange(len(samples), dtype=torch.int64) * width,
             known_positive_ids=known_ids,

@@ -124,6 +124,8 @@ class Tensorizer:
         return [tokens.index(token_id) if token_id in tokens else 0 for tokens in sequences]
 
     def _encode(self, first: list[str], second: list[str] | None, max_length: int) -> list[list[int]]:
+        if not first:
+            return []
         encoded = self.tokenizer(
             first,
             second,

@@ -1,0 +1,107 @@
+"""Checkpoint folders: what a model needs to be used anywhere, and what a run needs to go on. No pickle, every file hashed.
+
+    model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared tower)
+    encoder/                 backbone config and tokenizer files, as Hugging Face writes them
+    encoder_settings.json    pooling, lengths, prefixes: what else decides a vector
+    optimizer.safetensors    optimizer state by parameter name          (training checkpoints only)
+    trainer_state.json       progress, order fingerprint, best value    (training checkpoints only)
+    config.json              the resolved configuration of the run      (training checkpoints only)
+    manifest.json            sizes and SHA-256 of all of these; written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpr.core.errors import CheckpointError
+from dpr.formats.durable import read_json, verify_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT_VERSION = 1
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+ENCODER_FOLDER = "encoder"
+SETTINGS_FILE = "encoder_settings.json"
+STATE_FILE = "trainer_state.json"
+CONFIG_FILE = "config.json"
+RUN_FILE = "run.json"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the folder is one of ours (not: whether it is whole)."""
+    return (folder / MODEL_FILE).is_file() and (folder / SETTINGS_FILE).is_file()
+
+
+def write_tensors(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
+    """Writes tensors into a folder that ``durable_folder`` is about to publish."""
+    from safetensors.torch import save_file
+
+    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, str(folder / name))
+
+
+def write_json_file(folder: Path, name: str, value: dict[str, Any]) -> None:
+    """Writes JSON into a folder that ``durable_folder`` is about to publish."""
+    (folder / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """Reads tensors onto the CPU.
+
+    Raises:
+        CheckpointError: the file is absent or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(folder / name))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot be read ({error})", file=folder / name, expected="a safetensors file") from error
+
+
+def check_whole(folder: Path) -> None:
+    """Raises CheckpointError unless every file of the folder is as its manifest says."""
+    problems = verify_folder(folder)
+    if problems:
+        raise CheckpointError(
+            "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else ""),
+            file=folder,
+            expected="the files its manifest lists",
+            hint="use another checkpoint of the run",
+        )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The encoder settings of a checkpoint."""
+    settings = read_json(folder / SETTINGS_FILE)
+    version = settings.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"format_version is {version}", file=folder / SETTINGS_FILE, expected=str(FORMAT_VERSION))
+    return dict(settings)
+
+
+def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
+    """The checkpoints of a run, newest (highest step) first."""
+    pattern = re.compile(re.escape(name) + r"\.step(\d+)")
+    found = [(int(match[1]), path) for path in output_dir.glob(f"{name}.step*") if (match := pattern.fullmatch(path.name)) and path.is_dir()]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no best.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (path / RUN_FILE).is_file():
+        run = read_json(path / RUN_FILE)
+        for key in ("best_checkpoint", "last_checkpoint"):
+            if run.get(key) and (path / run[key]).is_dir():
+                return path / str(run[key])
+        raise CheckpointError("the run has no checkpoint yet", file=path)
+    return path

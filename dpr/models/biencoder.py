@@ -1,0 +1,223 @@
+"""The two towers, how they are called in training, and the plain way to use a trained model from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpr.core.batch import TokenBatch
+from dpr.core.errors import CheckpointError
+from dpr.core.records import Passage
+from dpr.data.packing import plan_token_batches
+from dpr.data.tensorizer import Tensorizer
+from dpr.formats import checkpoints
+from dpr.models.encoder import Encoder, EncoderSettings, backbone_from_config, config_from_folder, load_backbone
+
+
+class BiEncoderVectors(NamedTuple):
+    """``questions`` (B, D), ``contexts`` (C, D), ``temperature`` () when it is learned."""
+
+    questions: Tensor
+    contexts: Tensor
+    temperature: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TowerOptions:
+    """How the towers are used in training: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient)."""
+
+    fix_ctx_encoder: bool = False
+    learn_temperature: bool = False
+    temperature: float = 1.0
+
+
+class BiEncoder(nn.Module):
+    """A question tower and a context tower (the same module when shared), with the tokenizer they belong to."""
+
+    def __init__(self, question_model: Encoder, ctx_model: Encoder, tensorizer: Tensorizer, settings: EncoderSettings, options: TowerOptions | None = None) -> None:
+        super().__init__()
+        self.question_model = question_model
+        self.ctx_model = ctx_model
+        self.tensorizer, self.settings = tensorizer, settings
+        self.options = options or TowerOptions()
+        self.log_temperature: nn.Parameter | None = None
+        if self.options.learn_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(self.options.temperature).log())
+        if self.options.fix_ctx_encoder:
+            self.ctx_model.requires_grad_(False)
+
+    def forward(self, questions: TokenBatch, contexts: TokenBatch, encoder_type: str = "") -> BiEncoderVectors:
+        """Encodes both sides. ``encoder_type`` question | ctx sends both through that tower (DPR's per-set option).
+
+        Every tower takes part in every call, with weight zero where a pool does not need it: under data-parallel training a rank that
+        skips a tower leaves the others waiting.
+        """
+        towers = {"": (self.question_model, self.ctx_model), "question": (self.question_model,) * 2, "ctx": (self.ctx_model,) * 2}
+        question_tower, context_tower = towers[encoder_type]
+        question_vectors = question_tower(questions)
+        context_vectors = self._encode_contexts(context_tower, contexts)
+        for tower in (self.question_model, self.ctx_model):
+            if tower is not question_tower and tower is not context_tower and any(p.requires_grad for p in tower.parameters()):
+                idle = tower(questions.select(torch.zeros(1, dtype=torch.int64, device=questions.lengths.device)))
+                question_vectors = question_vectors + 0.0 * idle.sum()
+        return BiEncoderVectors(question_vectors, context_vectors, None if self.log_temperature is None else self.log_temperature.exp())
+
+    def _encode_contexts(self, tower: Encoder, contexts: TokenBatch) -> Tensor:
+        if self.options.fix_ctx_encoder and tower is self.ctx_model:
+            with torch.no_grad():
+                return tower(contexts)
+        return tower(contexts)  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> BiEncoder:
+        """Training mode; a frozen context tower stays in evaluation mode, so that its dropout is off."""
+        super().train(mode)
+        if self.options.fix_ctx_encoder:
+            self.ctx_model.eval()
+        return self
+
+    @property
+    def dimension(self) -> int:
+        return self.question_model.dimension
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any weight of the towers or any setting that changes vectors."""
+        digest = sha256(repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode())
+        for name, tensor in sorted(self.weights().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def tower(self, encoder_type: str) -> Encoder:
+        """``question`` or ``ctx``."""
+        return self.question_model if encoder_type == "question" else self.ctx_model
+
+    def encode_questions(self, texts: Sequence[str], *, batch_tokens: int = 8192) -> np.ndarray:
+        """Vectors of questions, (Q, D) float32, in the order given."""
+        return self.encode_tokens(self.tensorizer.question_tokens(texts), encoder_type="question", batch_tokens=batch_tokens)
+
+    def encode_passages(self, passages: Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
+        """Vectors of passages (plain strings are passages without a title), (P, D) float32, in the order given."""
+        records = [Passage(passage) if isinstance(passage, str) else passage for passage in passages]
+        return self.encode_tokens(self.tensorizer.passage_tokens(records), encoder_type="ctx", batch_tokens=batch_tokens)
+
+    def encode_tokens(
+        self, sequences: Sequence[list[int]], *, encoder_type: str, batch_tokens: int = 8192, positions: list[int] | None = None
+    ) -> np.ndarray:
+        """Encodes token id lists in length-sorted batches of at most ``batch_tokens`` tokens; (N, D) float32 in the order given."""
+        tokens = TokenBatch.from_lists(list(sequences), positions)
+        return self.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=batch_tokens).float().cpu().numpy()
+
+    @torch.no_grad()
+    def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = 8192) -> Tensor:
+        """As ``encode_tokens``, as a tensor (N, D) on the model's device. Dropout is off; the model's mode is restored."""
+        tower, was_training = self.tower(encoder_type), self.training
+        dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
+        result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
+        self.eval()
+        try:
+            for rows in plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens):
+                index = torch.from_numpy(rows)
+                part = tokens.select(index.to(tokens.lengths.device)).to(self.device)
+                result[index.to(self.device)] = tower(part).to(dtype)
+        finally:
+            self.train(was_training)
+        return result
+
+    def token_embeddings(self) -> list[nn.Parameter]:
+        """The token embedding table of each tower (one when shared)."""
+        tables = [tower.backbone.get_input_embeddings().weight for tower in (self.question_model, self.ctx_model)]
+        return tables[:1] if tables[0] is tables[1] else tables
+
+    def weights(self) -> dict[str, Tensor]:
+        """Weights by name; a shared tower appears once, as ``question_model``."""
+        state = self.state_dict()
+        if self.settings.shared:
+            state = {name: tensor for name, tensor in state.items() if not name.startswith("ctx_model.")}
+        return state
+
+    def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
+        """Copies weights in; every name and shape must fit.
+
+        Raises:
+            CheckpointError: names the first weights that differ.
+        """
+        own = self.weights()
+        if self.log_temperature is None:
+            weights = {name: tensor for name, tensor in weights.items() if name != "log_temperature"}
+        elif "log_temperature" not in weights:
+            weights = weights | {"log_temperature": own["log_temperature"]}
+        wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name].shape != weights[name].shape]
+        if wrong:
+            raise CheckpointError(f"{len(wrong)} weights do not fit this model (first: {', '.join(wrong[:3])})", file=source, hint="was it written with other encoder.* settings?")
+        self.load_state_dict(weights, strict=not self.settings.shared)
+
+    def write_to(self, folder: Path) -> None:
+        """Writes everything that is needed to use the model into a folder that is being made (see ``dpr.formats.checkpoints``)."""
+        checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, self.weights())
+        encoder_folder = folder / checkpoints.ENCODER_FOLDER
+        encoder_folder.mkdir()
+        self.question_model.config.save_pretrained(str(encoder_folder))
+        self.tensorizer.save(encoder_folder)
+        checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | {"format_version": checkpoints.FORMAT_VERSION})
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device | None = None, *, options: TowerOptions | None = None, dropout: float | None = None) -> BiEncoder:
+        """Loads a checkpoint folder, or the best checkpoint of a run folder. In evaluation mode; no network is needed.
+
+        Raises:
+            CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
+        """
+        folder = checkpoints.resolve_checkpoint(Path(path))
+        if not checkpoints.is_checkpoint(folder):
+            raise CheckpointError("is not a checkpoint", file=path, expected="a folder with model.safetensors and encoder_settings.json, or a run folder")
+        checkpoints.check_whole(folder)
+        stored = checkpoints.read_settings(folder)
+        settings = replace(EncoderSettings(), **{key: value for key, value in stored.items() if key in EncoderSettings.__slots__})
+        config = config_from_folder(folder / checkpoints.ENCODER_FOLDER)
+        towers = build_towers([backbone_from_config(config, dropout=dropout) for _ in range(1 if settings.shared else 2)], settings)
+        tensorizer = Tensorizer.load(folder / checkpoints.ENCODER_FOLDER, sequence_length=settings.sequence_length, question_length=settings.question_length)
+        model = cls(*towers, tensorizer, settings, options)
+        model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
+        return model.to(device or "cpu").eval()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str,
+        settings: EncoderSettings | None = None,
+        *,
+        pretrained: bool = True,
+        dropout: float | None = None,
+        do_lower_case: bool | None = None,
+        special_tokens: Sequence[str] = (),
+        options: TowerOptions | None = None,
+    ) -> BiEncoder:
+        """Two towers (or one shared) from a Hugging Face encoder; ``pretrained=False`` takes its config and random weights."""
+        settings = settings or EncoderSettings()
+        backbones = [load_backbone(name_or_folder, pretrained=pretrained, dropout=dropout) for _ in range(1 if settings.shared else 2)]
+        tensorizer = Tensorizer.load(
+            name_or_folder,
+            sequence_length=settings.sequence_length,
+            question_length=settings.question_length,
+            do_lower_case=do_lower_case,
+            special_tokens=special_tokens,
+        )
+        return cls(*build_towers(backbones, settings), tensorizer, settings, options)
+
+
+def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings) -> tuple[Encoder, Encoder]:
+    """Towers on one backbone (shared) or two."""
+    towers = [Encoder(backbone, pooling=settings.pooling, projection_dim=settings.projection_dim, normalize=settings.normalize) for backbone in backbones]
+    return towers[0], towers[-1]

@@ -1,0 +1,103 @@
+"""AdamW with the usual groups, learning-rate schedules as pure functions of the step, and optimizer state by parameter name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpr.core.errors import CheckpointError
+from dpr.models.biencoder import BiEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW. ``embedding_lr_factor`` multiplies the learning rate of the token embedding tables."""
+
+    learning_rate: float = 2e-5
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)
+    embedding_lr_factor: float = 1.0
+    max_grad_norm: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to ``min_ratio``) or constant."""
+
+    kind: str = "linear"
+    warmup_steps: int = 0
+    min_ratio: float = 0.0
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """Factor of update ``step`` (counted from 0) of ``total_steps``; the first update of a warm-up is 1 / warmup_steps, not 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.kind == "constant":
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
+        falling = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.min_ratio + (1.0 - self.min_ratio) * falling
+
+
+def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> torch.optim.AdamW:
+    """AdamW over the parameters that learn. Biases, normalisation weights and scalars (anything with fewer than two axes) do not decay."""
+    embeddings = {id(table) for table in model.token_embeddings()}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decay = settings.weight_decay if parameter.dim() > 1 else 0.0
+            factor = settings.embedding_lr_factor if id(parameter) in embeddings else 1.0
+            groups.setdefault((decay, factor), []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "weight_decay": decay, "lr_factor": factor, "lr": settings.learning_rate * factor}
+            for (decay, factor), parameters in groups.items()
+        ],
+        lr=settings.learning_rate,
+        eps=settings.eps,
+        betas=settings.betas,
+        fused=True,
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Sets the rate of the coming update; groups keep their factors."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["lr_factor"]
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimizer state as ``<field>/<parameter name>`` -> tensor, independent of the order of parameters."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for field, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{field}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+    return tensors
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts back what ``optimizer_tensors`` returned.
+
+    Raises:
+        CheckpointError: state is missing for a parameter that learns, or is there for one that does not.
+    """
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        field, _, name = key.partition("/")
+        by_name.setdefault(name, {})[field] = tensor
+    if tensors and by_name.keys() != parameters.keys():
+        odd = sorted(by_name.keys() ^ parameters.keys())
+        raise CheckpointError(
+            f"the optimizer state does not fit the parameters that learn (first: {', '.join(odd[:3])})",
+            hint="ignore_checkpoint_optimizer=true starts with fresh optimizer state",
+        )
+    for name, state in by_name.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            field: tensor.to(parameter.device, torch.float32 if field == "step" else parameter.dtype) for field, tensor in state.items()
+        }

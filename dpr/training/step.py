@@ -1,0 +1,83 @@
+"""What one batch means: forward through both towers, candidates of all ranks, loss, backward."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dpr.core.batch import BiEncoderBatch, ContextVectors
+from dpr.core.distributed import Ranks, gather_rows
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder, BiEncoderVectors
+
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class StepResult(NamedTuple):
+    """Sums over this rank's questions, detached: ``loss_sum`` (), ``num_correct`` (), ``num_questions``."""
+
+    loss_sum: Tensor
+    num_correct: Tensor
+    num_questions: int
+
+
+class Step(Protocol):
+    """One micro-batch. Adds its gradient to the parameters."""
+
+    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
+        """``num_pools`` pools make up the optimizer step; gradients are joined over ranks with the last."""
+        ...
+
+
+def context_slots(vectors: Tensor, batch: BiEncoderBatch) -> ContextVectors:
+    """Spreads the vectors of distinct contexts (C, D) over the slots (N, D) that list them."""
+    return ContextVectors(vectors[batch.context_row], batch.context_valid, batch.context_ids)
+
+
+def gather_contexts(local: ContextVectors) -> ContextVectors:
+    """Joins the context slots of all ranks into the pool, in rank order.
+
+    Shapes: vectors (N, D) -> (W*N, D), valid (N,) -> (W*N,), ids (N, 2) -> (W*N, 2); N is equal on all ranks by construction. Differentiable:
+    backward sums the gradient over ranks and returns this rank's rows (docs/numerics.md). With one rank, the identity. Replaces DPR's
+    gather of pickled vectors.
+    """
+    return ContextVectors(gather_rows(local.vectors), gather_rows(local.valid), gather_rows(local.ids))
+
+
+class DirectStep:
+    """Both towers at once, the whole batch in one forward."""
+
+    def __init__(self, model: nn.Module, loss: BiEncoderNllLoss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
+        self.model, self.loss, self.ranks, self.device = model, loss, ranks, device
+        self._autocast_dtype = PRECISIONS[precision]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        unwrapped: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        assert isinstance(unwrapped, BiEncoder)
+        self._fixed_temperature = unwrapped.options.temperature
+
+    def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
+        batch = batch.to(self.device)
+        with self._reduction(is_last):
+            with torch.autocast(self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None):
+                vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type)
+            slots = context_slots(vectors.contexts, batch)
+            result = self.loss(
+                vectors.questions,
+                gather_contexts(slots),
+                batch.positive_idx + self.ranks.rank * len(slots.valid),
+                batch.known_positive_ids,
+                batch.known_positive_valid,
+                self._fixed_temperature if vectors.temperature is None else vectors.temperature,
+            )
+            # The pool has Q = W * B questions; W / Q = 1 / B makes DDP's mean over ranks the gradient of the pool's mean.
+            self.scaler.scale(result.loss * (batch.loss_scale / (len(batch) * num_pools))).backward()
+        return StepResult(result.loss.detach(), result.num_correct, len(batch))
+
+    def _reduction(self, is_last: bool) -> AbstractContextManager[None]:
+        if isinstance(self.model, DistributedDataParallel) and not is_last:
+            return self.model.no_sync()
+        return nullcontext()

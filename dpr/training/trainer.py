@@ -1,0 +1,323 @@
+"""The training job: batches in, updates out, with everything periodic left to callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import Ranks, current_ranks, on_main
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.core.seeding import seed_torch
+from dpr.data.collator import Augmentation, Collator, SetOptions
+from dpr.data.iterators import LocalShardedDataIterator, MultiSetDataIterator, ShardedDataIterator
+from dpr.data.loader import PoolDataset, PoolOrder, SampleSource, pool_loader
+from dpr.data.order import DROPOUT
+from dpr.formats import checkpoints
+from dpr.formats.durable import write_json
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder
+from dpr.training.callbacks import Callback, LogEvery, MetricsFile, ProgressLine, ValidateAndSave
+from dpr.training.metrics import Metrics, TrainingMetrics
+from dpr.training.optimizer import (
+    OptimizerSettings,
+    Schedule,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+)
+from dpr.training.run_state import CheckpointFolder, Progress, RunIdentity, environment_facts
+from dpr.training.step import DirectStep
+from dpr.training.validation import DevSet, ValidationSettings, Validator
+
+logger = get_logger(__name__)
+
+
+class BiEncoderTrainer:
+    """Trains a bi-encoder on one or several data sets, alone or as one of several ranks.
+
+    ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``batch_size`` is questions per rank; the
+    pool whose contexts are each other's negatives is ``global_batch_size`` (by default batch_size x ranks). A run found in ``output_dir`` is
+    continued unless ``resume="fresh"``. Call ``train()``.
+
+    Raises:
+        ConfigError: settings that contradict each other or the data.
+        CheckpointError: ``output_dir`` holds a different run, or only damaged checkpoints.
+    """
+
+    def __init__(
+        self,
+        model: BiEncoder,
+        train_sets: Sequence[SampleSource | tuple[SampleSource, SetOptions]],
+        dev_sets: Sequence[SampleSource | tuple[SampleSource, SetOptions]] = (),
+        *,
+        output_dir: str | Path,
+        batch_size: int = 16,
+        global_batch_size: int = 0,
+        gradient_accumulation_steps: int = 1,
+        num_train_epochs: int = 1,
+        max_steps: int = 0,
+        hard_negatives: int = 1,
+        other_negatives: int = 0,
+        sampling_rates: Sequence[float] | None = None,
+        local_shards: bool = False,
+        augmentation: Augmentation | None = None,
+        loss: BiEncoderNllLoss | None = None,
+        optimizer: OptimizerSettings | None = None,
+        schedule: Schedule | None = None,
+        validation: ValidationSettings | None = None,
+        val_av_rank_start_epoch: int = 30,
+        eval_per_epoch: int = 1,
+        eval_every_steps: int = 0,
+        save_every_steps: int = 0,
+        keep_last: int = 3,
+        log_every_steps: int = 100,
+        precision: str = "fp32",
+        num_workers: int = 1,
+        prefetch_batches: int = 4,
+        seed: int = 12345,
+        callbacks: Sequence[Callback] = (),
+        checkpoint_name: str = "dpr_biencoder",
+        resume: str = "auto",
+        ignore_checkpoint_offset: bool = False,
+        ignore_checkpoint_optimizer: bool = False,
+        ignore_checkpoint_lr: bool = False,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.ranks: Ranks = current_ranks()
+        self.device, self.model, self.seed = model.device, model, seed
+        self.output_dir = Path(output_dir)
+        self.accumulation, self.val_av_rank_start_epoch = gradient_accumulation_steps, val_av_rank_start_epoch
+        self._num_workers, self._prefetch_batches = num_workers, prefetch_batches
+        self.config = config or {}
+        trains, devs = [_with_options(item) for item in train_sets], [_with_options(item) for item in dev_sets]
+
+        self.checkpoints = CheckpointFolder(self.output_dir, checkpoint_name, keep_last=keep_last)
+        self.checkpoints.prepare()
+        resumed = self.checkpoints.newest()
+        if resumed is not None and resume == "fresh":
+            raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
+        stored = None if resumed is None else CheckpointFolder.read_state(resumed)
+        self.pool_size = global_batch_size or _stored_pool_size(stored) or batch_size * self.ranks.world_size
+
+        iterators = [self._iterator(len(source), number, local_shards) for number, (source, _) in enumerate(trains)]
+        order = MultiSetDataIterator(iterators, seed=seed, sampling_rates=sampling_rates, names=[source.name for source, _ in trains])
+        augmentation = augmentation or Augmentation()
+        collator = Collator(model.tensorizer, num_hard=hard_negatives, num_other=other_negatives, seed=seed, augmentation=augmentation)
+        self.dataset = PoolDataset([source for source, _ in trains], [options for _, options in trains], order, collator)
+        self.steps_per_epoch = order.pools_per_epoch // self.accumulation
+        if self.steps_per_epoch == 0:
+            raise ConfigError(
+                f"train.gradient_accumulation_steps={self.accumulation} is more than the {order.pools_per_epoch} pools of an epoch; lower it"
+            )
+        self.total_steps = num_train_epochs * self.steps_per_epoch
+        self.total_steps = min(max_steps, self.total_steps) if max_steps else self.total_steps
+
+        self.loss = loss or BiEncoderNllLoss()
+        self.step = DirectStep(self._parallel(model), self.loss, ranks=self.ranks, device=self.device, precision=precision)
+        self.optimizer_settings, self.schedule = optimizer or OptimizerSettings(), schedule or Schedule()
+        self.optimizer = make_optimizer(model, self.optimizer_settings)
+        self.metrics = TrainingMetrics(self.device)
+        self.validator = Validator(
+            model,
+            self.loss,
+            [DevSet(source.name, source, options) for source, options in devs],
+            hard_negatives=hard_negatives,
+            other_negatives=other_negatives,
+            settings=validation,
+            ranks=self.ranks,
+            precision=precision,
+        )
+        self.callbacks: list[Callback] = [
+            LogEvery(log_every_steps),
+            ProgressLine(),
+            MetricsFile(self.output_dir / "metrics.jsonl"),
+            ValidateAndSave(eval_per_epoch=eval_per_epoch, eval_every_steps=eval_every_steps, save_every_steps=save_every_steps),
+            *callbacks,
+        ]
+        self.identity = RunIdentity(
+            fixed={
+                "seed": seed,
+                "train_datasets": [source.fingerprint for source, _ in trains],
+                "train_sampling_rates": list(order.pools_of_set),
+                "train.global_batch_size": self.pool_size,
+                "train.gradient_accumulation_steps": self.accumulation,
+                "train.hard_negatives": hard_negatives,
+                "train.other_negatives": other_negatives,
+                "train.augment": [augmentation.crop_tokens, augmentation.mask_probability],
+                "local_shards_dataloader": self.ranks.world_size if local_shards else 0,
+                "loss.candidates": self.loss.candidates,
+                "encoder": model.settings.as_dict(),
+            },
+            free={"total_steps": self.total_steps, "train.precision": precision, **environment_facts(self.ranks.world_size, self.device)},
+        )
+        self.progress = Progress()
+        self.last_metrics: Metrics = {}
+        self.learning_rate = 0.0
+        self.grad_norm: Tensor | float = 0.0
+        if resumed is not None and stored is not None:
+            self._resume(
+                resumed,
+                stored,
+                force=resume == "force",
+                keep_offset=not ignore_checkpoint_offset,
+                keep_optimizer=not ignore_checkpoint_optimizer,
+                keep_schedule=not ignore_checkpoint_lr,
+            )
+
+    def train(self) -> float | None:
+        """Runs to the end; returns the best validation value (lower is better), None without dev sets. A finished run returns at once."""
+        self._describe()
+        self.emit("on_train_begin")
+        batches = self.micro_batches()
+        self.model.train()
+        while self.progress.step < self.total_steps:
+            for number in range(self.accumulation):
+                batch = next(batches)
+                self._seed_dropout(number)
+                is_last = number == self.accumulation - 1
+                self.metrics.add(self.step(batch, num_pools=self.accumulation, is_last=is_last), batch)
+            self.update()
+            self.progress.step += 1
+            self.emit("on_step_end")
+        self.emit("on_train_end")
+        on_main(lambda: write_json(self.output_dir / "metrics.json", {"step": self.progress.step, **self._final_metrics()}))
+        return self.progress.best_value
+
+    def micro_batches(self) -> Iterator[BiEncoderBatch]:
+        """This rank's batches from the current step on, made ahead by worker processes."""
+        order = PoolOrder(
+            epoch=self.epoch,
+            pool=(self.progress.step % self.steps_per_epoch) * self.accumulation,
+            num_epochs=-(-self.total_steps // self.steps_per_epoch),
+            pools_per_epoch=self.steps_per_epoch * self.accumulation,
+        )
+        return iter(
+            pool_loader(
+                self.dataset,
+                order,
+                num_workers=self._num_workers,
+                prefetch_batches=self._prefetch_batches,
+                pin_memory=self.device.type == "cuda",
+            )
+        )
+
+    def update(self) -> None:
+        """One optimizer step: unscale, clip once, set the learning rate, update, clear."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.step.scaler.unscale_(self.optimizer)
+        limit = self.optimizer_settings.max_grad_norm
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
+        start = self.progress.schedule_start
+        self.learning_rate = self.optimizer_settings.learning_rate * self.schedule.factor(self.progress.step - start, self.total_steps - start)
+        set_learning_rate(self.optimizer, self.learning_rate)
+        self.step.scaler.step(self.optimizer)
+        self.step.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the coming update; at the end, the last one."""
+        return min(self.progress.step, self.total_steps - 1) // self.steps_per_epoch
+
+    def validate(self) -> Metrics:
+        """Validates by NLL or, from ``val_av_rank_start_epoch`` on, by average rank; remembers the best. Nothing without dev sets."""
+        if not self.validator.dev_sets:
+            return {}
+        epoch = (self.progress.step - 1) // self.steps_per_epoch
+        by_rank = epoch >= self.val_av_rank_start_epoch
+        metrics = self.validator.average_rank() if by_rank else self.validator.nll()
+        name = "eval/avg_rank" if by_rank else "eval/nll_loss"
+        if self.progress.is_improved_by(name, metrics[name]):
+            self.progress.best_metric, self.progress.best_value = name, metrics[name]
+            self.progress.best_checkpoint = f"{self.checkpoints.name}.step{self.progress.step}"
+        self.last_metrics = metrics
+        self.emit("on_validate_end", metrics)
+        return metrics
+
+    def save(self) -> Path:
+        """Writes a checkpoint; returns its folder."""
+
+        def write(folder: Path) -> None:
+            self.model.write_to(folder)
+            checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer_tensors(self.model, self.optimizer))
+            checkpoints.write_json_file(folder, "scaler.json", self.step.scaler.state_dict())
+
+        folder = self.checkpoints.save(self.progress, write, self.identity, self.config)
+        self.emit("on_save", folder)
+        return folder
+
+    def emit(self, moment: str, *arguments: Any) -> None:
+        """Calls one moment of every callback, in order."""
+        for callback in self.callbacks:
+            getattr(callback, moment)(self, *arguments)
+
+    def _seed_dropout(self, micro_batch: int) -> None:
+        seed_torch(DROPOUT, self.seed, self.progress.step, micro_batch, self.ranks.rank)
+
+    def _iterator(self, num_rows: int, number: int, local_shards: bool) -> ShardedDataIterator | LocalShardedDataIterator:
+        kind = LocalShardedDataIterator if local_shards else ShardedDataIterator
+        return kind(
+            num_rows,
+            global_batch_size=self.pool_size,
+            seed=self.seed,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            dataset=number,
+        )
+
+    def _parallel(self, model: BiEncoder) -> torch.nn.Module:
+        if self.ranks.world_size == 1:
+            return model
+        device_ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def _resume(
+        self, folder: Path, stored: tuple[Progress, dict[str, Any]], *, force: bool, keep_offset: bool, keep_optimizer: bool, keep_schedule: bool
+    ) -> None:
+        progress, identity = stored
+        self.identity.check(identity, source=folder, force=force)
+        self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
+        if keep_optimizer:
+            restore_optimizer(self.model, self.optimizer, checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE))
+            self.step.scaler.load_state_dict(checkpoints.read_json(folder / "scaler.json"))
+        if not keep_schedule:
+            progress.schedule_start = progress.step
+        if not keep_offset:
+            progress = Progress()
+        self.progress = progress
+        logger.info("resuming from %s at step %d", folder, progress.step)
+
+    def _describe(self) -> None:
+        width = 1 + self.dataset.collator.num_hard + self.dataset.collator.num_other
+        logger.info(
+            "pool: %d questions (%d ranks), %d contexts, so %d negatives per question of which %d are its own; %d steps per epoch, %d in all, "
+            "%d pools per step",
+            self.pool_size,
+            self.ranks.world_size,
+            self.pool_size * width,
+            self.pool_size * width - 1,
+            width - 1,
+            self.steps_per_epoch,
+            self.total_steps,
+            self.accumulation,
+        )
+
+    def _final_metrics(self) -> Metrics | dict[str, Any]:
+        best = {"best_metric": self.progress.best_metric, "best_value": self.progress.best_value, "best_checkpoint": self.progress.best_checkpoint}
+        return {**self.last_metrics, **best}
+
+
+def _with_options(item: SampleSource | tuple[SampleSource, SetOptions]) -> tuple[SampleSource, SetOptions]:
+    return item if isinstance(item, tuple) else (item, SetOptions(namespace=item.name))
+
+
+def _stored_pool_size(stored: tuple[Progress, dict[str, Any]] | None) -> int:
+    return 0 if stored is None else int(stored[1].get("fixed", {}).get("train.global_batch_size", 0))
