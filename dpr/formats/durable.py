@@ -116,27 +116,24 @@ def read_json(path: Path) -> Any:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
 
 
-def write_manifest(folder: Path, metadata: dict[str, Any], *, known: dict[str, dict[str, Any]] | None = None) -> None:
-    """Flushes and lists every file of ``folder`` in its ``manifest.json``, written last.
+def write_manifest(folder: Path, metadata: dict[str, Any], *, files: dict[str, dict[str, Any]] | None = None) -> None:
+    """Writes the folder's ``manifest.json``: lists, flushes and hashes every file in it.
 
-    ``known`` gives entries of files that were flushed and hashed when they were written; those are not read again.
+    ``files`` are the entries to list instead, of files that were flushed and hashed when they were written.
     """
-    with durable_file(folder / MANIFEST, "wb"):
-        pass  # takes the mode of an ordinary new file, which the others are given below
-    mode = (folder / MANIFEST).stat().st_mode & 0o777
-    (folder / MANIFEST).unlink()
-    files: dict[str, dict[str, Any]] = {}
-    for path in _plain_files(folder):
-        name = path.relative_to(folder).as_posix()
-        if known is not None and name in known:
-            files[name] = known[name]
-            continue
-        path.chmod(mode)
-        _flush(path)
-        files[name] = describe_file(path)
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir():
+    if files is None:
+        files = {}
+        with durable_file(folder / MANIFEST, "wb"):
+            pass  # takes the mode of an ordinary new file, which the others are given
+        mode = (folder / MANIFEST).stat().st_mode & 0o777
+        (folder / MANIFEST).unlink()
+        for path in _plain_files(folder):
+            path.chmod(mode)
             _flush(path)
+            files[path.relative_to(folder).as_posix()] = describe_file(path)
+        for path in sorted(folder.rglob("*")):
+            if path.is_dir():
+                _flush(path)
     manifest = {"schema": SCHEMA, "tool": f"dpr {__version__}", "metadata": metadata, "files": files}
     write_json(folder / MANIFEST, manifest)
 

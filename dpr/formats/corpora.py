@@ -1,0 +1,234 @@
+"""Passage collections: DPR's TSV (id, text, title) and BEIR's ``corpus.jsonl``, read as a stream of any length."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.formats.durable import durable_file
+from dpr.formats.json_records import JsonRecord, describe, iter_json_records
+from dpr.formats.text_input import MAX_LINE_BYTES, has_lone_surrogate, iter_lines
+
+_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+
+
+def is_json_name(path: str | Path) -> bool:
+    """Whether a file name, with or without ``.gz``, says JSON."""
+    return str(path).lower().removesuffix(".gz").endswith(_JSON_SUFFIXES)
+
+
+def read_passages(
+    path: str | Path,
+    *,
+    id_col: int = 0,
+    text_col: int = 1,
+    title_col: int = 2,
+    id_prefix: str = "",
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[Passage]:
+    """Passages number ``start`` to ``stop`` of a file, in order.
+
+    TSV as DPR reads it: Python's csv quoting, rows whose id is literally ``id`` are headers, all ``"`` around the text are stripped.
+    ``title_col`` beyond the row, or negative: no titles. Empty texts are passed on. Names in .json/.jsonl are read as BEIR corpora
+    (``_id``, ``title``, ``text``). Plain or gzip.
+
+    Raises:
+        InputError: names the file and line.
+    """
+    file = Path(path)
+    if is_json_name(file):
+        rows = _json_passages(file, id_prefix, start, stop)
+    else:
+        rows = _tsv_passages(file, (id_col, text_col, title_col), id_prefix, start, stop)
+    for number, passage in enumerate(rows):
+        if stop is not None and number >= stop:
+            return
+        if passage is not None:
+            yield passage
+
+
+def count_passages(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
+    """Number of passages in a file."""
+    columns = (id_col, text_col, title_col)
+    if is_json_name(path):
+        return sum(1 for _ in _json_passages(Path(path), "", 0, 0))
+    return sum(1 for _ in _tsv_passages(Path(path), columns, "", 0, 0))
+
+
+def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
+    """Number of passages, after checking that no id occurs twice. Holds 8 bytes per passage.
+
+    Raises:
+        InputError: names the first id that occurs twice, and its two lines.
+    """
+    file = Path(path)
+    columns = (id_col, text_col, title_col)
+    # hash() is keyed at random per process, so no file can be made to collide on purpose.
+    hashes = np.frombuffer(array("q", (hash(key) for _, key in _numbered_ids(file, columns))), dtype=np.int64)
+    ordered = np.sort(hashes)
+    suspects = {int(value) for value in ordered[1:][ordered[1:] == ordered[:-1]]}
+    if suspects:
+        seen: dict[str, int] = {}
+        for number, key in _numbered_ids(file, columns):
+            if hash(key) in suspects and seen.setdefault(key, number) != number:
+                raise InputError(f"passage id {key!r} is already used at line {seen[key]}", file=file, line=number, expected="unique ids")
+    return len(hashes)
+
+
+def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
+    """Writes a corpus, TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed. Returns how many.
+
+    Raises:
+        InputError: a passage that TSV cannot hold so that it is read back the same (no id, id ``id``, quotes around the text).
+    """
+    file = Path(path)
+    count = 0
+    with write_text(file) as out:
+        if is_json_name(file):
+            for passage in passages:
+                _require_id(passage, file)
+                record = {"_id": passage.id, "title": passage.title, "text": passage.text}
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
+                count += 1
+            return count
+        writer = csv.writer(out, delimiter="\t", lineterminator="\n")
+        writer.writerow(("id", "text", "title"))
+        for passage in passages:
+            _require_id(passage, file)
+            if passage.id == "id" or passage.text != passage.text.strip('"') or "\r" in f"{passage.id}{passage.text}{passage.title}":
+                reason = "the id 'id', quotes around a text, and carriage returns do not survive in a passages TSV"
+                raise InputError(f"passage {passage.id!r} cannot be written: {reason}", file=file, hint="write .jsonl instead")
+            writer.writerow((passage.id, passage.text, passage.title))
+            count += 1
+    return count
+
+
+@contextmanager
+def write_text(path: Path) -> Iterator[IO[str]]:
+    """A durable UTF-8 text file, packed where the name ends in ``.gz`` (with no time stamp inside, so equal content is equal bytes)."""
+    try:
+        if path.name.endswith(".gz"):
+            with (
+                durable_file(path, "wb") as raw,
+                gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed,
+                io.TextIOWrapper(packed, encoding="utf-8", newline="") as out,
+            ):
+                yield out
+        else:
+            with durable_file(path) as out:
+                yield out
+    except UnicodeEncodeError as error:
+        raise InputError(f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path) from None
+
+
+def iter_csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a tab-separated file with Python's csv quoting, each with the line it ends on; blank lines are left out.
+
+    Raises:
+        InputError: broken quoting, or a field over the limit.
+    """
+    csv.field_size_limit(MAX_LINE_BYTES)
+    line = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal line
+        for number, text in iter_lines(path):
+            line = number
+            yield text + "\n"
+
+    try:
+        for row in csv.reader(lines(), delimiter="\t"):
+            if row:
+                yield line, row
+    except csv.Error as error:
+        raise InputError(f"not a tab-separated row: {error}", file=path, line=line, hint='a quote (") may not be closed') from None
+
+
+def _numbered_ids(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, str]]:
+    if is_json_name(path):
+        for record in iter_json_records(path):
+            yield record.line, json_id(record, path, ("_id", "id"))
+    else:
+        for line, row, _ in _checked_rows(path, columns):
+            yield line, row[columns[0]]
+
+
+def _checked_rows(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, list[str], bool]]:
+    """Data rows with their line, and whether they have a title."""
+    id_col, text_col, title_col = columns
+    width = 0
+    for line, row in iter_csv_rows(path):
+        if len(row) != width:
+            if width or len(row) <= max(id_col, text_col):
+                expected = f"{width}, as in the first row" if width else f"at least {max(id_col, text_col) + 1}"
+                hint = "columns are separated by tabs; check the quotes above this line" if width else "columns are separated by tabs"
+                raise InputError(f"{len(row)} columns", file=path, line=line, expected=expected, hint=hint)
+            width = len(row)
+        if row[id_col] == "id":
+            continue
+        if not row[id_col]:
+            raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
+        yield line, row, 0 <= title_col < width
+
+
+def _tsv_passages(
+    path: Path, columns: tuple[int, int, int], prefix: str, start: int, stop: int | None
+) -> Iterator[Passage | None]:
+    """One item per row; None outside the range, where making records would be wasted."""
+    id_col, text_col, title_col = columns
+    for number, (_, row, has_title) in enumerate(_checked_rows(path, columns)):
+        if number < start or (stop is not None and number >= stop):
+            yield None
+        else:
+            yield Passage(row[text_col].strip('"'), row[title_col] if has_title else "", prefix + row[id_col])
+
+
+def _json_passages(path: Path, prefix: str, start: int, stop: int | None) -> Iterator[Passage | None]:
+    for number, record in enumerate(iter_json_records(path)):
+        key = json_id(record, path, ("_id", "id"))
+        if number < start or (stop is not None and number >= stop):
+            yield None
+            continue
+        text, title = record.value.get("text"), record.value.get("title")
+        if not isinstance(text, str):
+            found = "no 'text'" if text is None else f"text is {describe(text)}"
+            raise InputError(found, file=path, line=record.line, expected="a string")
+        if title is not None and not isinstance(title, str):
+            raise InputError(f"title is {describe(title)}", file=path, line=record.line, expected="a string or null")
+        if has_lone_surrogate(text) or has_lone_surrogate(title or ""):
+            raise InputError("half of a character (lone surrogate)", file=path, line=record.line, expected="valid Unicode")
+        yield Passage(text.replace("\0", " "), (title or "").replace("\0", " "), prefix + key)
+
+
+def json_id(record: JsonRecord, path: Path, keys: tuple[str, ...]) -> str:
+    """The id of a JSON record under the first of ``keys`` it has, always a string.
+
+    Raises:
+        InputError: the record is broken or has no usable id.
+    """
+    if record.error is not None:
+        raise record.error
+    value = next((record.value[key] for key in keys if key in record.value), None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value or has_lone_surrogate(value):
+        found = f"no {keys[0]!r}" if value is None else f"{keys[0]} is {describe(value)}"
+        raise InputError(found, file=path, line=record.line, expected="a string that is not empty, or an integer")
+    return value.replace("\0", " ")
+
+
+def _require_id(passage: Passage, path: Path) -> None:
+    if not passage.id:
+        raise InputError(f"a passage without id cannot be written ({passage.text[:40]!r})", file=path)

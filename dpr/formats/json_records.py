@@ -1,0 +1,274 @@
+"""JSON arrays and JSON lines as a stream of records with line numbers; the whole file is never in memory.
+
+An array is parsed through a window that slides over the text: one record is decoded at a time, and the window grows (up to the limit
+for one record) only where a record does not end inside it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import InputError
+from dpr.formats.text_input import BOM, MAX_LINE_BYTES, NulWarning, decode_line, iter_raw_lines, open_input
+
+_WINDOW = 2**20
+_SPACE = re.compile(r"[ \t\n\r]*")
+_JSON_SPACE = b" \t\r\n"
+_SHAPES = "a JSON array of objects, or one JSON object per line"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRecord:
+    """One record: ``value``, or ``error`` when it is no JSON object (reading can go on after it). ``line`` is where it starts."""
+
+    line: int
+    value: dict[str, Any]
+    error: InputError | None
+    _source: str
+    _start: int
+    _end: int
+
+    def sha256(self) -> str:
+        """Hash of the record's text, to find it again."""
+        return hashlib.sha256(self._source[self._start : self._end].encode(errors="surrogatepass")).hexdigest()
+
+
+def iter_json_records(path: Path, on_bytes: Callable[[bytes], object] | None = None) -> Iterator[JsonRecord]:
+    """Records of a JSON array or of JSON lines, told by the first character, not by the name. Plain or gzip.
+
+    Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their record. ``on_bytes`` sees
+    every byte on disk.
+
+    Raises:
+        InputError: what cannot be skipped: an unreadable file, broken syntax inside an array, a file of another kind.
+    """
+    with open_input(path, on_bytes) as stream:
+        line, first = _skip_space(stream)
+        if first == b"[":
+            yield from _array_records(_decoded(stream, path, line), path, line)
+        elif first == b"{":
+            yield from _line_records(stream, path, line)
+        elif first:
+            raise InputError(f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """One JSON object.
+
+    Raises:
+        ValueError: says what is wrong, without file and line.
+    """
+    try:
+        value = _STRICT.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"the row is {describe(value)}, expected an object")
+    return value
+
+
+def describe(value: Any) -> str:
+    """A value as error messages show it: short, in JSON's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "an empty list" if not value else "a list"
+    kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+    shown = ascii(value) if len(str(value)) <= 40 else ascii(str(value)[:40]) + "..."
+    return f"the {kind} {shown}"
+
+
+def _line_records(stream: io.BufferedReader, path: Path, first: int) -> Iterator[JsonRecord]:
+    nul = NulWarning(path)
+    for number, raw, too_long in iter_raw_lines(stream, first):
+        if not raw.strip(_JSON_SPACE):
+            continue
+        text, value, error = raw.decode("latin-1"), {}, None
+        try:
+            text = nul.replace(decode_line(raw, too_long, path, number), number)
+            value = parse_object(text)
+        except InputError as problem:
+            error = problem
+        except ValueError as problem:
+            error = InputError(str(problem), file=path, line=number)
+        yield JsonRecord(number, value, error, text, 0, len(text))
+
+
+class _Window:
+    """The part of the array's text that is in memory, and the place reached in it."""
+
+    def __init__(self, pieces: Iterator[str], path: Path, line: int) -> None:
+        self._pieces, self._path, self._line = pieces, path, line
+        self.text, self.position, self._counted = "", 0, 0
+
+    def grow(self, least: int = 1) -> bool:
+        """Adds at least ``least`` characters, dropping what was passed; False at the end of the file."""
+        added: list[str] = []
+        while least > 0 and (piece := next(self._pieces, "")):
+            added.append(piece)
+            least -= len(piece)
+        self.line_at(self.position)
+        self.text = "".join([self.text[self.position :], *added])
+        self.position = self._counted = 0
+        return bool(added)
+
+    def line_at(self, position: int) -> int:
+        """Line number of a place at or after the last one asked for."""
+        self._line += self.text.count("\n", self._counted, position)
+        self._counted = position
+        return self._line
+
+    def next_character(self) -> str:
+        """Moves to the next character that is no space; empty at the end of the file."""
+        while True:
+            self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
+            if self.position < len(self.text):
+                return self.text[self.position]
+            if not self.grow():
+                return ""
+
+    def fail(self, found: str, position: int | None = None, hint: str | None = None) -> InputError:
+        line = self.line_at(self.position if position is None else position)
+        return InputError(found, file=self._path, line=line, hint=hint)
+
+
+def _array_records(pieces: Iterator[str], path: Path, line: int) -> Iterator[JsonRecord]:
+    window = _Window(pieces, path, line)
+    window.next_character()
+    window.position += 1
+    character = window.next_character()
+    while character != "]":
+        if not character:
+            raise _cut_off(window)
+        yield _next_record(window, path)
+        character = window.next_character()
+        if character == ",":
+            window.position += 1
+            character = window.next_character()
+            if character == "]":
+                raise window.fail("not JSON: a comma before the closing ']'")
+        elif character != "]":
+            raise window.fail(f"not JSON: {character!r} after a record, expected ',' or ']'") if character else _cut_off(window)
+    window.position += 1
+    if character := window.next_character():
+        raise window.fail(f"{character!r} after the end of the array, expected nothing")
+
+
+def _next_record(window: _Window, path: Path) -> JsonRecord:
+    """Decodes the record at the window's place. In an array nothing can be skipped whose end is not known."""
+    at_end = False
+    while True:
+        start = window.position
+        error = None
+        try:
+            try:
+                value, end = _STRICT.raw_decode(window.text, start)
+            except json.JSONDecodeError:
+                raise
+            except ValueError as problem:
+                error = str(problem)
+                value, end = _LENIENT.raw_decode(window.text, start)
+        except json.JSONDecodeError as problem:
+            if not at_end and _may_be_cut(problem, len(window.text)):
+                if len(window.text) - start > MAX_LINE_BYTES:
+                    found = f"no end of this record within {MAX_LINE_BYTES // 2**20} MB"
+                    raise window.fail(found, hint="a string may not be closed") from None
+                at_end = not window.grow(len(window.text) - start)
+                continue
+            if at_end and problem.pos >= len(window.text):
+                raise _cut_off(window) from None
+            raise window.fail(f"not JSON: {problem.msg}", problem.pos) from None
+        except RecursionError:
+            raise window.fail("nested too deep") from None
+        if end == len(window.text) and not isinstance(value, dict) and not at_end:
+            at_end = not window.grow(_WINDOW)
+            continue
+        if end - start > MAX_LINE_BYTES:
+            error = f"the record is longer than {MAX_LINE_BYTES // 2**20} MB"
+        if error is None and not isinstance(value, dict):
+            error = f"the row is {describe(value)}, expected an object"
+        number = window.line_at(start)
+        window.position = end
+        problem_found = InputError(error, file=path, line=number) if error else None
+        return JsonRecord(number, {} if error else value, problem_found, window.text, start, end)
+
+
+def _cut_off(window: _Window) -> InputError:
+    return window.fail("the file ends inside the array", len(window.text), hint="it may be cut off")
+
+
+def _may_be_cut(error: json.JSONDecodeError, length: int) -> bool:
+    # Errors caused by the window's end are at its end (the longest token that can be cut there is -Infinity or \uXXXX\uXXXX), but for a
+    # string, whose error is where it starts.
+    return error.msg.startswith("Unterminated string") or error.pos >= length - 16
+
+
+def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
+    """Line number and value of the first byte that is no space, which stays unread; empty in an empty file."""
+    line = 1
+    if stream.peek(len(BOM))[: len(BOM)] == BOM:
+        stream.read(len(BOM))
+    while ahead := stream.peek(1):
+        rest = ahead.lstrip(_JSON_SPACE)
+        passed = stream.read(len(ahead) - len(rest))
+        line += passed.count(b"\n")
+        if rest:
+            return line, rest[:1]
+    return line, b""
+
+
+def _decoded(stream: io.BufferedReader, path: Path, line: int) -> Iterator[str]:
+    """The stream's text in pieces. NUL becomes a space."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    nul = NulWarning(path)
+    start_of_line = 0  # bytes of the current line before this chunk
+    while True:
+        chunk = stream.read(_WINDOW)
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start]
+            line += before.count(b"\n")
+            column = error.start - before.rfind(b"\n") if b"\n" in before else start_of_line - pending + error.start + 1
+            found = f"byte {column} of the line (0x{error.object[error.start]:02x}) is not UTF-8"
+            raise InputError(found, file=path, line=line, hint="save the file as UTF-8") from None
+        if not chunk:
+            return
+        text = nul.replace(text, line)
+        yield text
+        line += chunk.count(b"\n")
+        newline = chunk.rfind(b"\n")
+        start_of_line = len(chunk) - newline - 1 if newline >= 0 else start_of_line + len(chunk)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!a} appears twice in one object")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > 1000:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_int=_parse_int)
+_LENIENT = json.JSONDecoder(parse_int=len)

@@ -1,0 +1,146 @@
+"""Text files of users: plain or gzip (told by content), UTF-8 with or without BOM, any newline, every problem with file and line."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dpr.core.errors import InputError
+from dpr.core.logs import get_logger
+
+logger = get_logger(__name__)
+
+MAX_LINE_BYTES = 16 * 2**20
+BOM = b"\xef\xbb\xbf"
+_BUFFER = 2**20
+
+
+def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Paths that patterns stand for, those of one pattern sorted by name. A path that exists is never taken for a pattern.
+
+    Raises:
+        InputError: no such file, or a pattern that matches nothing.
+    """
+    found: list[Path] = []
+    for item in [files] if isinstance(files, str | Path) else files:
+        path = Path(item).expanduser()
+        if path.exists():
+            found.append(path)
+        elif glob.has_magic(str(path)):
+            matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+            if not matches:
+                raise InputError("this pattern matches no file", file=item)
+            found += matches
+        else:
+            raise InputError("no such file", file=item)
+    if not found:
+        raise InputError("an empty list of files", expected="at least one path or pattern")
+    return found
+
+
+@contextmanager
+def open_input(path: Path, on_bytes: Callable[[bytes], object] | None = None) -> Iterator[io.BufferedReader]:
+    """Opens a file for reading, unpacking gzip. ``on_bytes`` sees the bytes on disk as they are read, for hashing.
+
+    Raises:
+        InputError: also from inside the block, when reading fails or the gzip data is damaged.
+    """
+    try:
+        with open(path, "rb", buffering=0) as raw:
+            stream: io.BufferedReader[Any] = io.BufferedReader(_Observed(raw, on_bytes) if on_bytes else raw, _BUFFER)
+            if stream.peek(2)[:2] == b"\x1f\x8b":
+                stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
+            yield stream
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"gzip data is damaged or cut off ({error})", file=path, hint="fetch or pack the file again") from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def iter_raw_lines(stream: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes, bool]]:
+    """Line number, bytes without the newline, and whether the line was longer than MAX_LINE_BYTES (then only its start is given)."""
+    number = first
+    while line := stream.readline(MAX_LINE_BYTES + 2):
+        too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
+        if too_long:
+            while (rest := stream.readline(_BUFFER)) and not rest.endswith(b"\n"):
+                pass
+            line = line[:1024]
+        if number == 1 and line.startswith(BOM):
+            line = line[len(BOM) :]
+        yield number, line.removesuffix(b"\n").removesuffix(b"\r"), too_long
+        number += 1
+
+
+def decode_line(line: bytes, too_long: bool, file: Path, number: int) -> str:
+    """The text of a raw line.
+
+    Raises:
+        InputError: longer than MAX_LINE_BYTES, or not UTF-8.
+    """
+    if too_long:
+        raise InputError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MB", file=file, line=number, hint="is this the right file?")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
+        raise InputError(found, file=file, line=number, hint="save the file as UTF-8") from None
+
+
+def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a file, without newline. NUL characters become spaces, with one warning.
+
+    Raises:
+        InputError: a line is not UTF-8 or too long; the file cannot be read.
+    """
+    nul = NulWarning(path)
+    with open_input(path) as stream:
+        for number, raw, too_long in iter_raw_lines(stream):
+            yield number, nul.replace(decode_line(raw, too_long, path, number), number)
+
+
+class NulWarning:
+    """Replaces NUL characters by spaces, and says so once per file: C libraries and fixed-width ids end at a NUL."""
+
+    def __init__(self, path: Path) -> None:
+        self._path: Path | None = path
+
+    def replace(self, text: str, line: int) -> str:
+        if "\0" not in text:
+            return text
+        if self._path is not None:
+            logger.warning("%s:%d: NUL characters are read as spaces", self._path, line)
+            self._path = None
+        return text.replace("\0", " ")
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """True where JSON escapes left half of a character, which no UTF-8 file can hold."""
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+class _Observed(io.RawIOBase):
+    """A raw file that shows what is read to a callback."""
+
+    def __init__(self, raw: io.FileIO, on_bytes: Callable[[bytes], object]) -> None:
+        self._raw, self._on_bytes = raw, on_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        count = self._raw.readinto(buffer) or 0
+        self._on_bytes(bytes(memoryview(buffer)[:count]))
+        return count

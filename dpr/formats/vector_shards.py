@@ -1,0 +1,301 @@
+"""Vectors of a part of a corpus: a folder of chunks (ids and vectors side by side) with a manifest that is written last.
+
+    X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r")
+        ids-00000.npy      (n,) fixed-width bytes, UTF-8
+        manifest.json      metadata, sizes and SHA-256 of all files; present means complete
+        chunk-00000.json   while unfinished: size and SHA-256 of the chunk's two files
+        shard.json         while unfinished: the metadata the chunks were made with
+
+Several processes may write different chunks of one shard at the same time; one of them finishes it.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.formats.durable import (
+    MANIFEST,
+    describe_file,
+    durable_file,
+    read_json,
+    read_manifest,
+    remove_leftovers,
+    verify_folder,
+    write_json,
+    write_manifest,
+)
+from dpr.formats.shard_checks import check_shards_belong_together, first_duplicate
+
+Metadata = dict[str, str | int | float | bool]
+
+_UNFINISHED = "shard.json"
+_CHUNK_FILE = re.compile(r"(?:vectors|ids)-(\d{5,})\.npy")
+_MARKER = re.compile(r"chunk-(\d{5,})\.json")
+_COUNTS = ("num_vectors", "num_chunks")
+
+
+class VectorShardWriter:
+    """Writes one shard, chunk by chunk, in any order; goes on with what an earlier, killed writer of the same metadata left.
+
+    A finished shard is verified first; when it is damaged it is unfinished again, and its damaged chunks have to be rewritten.
+
+    Raises:
+        InputError: ``target`` holds a shard with other metadata (the message names the difference), or something else.
+    """
+
+    def __init__(self, target: Path, *, metadata: Metadata, dimension: int, dtype: str = "float32") -> None:
+        if dtype not in ("float32", "float16"):
+            raise ValueError(f"dtype {dtype!r}: vectors are stored as float32 or float16")
+        self.target = Path(target)
+        self.dtype = np.dtype(dtype)
+        self.dimension = dimension
+        self.metadata: Metadata = {**metadata, "dimension": dimension, "dtype": dtype}
+        self._open()
+
+    def is_complete(self) -> bool:
+        """Whether the shard is finished. Its files were verified when the writer was made."""
+        return (self.target / MANIFEST).is_file()
+
+    def finished_chunks(self) -> set[int]:
+        """Numbers of the chunks whose files are as they were written; all others have to be written (again)."""
+        return {number for number in self._entries() if self.is_finished(number)}
+
+    def is_finished(self, number: int) -> bool:
+        """Whether one chunk is written and its files are as they were written."""
+        files = self._entries().get(number, {}) if self.is_complete() else self._marked(number)["files"]
+        names = {f"vectors-{number:05d}.npy", f"ids-{number:05d}.npy"}
+        try:
+            return set(files) == names and all(describe_file(self.target / name) == files[name] for name in names)
+        except OSError:
+            return False
+
+    def write_chunk(self, number: int, ids: list[str], vectors: np.ndarray) -> None:
+        """Stores a chunk durably: ``vectors`` (n, D), one id per row.
+
+        Raises:
+            InputError: rows that are not finite or all zero (count and first ids), an id that is empty or occurs twice.
+        """
+        if vectors.shape != (len(ids), self.dimension) or not ids:
+            raise ValueError(f"chunk {number}: {len(ids)} ids and vectors of shape {vectors.shape}, dimension {self.dimension}")
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(vectors, dtype=self.dtype)
+        self._refuse_bad_vectors(number, ids, stored)
+        encoded = self._encode_ids(number, ids)
+        if self.is_complete():
+            self._reopen()
+        (self.target / _marker(number)).unlink(missing_ok=True)
+        files = {}
+        for name, array in ((f"vectors-{number:05d}.npy", stored), (f"ids-{number:05d}.npy", encoded)):
+            with durable_file(self.target / name, "wb") as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+            files[name] = describe_file(self.target / name)
+        write_json(self.target / _marker(number), {"files": files, "rows": len(ids)})
+
+    def finish(self, num_chunks: int | None = None) -> None:
+        """Writes the manifest. Call once, when all chunks are written by whichever process; a second call changes nothing.
+
+        Raises:
+            InputError: chunks are missing, counted from 0 to the highest one or to ``num_chunks``.
+        """
+        if self.is_complete():
+            return
+        entries = self._entries()
+        num_chunks = max(entries, default=-1) + 1 if num_chunks is None else num_chunks
+        missing = sorted(set(range(num_chunks)) - set(entries))
+        if missing or len(entries) != num_chunks or not entries:
+            found = f"{len(missing)} chunks are missing, first {missing[:5]}" if missing else f"{len(entries)} chunks, not {num_chunks}"
+            raise InputError(found, file=self.target, hint="run the same command again to write them")
+        num_vectors = sum(self._marked(number)["rows"] for number in entries)
+        files = {name: entry for number in sorted(entries) for name, entry in entries[number].items()}
+        write_manifest(self.target, {**self.metadata, "num_vectors": num_vectors, "num_chunks": num_chunks}, files=files)
+        self._clear_markers()
+
+    def _open(self) -> None:
+        if self.target.exists() and not self.target.is_dir():
+            raise InputError("is a file, expected a folder to write vectors into", file=self.target, hint="choose another out_file")
+        self.target.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.target)
+        if self.is_complete():
+            self._refuse_other_metadata(read_manifest(self.target)["metadata"], "finished")
+            self._clear_markers()
+            if verify_folder(self.target):
+                self._reopen()
+        elif (self.target / _UNFINISHED).is_file():
+            self._refuse_other_metadata(read_json(self.target / _UNFINISHED), "unfinished")
+        elif others := [path.name for path in self.target.iterdir() if not path.name.startswith(".tmp-")]:
+            raise InputError(f"holds other files ({others[0]})", file=self.target, hint="choose another out_file")
+        else:
+            write_json(self.target / _UNFINISHED, self.metadata)
+
+    def _reopen(self) -> None:
+        """Turns a finished shard into an unfinished one, which keeps its good chunks."""
+        write_json(self.target / _UNFINISHED, self.metadata)
+        for number, files in self._entries().items():
+            try:
+                rows = len(np.load(self.target / f"ids-{number:05d}.npy", mmap_mode="r", allow_pickle=False))
+            except (OSError, ValueError, TypeError):
+                continue
+            write_json(self.target / _marker(number), {"files": files, "rows": rows})
+        (self.target / MANIFEST).unlink()
+
+    def _clear_markers(self) -> None:
+        for path in self.target.iterdir():
+            if path.name == _UNFINISHED or _MARKER.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+    def _entries(self) -> dict[int, dict[str, Any]]:
+        """Manifest entries of each chunk, from the manifest or from the markers; not verified."""
+        if self.is_complete():
+            return _by_chunk(read_manifest(self.target)["files"])
+        numbers = sorted(int(match[1]) for path in self.target.iterdir() if (match := _MARKER.fullmatch(path.name)))
+        return {number: files for number in numbers if (files := self._marked(number)["files"])}
+
+    def _marked(self, number: int) -> dict[str, Any]:
+        nothing: dict[str, Any] = {"files": {}, "rows": 0}
+        path = self.target / _marker(number)
+        if not path.is_file():
+            return nothing
+        try:
+            marker = read_json(path)
+        except InputError:
+            return nothing
+        is_whole = isinstance(marker, dict) and isinstance(marker.get("files"), dict) and isinstance(marker.get("rows"), int)
+        return marker if is_whole else nothing
+
+    def _refuse_other_metadata(self, found: Any, state: str) -> None:
+        found = {key: value for key, value in found.items() if key not in _COUNTS} if isinstance(found, dict) else {}
+        for key in sorted(set(found) | set(self.metadata)):
+            if found.get(key) != self.metadata.get(key):
+                raise InputError(
+                    f"holds {state} vectors with {key}={found.get(key)!r}, this run has {self.metadata.get(key)!r}",
+                    file=self.target,
+                    hint="choose another out_file, or remove the folder",
+                )
+
+    def _refuse_bad_vectors(self, number: int, ids: list[str], vectors: np.ndarray) -> None:
+        bad = ~np.isfinite(vectors).all(axis=1)
+        zero = ~vectors.any(axis=1)
+        for rows, what in ((bad, f"not finite as {self.dtype.name}"), (zero, "all zero")):
+            if count := int(rows.sum()):
+                first = ", ".join(ids[row] for row in np.flatnonzero(rows)[:5])
+                raise InputError(
+                    f"chunk {number}: {count} of {len(ids)} vectors are {what}, first ids: {first}",
+                    file=self.target,
+                    hint="check the model; out_dtype=float32 holds larger numbers than float16",
+                )
+
+    def _encode_ids(self, number: int, ids: list[str]) -> np.ndarray:
+        encoded = np.array([key.encode() for key in ids])
+        if (encoded == b"").any() or any("\0" in key for key in ids):
+            raise InputError(f"chunk {number}: an id is empty or holds a NUL character", file=self.target)
+        if len(set(ids)) != len(ids):
+            repeated = next(key for key in ids if ids.count(key) > 1)
+            raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.target, expected="unique ids")
+        return encoded
+
+
+class VectorShard:
+    """A finished shard, memory-mapped. ``verify`` compares the SHA-256 of all files, which reads them once.
+
+    Raises:
+        InputError: unfinished, damaged, or not a vector shard.
+    """
+
+    def __init__(self, path: str | Path, *, verify: bool = True) -> None:
+        self.path = Path(path)
+        if self.path.is_dir() and (self.path / _UNFINISHED).is_file() and not (self.path / MANIFEST).is_file():
+            raise InputError("these vectors are unfinished", file=self.path, hint="run the embedding command again to finish them")
+        manifest = read_manifest(self.path)
+        self.metadata: Metadata = manifest["metadata"]
+        try:
+            self.num_vectors, self.dimension = int(self.metadata["num_vectors"]), int(self.metadata["dimension"])
+            self.dtype = np.dtype({"float32": np.float32, "float16": np.float16}[str(self.metadata["dtype"])])
+        except (KeyError, ValueError):
+            raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST) from None
+        self._chunks = _by_chunk(manifest["files"])
+        problems = verify_folder(self.path) if verify else []
+        # A writer that was stopped right after the manifest leaves its markers behind; they harm nobody.
+        problems = [problem for problem in problems if not (problem.startswith(_UNFINISHED) or _MARKER.match(problem))]
+        if sorted(self._chunks) != list(range(len(self._chunks))):
+            problems.append("chunk numbers are not consecutive")
+        if problems:
+            more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+            hint = "run the embedding command again, it rewrites damaged chunks"
+            raise InputError(problems[0] + more, file=self.path, hint=hint)
+
+    def __len__(self) -> int:
+        return self.num_vectors
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Ids (n,) of dtype 'S' and memory-mapped vectors (n, D) of each chunk, in order."""
+        for number in sorted(self._chunks):
+            yield self._ids(number), self._vectors(number)
+
+    def id_chunks(self) -> Iterator[np.ndarray]:
+        """Ids (n,) of dtype 'S' of each chunk, in order."""
+        for number in sorted(self._chunks):
+            yield self._ids(number)
+
+    def _ids(self, number: int) -> np.ndarray:
+        ids = self._load(f"ids-{number:05d}.npy")
+        if ids.ndim != 1 or ids.dtype.kind != "S":
+            raise InputError(f"ids-{number:05d}.npy holds {ids.dtype} {ids.shape}", file=self.path, expected="one row of byte strings")
+        return np.asarray(ids)
+
+    def _vectors(self, number: int) -> np.ndarray:
+        vectors = self._load(f"vectors-{number:05d}.npy")
+        if vectors.ndim != 2 or vectors.shape[1] != self.dimension or vectors.dtype != self.dtype:
+            found = f"vectors-{number:05d}.npy holds {vectors.dtype} {vectors.shape}"
+            raise InputError(found, file=self.path, expected=f"{self.dtype} rows of {self.dimension} numbers")
+        return vectors
+
+    def _load(self, name: str) -> np.ndarray:
+        try:
+            return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, TypeError, SyntaxError) as error:
+            raise InputError(f"{name} cannot be read ({error})", file=self.path) from None
+
+
+def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False) -> list[VectorShard]:
+    """The shards that paths and patterns name, in natural order (X_2 before X_10), checked to belong together.
+
+    Raises:
+        InputError: nothing matches; a shard is unfinished or damaged, a number of its ``num_shards`` is missing (unless
+            ``allow_missing``), models or settings differ, an id occurs twice.
+    """
+    paths: list[Path] = []
+    for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
+        item = Path(pattern).expanduser()
+        found = [item] if item.exists() else [Path(match) for match in glob.glob(str(item))]
+        if not found:
+            raise InputError("no vectors found", file=pattern, hint="generate_embeddings.py writes them as <out_file>_<shard_id>")
+        paths += sorted(found, key=_natural_key)
+    paths = list(dict.fromkeys(paths))
+    shards = [VectorShard(path, verify=verify) for path in paths]
+    check_shards_belong_together([(shard.path, shard.metadata) for shard in shards], allow_missing=allow_missing)
+    if (duplicate := first_duplicate([shard.id_chunks for shard in shards])) is not None:
+        raise InputError(f"the passage id {duplicate!r} occurs twice in these vectors", file=", ".join(map(str, paths[:4])))
+    return shards
+
+
+def _natural_key(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def _marker(number: int) -> str:
+    return f"chunk-{number:05d}.json"
+
+
+def _by_chunk(files: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    chunks: dict[int, dict[str, Any]] = {}
+    for name, entry in files.items():
+        if match := _CHUNK_FILE.fullmatch(name):
+            chunks.setdefault(int(match[1]), {})[name] = entry
+    return {number: entries for number, entries in sorted(chunks.items()) if len(entries) == 2}
