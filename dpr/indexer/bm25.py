@@ -18,11 +18,10 @@ from dpr.core.errors import InputError
 from dpr.formats.durable import durable_folder, read_manifest, verify_folder
 from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids
 
-STOP_WORDS = frozenset(
-    (
-        "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
-    ).split()
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 """Lucene's English list."""
 
 _WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+")

@@ -1,0 +1,121 @@
+"""Does a passage hold an answer? DPR's rules, so that figures can be compared with published ones.
+
+Only the passage's text counts, not its title. Text and answers are NFD-normalised, accents are kept.
+
+* ``string``: tokens are runs of letters, numbers and marks, or else single characters that are neither space nor control. The lower-cased
+  tokens of an answer must occur in the text one after the other. An answer without tokens matches every text.
+* ``regex``: the answer is a pattern of the ``regex`` package, searched ignoring case, ``^`` and ``$`` at every line. A pattern that is not
+  valid, or that takes longer than a second on one text, does not match.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from itertools import accumulate
+from multiprocessing import get_context
+
+import regex
+
+from dpr.core.logs import get_logger
+
+KINDS = ("string", "regex")
+REGEX_TIMEOUT_S = 1.0
+
+_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+_SEPARATOR = "\x1f"  # a control character, so never part of a token
+_POOL_PAIRS = 50_000  # below this, starting processes costs more than it saves
+_log = get_logger(__name__)
+
+
+def has_answer(answers: Iterable[str], text: str, kind: str = "string") -> bool:
+    """Whether ``text`` holds one of ``answers``; ``kind`` is ``string`` or ``regex``."""
+    return _match_text(text, [tuple(answers)], kind)[0]
+
+
+def match_hits(
+    answers: Sequence[Sequence[str]], hits: Sequence[Sequence[str]], texts: Mapping[str, str], *, kind: str = "string", workers: int = 1
+) -> list[list[bool]]:
+    """For each question and each of its hits: whether the passage holds an answer.
+
+    Args:
+        hits: Passage ids of each question, best first.
+        texts: Text of every passage in ``hits``. Each passage is tokenised once, for all questions that found it.
+        workers: Processes; used only where there is enough to do. The result does not depend on it.
+    """
+    asked: dict[str, list[tuple[int, int]]] = {}
+    for question, found in enumerate(hits):
+        for rank, passage_id in enumerate(found):
+            asked.setdefault(passage_id, []).append((question, rank))
+    work = [(texts[passage_id], [tuple(answers[question]) for question, _ in places], kind) for passage_id, places in asked.items()]
+    matched = [[False] * len(found) for found in hits]
+    for places, flags in zip(asked.values(), _run(work, workers, sum(map(len, hits))), strict=True):
+        for (question, rank), flag in zip(places, flags, strict=True):
+            matched[question][rank] = flag
+    return matched
+
+
+def top_k_hits(matched: Sequence[Sequence[bool]], num_docs: int) -> list[int]:
+    """At index k: the number of questions with an answer among their first k + 1 passages."""
+    first = [0] * num_docs
+    for flags in matched:
+        if True in flags[:num_docs]:
+            first[list(flags).index(True)] += 1
+    return list(accumulate(first))
+
+
+def top_k_accuracy(matched: Sequence[Sequence[bool]], ks: Iterable[int]) -> dict[int, float]:
+    """Share of questions with an answer among their first k passages; 0 where there are no questions."""
+    return {k: sum(True in flags[:k] for flags in matched) / max(len(matched), 1) for k in ks}
+
+
+def _run(work: list[tuple[str, list[tuple[str, ...]], str]], workers: int, num_pairs: int) -> Iterable[list[bool]]:
+    if workers <= 1 or num_pairs < _POOL_PAIRS:
+        return [_match_text(*item) for item in work]
+    # Spawned, not forked: a fork after torch has started its threads can hang.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_match_item, work, chunksize=max(1, len(work) // (workers * 8))))
+
+
+def _match_item(item: tuple[str, list[tuple[str, ...]], str]) -> list[bool]:
+    return _match_text(*item)
+
+
+def _match_text(text: str, askers: list[tuple[str, ...]], kind: str) -> list[bool]:
+    if kind == "string":
+        haystack = _joined_tokens(text)
+        return [any(_needle(answer) in haystack for answer in answers) for answers in askers]
+    if kind == "regex":
+        normalised = unicodedata.normalize("NFD", text)
+        return [any(_finds(answer, normalised) for answer in answers) for answers in askers]
+    raise ValueError(f"match={kind!r} is not known; choose one of {', '.join(KINDS)}")
+
+
+def _joined_tokens(text: str) -> str:
+    tokens = _TOKEN.findall(unicodedata.normalize("NFD", text))
+    return _SEPARATOR + "".join(token.lower() + _SEPARATOR for token in tokens)
+
+
+_needle = lru_cache(maxsize=65536)(_joined_tokens)
+
+
+@lru_cache(maxsize=65536)
+def _compiled(pattern: str) -> regex.Pattern[str] | None:
+    try:
+        return regex.compile(unicodedata.normalize("NFD", pattern), regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+    except (regex.error, OverflowError, RecursionError) as error:
+        _log.warning("answer pattern %r is not valid and matches nothing: %s", pattern, error)
+        return None
+
+
+def _finds(pattern: str, text: str) -> bool:
+    compiled = _compiled(pattern)
+    if compiled is None:
+        return False
+    try:
+        return compiled.search(text, timeout=REGEX_TIMEOUT_S) is not None
+    except TimeoutError:
+        _log.warning("answer pattern %r took more than %g s on a text and counts as no match", pattern, REGEX_TIMEOUT_S)
+        return False

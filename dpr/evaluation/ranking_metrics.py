@@ -1,0 +1,101 @@
+"""Ranking metrics by trec_eval (pytrec-eval-terrier): recall@k, mrr@k, ndcg@k, accuracy@k (a relevant passage among the first k) and map.
+
+trec_eval ranks by score again: it narrows scores to float32 and breaks ties by id, descending. So it is handed strictly falling scores made
+from the rank, and what it judges is the order of the list. A run read back from a file has the same metrics as the run in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dpr.core.errors import InputError
+
+Run = Mapping[str, Sequence[tuple[str, float]]]
+"""Question id -> passage ids with scores, best first."""
+
+Qrels = Mapping[str, Mapping[str, int]]
+"""Question id -> passage id -> grade; above 0 is relevant."""
+
+CUTOFFS = (1, 5, 10, 20, 100)
+
+
+def evaluate_run(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, float]:
+    """Mean of each metric over all questions with a relevant passage in ``qrels``; one that is not in ``run`` counts as 0.
+
+    Raises:
+        InputError: no question has a relevant passage, or a passage is listed twice for a question.
+    """
+    per_question = evaluate_questions(run, qrels, cutoffs)
+    if not per_question:
+        raise InputError("no question has a passage judged relevant", hint="check that question ids and judgements belong together")
+    names = next(iter(per_question.values()))
+    return {name: sum(values[name] for values in per_question.values()) / len(per_question) for name in names}
+
+
+def evaluate_questions(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, dict[str, float]]:
+    """The metrics of each question with a relevant passage, in the order of ``qrels``."""
+    import pytrec_eval
+
+    judged = {question: dict(grades) for question, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
+    cutoffs = sorted(set(cutoffs))
+    depths = ",".join(map(str, cutoffs))
+    scores = {question: _falling_scores(question, run.get(question, ())) for question in judged}
+    evaluator = pytrec_eval.RelevanceEvaluator(judged, {f"recall.{depths}", f"ndcg_cut.{depths}", f"success.{depths}", "map", "recip_rank"})
+    measured = evaluator.evaluate(scores)
+    result = {}
+    for question in judged:
+        found = measured[question]
+        # trec_eval cannot cut the reciprocal rank off; with the first relevant rank r it is 1/r, or 0 beyond the cut-off.
+        reciprocal = found["recip_rank"]
+        values = {}
+        for k in cutoffs:
+            values[f"accuracy@{k}"] = found[f"success_{k}"]
+            values[f"recall@{k}"] = found[f"recall_{k}"]
+            values[f"mrr@{k}"] = reciprocal if reciprocal * (k + 0.5) > 1 else 0.0
+            values[f"ndcg@{k}"] = found[f"ndcg_cut_{k}"]
+        result[question] = values | {"map": found["map"]}
+    return result
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How run, judgements and corpus fit together; ``str`` is the one line to report."""
+
+    num_evaluated: int
+    num_without_judgements: int
+    num_without_relevant: int
+    num_not_in_run: int
+    num_judged_passages_not_in_corpus: int | None
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_evaluated} questions evaluated"]
+        if self.num_without_judgements:
+            parts.append(f"{self.num_without_judgements} without judgements left out")
+        if self.num_without_relevant:
+            parts.append(f"{self.num_without_relevant} without a relevant passage left out")
+        if self.num_not_in_run:
+            parts.append(f"{self.num_not_in_run} judged but without any hit (count as 0)")
+        if self.num_judged_passages_not_in_corpus:
+            parts.append(f"{self.num_judged_passages_not_in_corpus} relevant passages are not in the corpus (cannot be found)")
+        return "; ".join(parts)
+
+
+def coverage(run: Run, qrels: Qrels, corpus_ids: Collection[str] | None = None) -> Coverage:
+    """Counts what does not fit together. ``corpus_ids``: at least those relevant passages that exist; absent = not checked."""
+    judged = {question for question, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
+    relevant = {passage for question in judged for passage, grade in qrels[question].items() if grade > 0}
+    return Coverage(
+        num_evaluated=len(judged),
+        num_without_judgements=sum(question not in qrels for question in run),
+        num_without_relevant=len(qrels) - len(judged),
+        num_not_in_run=sum(not run.get(question) for question in judged),
+        num_judged_passages_not_in_corpus=None if corpus_ids is None else sum(passage not in corpus_ids for passage in relevant),
+    )
+
+
+def _falling_scores(question: str, ranking: Sequence[tuple[str, float]]) -> dict[str, float]:
+    scores = {passage: float(len(ranking) - rank) for rank, (passage, _) in enumerate(ranking)}
+    if len(scores) != len(ranking):
+        raise InputError(f"a passage is listed more than once for question {question!r}")
+    return scores

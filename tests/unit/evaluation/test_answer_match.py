@@ -1,0 +1,132 @@
+"""Answer matching follows DPR's rules to the letter."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from dpr.evaluation import answer_match
+from dpr.evaluation.answer_match import has_answer, match_hits, top_k_accuracy, top_k_hits
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "expected"),
+    [
+        ("Paris", "He lives in paris.", True),
+        ("new york", "the NEW  York\tTimes", True),
+        ("york new", "the New York Times", False),
+        ("new york", "new in york", False),
+        ("art", "a party of artists", False),  # whole tokens, never parts of them
+        ("U.S.", "the u. s. army", True),  # every mark is a token of its own, spaces do not matter
+        ("U.S.", "the US army", False),
+        ("3.5", "about 3.5 km", True),
+        ("don't", "do n't", False),
+        ("caf\u00e9", "at the cafe\u0301", True),  # NFD: composed and decomposed are the same
+        ("cafe", "at the caf\u00e9", False),  # accents are kept
+        ("\u0939\u093f\u0928\u094d\u0926\u0940", "\u0939\u093f\u0928\u094d\u0926\u0940 text", True),  # marks belong to the run
+        ("a_b", "a _ b", True),  # underscore is no letter
+        ("\u00c5NGSTR\u00d6M", "\u00e5ngstr\u00f6m", True),
+        ("", "anything", True),
+        (" \t\u200b", "", True),  # no tokens: only spaces and a format character
+        ("x", "", False),
+    ],
+)
+def test_string_match(answer: str, text: str, expected: bool) -> None:
+    assert has_answer([answer], text, "string") is expected
+
+
+def test_string_match_equals_a_slow_search_for_the_token_list() -> None:
+    rng = random.Random(0)
+    alphabet = ["a", "b", "A", " ", ".", "-", "e\u0301", "1", "\n"]
+    matches = 0
+    for _ in range(3000):
+        text = "".join(rng.choices(alphabet, k=rng.randrange(12)))
+        answer = "".join(rng.choices(alphabet, k=rng.randrange(4)))
+        words, wanted = slow_tokens(text), slow_tokens(answer)
+        expected = any(words[start : start + len(wanted)] == wanted for start in range(len(words) - len(wanted) + 1))
+        assert has_answer([answer], text) is expected, (answer, text)
+        matches += expected
+    assert 300 < matches < 2700
+
+
+def slow_tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    in_run = False
+    for character in text.lower():
+        is_word = character.isalnum() or character == "\u0301"
+        if is_word and in_run:
+            tokens[-1] += character
+        elif not character.isspace():
+            tokens.append(character)
+        in_run = is_word
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        (r"19\d\d", "born in 1972", True),
+        (r"^second", "first\nSECOND line", True),
+        (r"first$", "First\nsecond", True),
+        (r"\bart\b", "party", False),
+        ("caf\u00e9", "cafe\u0301", True),
+        (r"(unclosed", "(unclosed", False),
+        (r"", "", True),
+    ],
+)
+def test_regex_match(pattern: str, text: str, expected: bool) -> None:
+    assert has_answer([pattern], text, "regex") is expected
+
+
+def test_any_of_the_answers_is_enough_and_none_without_answers() -> None:
+    assert has_answer(["no", "yes"], "yes indeed")
+    assert not has_answer([], "yes indeed")
+    assert not has_answer(["(", "z"], "yes", "regex")
+    assert has_answer(["(", "y"], "yes", "regex")
+
+
+def test_a_pattern_that_explodes_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_match, "REGEX_TIMEOUT_S", 0.2)
+    start = time.monotonic()
+    assert not has_answer([r"(x+x+)+(?<!x)y"], "x" * 5000 + "z", "regex")
+    assert time.monotonic() - start < 5
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="kilt"):
+        has_answer(["a"], "a", "kilt")
+
+
+TEXTS = {"p1": "Rome is old", "p2": "Paris is big", "p3": "neither"}
+
+
+def test_hits_are_matched_in_their_order() -> None:
+    matched = match_hits([["Rome"], ["Paris", "neither"], ["x"]], [["p2", "p1"], ["p3", "p1", "p2"], []], TEXTS)
+    assert matched == [[False, True], [True, False, True], []]
+    assert top_k_hits(matched, 3) == [1, 2, 2]
+    assert top_k_accuracy(matched, (1, 2, 20)) == {1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3), 20: pytest.approx(2 / 3)}
+
+
+def test_top_k_of_no_questions_is_zero() -> None:
+    assert top_k_hits([], 2) == [0, 0]
+    assert top_k_accuracy([], (1,)) == {1: 0.0}
+
+
+def test_each_passage_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = answer_match._joined_tokens
+    monkeypatch.setattr(answer_match, "_joined_tokens", lambda text: read.append(text) or real(text))
+    match_hits([["a"]] * 20, [["p1", "p2"]] * 20, TEXTS)
+    assert sorted(read) == sorted([TEXTS["p1"], TEXTS["p2"]])
+
+
+def test_several_processes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_match, "_POOL_PAIRS", 0)
+    texts = {str(number): f"number {number} of many" for number in range(40)}
+    hits = [[str((question * 7 + rank) % 40) for rank in range(10)] for question in range(12)]
+    answers = [[str(question * 3)] for question in range(12)]
+    alone = match_hits(answers, hits, texts)
+    assert any(any(flags) for flags in alone)
+    assert match_hits(answers, hits, texts, workers=2) == alone

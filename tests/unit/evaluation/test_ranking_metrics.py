@@ -1,0 +1,107 @@
+"""Ranking metrics: by hand, against ir-measures, and safe from trec_eval's own idea of ties."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from dpr.core.errors import InputError
+from dpr.evaluation.ranking_metrics import coverage, evaluate_questions, evaluate_run
+from dpr.evaluation.reports import format_table
+
+
+def test_figures_by_hand() -> None:
+    qrels = {"q": {"a": 2, "b": 1, "z": 0}}
+    run = {"q": [("x", 3.0), ("b", 2.0), ("a", 1.0)]}
+    values = evaluate_run(run, qrels, cutoffs=(1, 2, 3))
+    ideal = 2 + 1 / math.log2(3)
+    assert values == pytest.approx(
+        {
+            "accuracy@1": 0, "accuracy@2": 1, "accuracy@3": 1,
+            "recall@1": 0, "recall@2": 0.5, "recall@3": 1,
+            "mrr@1": 0, "mrr@2": 0.5, "mrr@3": 0.5,
+            "ndcg@1": 0, "ndcg@2": (1 / math.log2(3)) / ideal, "ndcg@3": (1 / math.log2(3) + 2 / 2) / ideal,
+            "map": (1 / 2 + 2 / 3) / 2,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 9, 10, 11, 99, 100, 101])
+def test_reciprocal_rank_stops_exactly_at_the_cutoff(rank: int) -> None:
+    run = {"q": [(f"n{number}", 1.0) for number in range(1, rank)] + [("gold", 0.0)]}
+    values = evaluate_run(run, {"q": {"gold": 1}}, cutoffs=(1, 2, 10, 100))
+    for k in (1, 2, 10, 100):
+        assert values[f"mrr@{k}"] == pytest.approx(1 / rank if rank <= k else 0)
+
+
+def test_the_order_of_the_list_counts_not_ties_or_narrowed_scores() -> None:
+    for first, second in ((1.0, 1.0), (1.00000001, 1.0), (float("inf"), 5.0), (0.0, 1.0)):
+        run = {"q": [("a_gold", first), ("z_other", second)]}
+        assert evaluate_run(run, {"q": {"a_gold": 1}}, cutoffs=(1,))["accuracy@1"] == 1
+
+
+def random_run(seed: int) -> tuple[dict[str, list[tuple[str, float]]], dict[str, dict[str, int]]]:
+    rng = random.Random(seed)
+    passages = [f"d{number}" for number in range(60)]
+    run = {f"q{number}": [(passage, 0.0) for passage in rng.sample(passages, 40)] for number in range(25)}
+    run = {question: [(passage, 1 / (3 + rank)) for rank, (passage, _) in enumerate(hits)] for question, hits in run.items()}
+    qrels = {question: {passage: rng.randrange(3) for passage in rng.sample(passages, 5)} | {"d0": 1} for question in run}
+    return run, qrels
+
+
+def test_equals_ir_measures() -> None:
+    ir_measures = pytest.importorskip("ir_measures")
+    run, qrels = random_run(0)
+    names = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@20": "R@20", "accuracy@5": "Success@5", "map": "AP"}
+    reference = ir_measures.calc_aggregate(
+        [ir_measures.parse_measure(name) for name in names.values()], qrels, {question: dict(hits) for question, hits in run.items()}
+    )
+    expected = {str(measure): value for measure, value in reference.items()}
+    values = evaluate_run(run, qrels, cutoffs=(5, 10, 20))
+    for ours, theirs in names.items():
+        assert values[ours] == pytest.approx(expected[theirs], abs=1e-9)
+    assert 0 < values["ndcg@10"] < 1
+
+
+def test_a_judged_question_without_hits_counts_as_zero() -> None:
+    qrels = {"q1": {"a": 1}, "q2": {"a": 1}, "q3": {"a": 1}, "unanswerable": {"a": 0}}
+    values = evaluate_run({"q1": [("a", 1.0)], "q2": []}, qrels, cutoffs=(10,))
+    assert values["recall@10"] == pytest.approx(1 / 3)
+
+
+def test_no_judged_question_and_repeated_passages_are_refused() -> None:
+    with pytest.raises(InputError, match="no question"):
+        evaluate_run({"q": [("a", 1.0)]}, {"other": {"a": 0}})
+    with pytest.raises(InputError, match="'q'"):
+        evaluate_run({"q": [("a", 1.0), ("a", 0.5)]}, {"q": {"a": 1}})
+
+
+def test_what_does_not_fit_together_is_counted_in_one_line() -> None:
+    run = {"q1": [("a", 1.0)], "unjudged": [("a", 1.0)], "q2": []}
+    qrels = {"q1": {"a": 1, "gone": 2, "gone but irrelevant": 0}, "q2": {"b": 1}, "absent": {"a": 1}, "none": {"a": 0}}
+    line = str(coverage(run, qrels, {"a", "b"}))
+    assert line == (
+        "3 questions evaluated; 1 without judgements left out; 1 without a relevant passage left out; "
+        "2 judged but without any hit (count as 0); 1 relevant passages are not in the corpus (cannot be found)"
+    )
+    assert str(coverage({"q1": [("a", 1.0)]}, {"q1": {"a": 1}})) == "1 questions evaluated"
+
+
+def test_per_question_values_average_to_the_whole() -> None:
+    run, qrels = random_run(1)
+    each = evaluate_questions(run, qrels, (10,))
+    assert sum(values["map"] for values in each.values()) / len(each) == pytest.approx(evaluate_run(run, qrels, (10,))["map"])
+
+
+def test_a_table_lines_up() -> None:
+    table = format_table(
+        {"BM25": {"accuracy@20": 0.75123}, "hybrid": {"accuracy@20": 0.8, "mrr@10": 0.5}}, {"accuracy@20": "top-20", "mrr@10": "MRR@10"}
+    )
+    assert table.splitlines() == [
+        "        top-20  MRR@10",
+        "------  ------  ------",
+        "BM25     0.751       -",
+        "hybrid   0.800   0.500",
+    ]
