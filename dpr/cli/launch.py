@@ -182,4 +182,6 @@ def _report(error: DprError, program: str) -> int:
 
 def _program() -> str:
     path = Path(sys.argv[0])
-    return f"python {path.name}" if path.suffix == ".py" else path.name
+    if path.suffix == ".py" and path.name != "__main__.py":
+        return f"python {path.name}"
+    return " ".join(["dpr", *sys.argv[1:2]])

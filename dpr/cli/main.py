@@ -37,11 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     return int(importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
 
 
-def console() -> None:
-    """Entry point of the installed command."""
-    sys.exit(main())
-
-
 def _usage() -> str:
     rows = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
-    return f"Usage: dpr COMMAND [key=value ...]\n\n{rows}\n\ndpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...\n"
+    return (
+        f"Usage: dpr COMMAND [key=value ...]\n\n{rows}\n\n"
+        "dpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...\n"
+    )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_USAGE = "Usage: dpr verify FOLDER [FOLDER ...]\n\nCompares every file with the size and SHA-256 in the folder's manifest.json. Ends with 3 when one differs.\n"
+_USAGE = """Usage: dpr verify FOLDER [FOLDER ...]
+
+Compares every file with the size and SHA-256 in the folder's manifest.json. Ends with 3 when one differs.
+"""
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,42 @@
+# make quickstart   from text to an evaluated retriever, on two CPU cores
+# make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
+# make check        lint, format, types
+#
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu installs the small CPU build of torch; by default pip chooses.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(abspath $(VENV))/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install quickstart test check format clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+install: $(INSTALLED)
+
+$(INSTALLED): setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+quickstart: $(INSTALLED)
+	PATH="$(BIN):$$PATH" bash examples/quickstart.sh
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,83 @@
+"""Metadata and dependencies. Tools are set up in pyproject.toml; constraints.txt holds the exact versions that are tested."""
+
+import re
+import shutil
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
+
+
+class BuildWithConf(build_py):
+    """Puts conf/ into the wheel as dpr/conf; a clone and an editable install read conf/ itself."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "dpr" / "conf"
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(HERE / "conf", target)
+
+
+def version() -> str:
+    """``__version__`` of the package, read without importing it."""
+    found = re.search(r'__version__ = "(.+?)"', (HERE / "dpr" / "__init__.py").read_text())
+    if found is None:
+        raise RuntimeError("dpr/__init__.py has no __version__")
+    return found.group(1)
+
+
+setup(
+    name="dpr",
+    version=version(),
+    description="Training and using dense-retrieval bi-encoders",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["dpr", "dpr.*"]),
+    package_data={"dpr": ["py.typed"]},
+    cmdclass={"build_py": BuildWithConf},
+    install_requires=[
+        "torch>=2.11",
+        "transformers>=5.17,<6",
+        "tokenizers>=0.22",
+        "safetensors>=0.8",
+        "datasets>=4",
+        "numpy>=2",
+        "hydra-core>=1.3.6,<1.5",
+        "faiss-cpu>=1.13",
+        "bm25s>=0.3",
+        "pytrec-eval-terrier>=0.5.11",
+        "regex",
+        "tqdm",
+    ],
+    extras_require={
+        "tb": ["tensorboard"],
+        "wandb": ["wandb"],
+        "dev": [
+            "hypothesis",
+            "ir-measures",
+            "mypy",
+            "pytest>=9",
+            "ruff",
+            "setuptools>=77",
+            "tensorboard",
+            "types-PyYAML",
+            "types-regex",
+            "types-tqdm",
+        ],
+    },
+    entry_points={"console_scripts": ["dpr=dpr.cli.main:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
