@@ -209,7 +209,7 @@ def _json_passages(path: Path, prefix: str, start: int, stop: int | None) -> Ite
             raise InputError(f"title is {describe(title)}", file=path, line=record.line, expected="a string or null")
         if has_lone_surrogate(text) or has_lone_surrogate(title or ""):
             raise InputError("half of a character (lone surrogate)", file=path, line=record.line, expected="valid Unicode")
-        yield Passage(text.replace("\0", " "), (title or "").replace("\0", " "), prefix + key)
+        yield Passage(text, title or "", prefix + key)
 
 
 def json_id(record: JsonRecord, path: Path, keys: tuple[str, ...]) -> str:
@@ -226,7 +226,7 @@ def json_id(record: JsonRecord, path: Path, keys: tuple[str, ...]) -> str:
     if not isinstance(value, str) or not value or has_lone_surrogate(value):
         found = f"no {keys[0]!r}" if value is None else f"{keys[0]} is {describe(value)}"
         raise InputError(found, file=path, line=record.line, expected="a string that is not empty, or an integer")
-    return value.replace("\0", " ")
+    return value
 
 
 def _require_id(passage: Passage, path: Path) -> None:

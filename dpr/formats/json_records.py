@@ -44,8 +44,8 @@ class JsonRecord:
 def iter_json_records(path: Path, on_bytes: Callable[[bytes], object] | None = None) -> Iterator[JsonRecord]:
     """Records of a JSON array or of JSON lines, told by the first character, not by the name. Plain or gzip.
 
-    Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their record. ``on_bytes`` sees
-    every byte on disk.
+    Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their record. NUL characters become
+    spaces, with one warning per file. ``on_bytes`` sees every byte on disk.
 
     Raises:
         InputError: what cannot be skipped: an unreadable file, broken syntax inside an array, a file of another kind.
@@ -77,6 +77,12 @@ def parse_object(text: str) -> dict[str, Any]:
     return value
 
 
+def indented_record(value: dict[str, Any]) -> str:
+    """A record as an element of an array that is written piece by piece, indented by 4, with a newline before it."""
+    # Newlines inside strings are escaped; str.splitlines would also split at U+2028, which is not.
+    return ("\n" + json.dumps(value, indent=4, ensure_ascii=False)).replace("\n", "\n    ")
+
+
 def describe(value: Any) -> str:
     """A value as error messages show it: short, in JSON's words."""
     if value is None:
@@ -96,7 +102,7 @@ def _line_records(stream: io.BufferedReader, path: Path, first: int) -> Iterator
         text, value, error = raw.decode("latin-1"), {}, None
         try:
             text = nul.replace(decode_line(raw, too_long, path, number), number)
-            value = parse_object(text)
+            value = nul.clean(parse_object(text), text, 0, len(text), number)
         except InputError as problem:
             error = problem
         except ValueError as problem:
@@ -109,6 +115,7 @@ class _Window:
 
     def __init__(self, pieces: Iterator[str], path: Path, line: int) -> None:
         self._pieces, self._path, self._line = pieces, path, line
+        self.nul = NulWarning(path)
         self.text, self.position, self._counted = "", 0, 0
 
     def grow(self, least: int = 1) -> bool:
@@ -200,7 +207,8 @@ def _next_record(window: _Window, path: Path) -> JsonRecord:
         number = window.line_at(start)
         window.position = end
         problem_found = InputError(error, file=path, line=number) if error else None
-        return JsonRecord(number, {} if error else value, problem_found, window.text, start, end)
+        value = {} if error else window.nul.clean(value, window.text, start, end, number)
+        return JsonRecord(number, value, problem_found, window.text, start, end)
 
 
 def _cut_off(window: _Window) -> InputError:

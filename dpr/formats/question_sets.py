@@ -166,7 +166,7 @@ def _answers(value: Any, path: Path, line: int) -> tuple[str, ...]:
         is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < 10**300
         if not is_number and (not isinstance(answer, str) or has_lone_surrogate(answer)):
             raise InputError(f"an answer is of type {type(answer).__name__}", file=path, line=line, expected="a string or a number")
-    return tuple(str(answer).replace("\0", " ") for answer in value)
+    return tuple(str(answer) for answer in value)
 
 
 def _json_questions(path: Path, question_attr: str, answers_attr: str, id_attr: str) -> Iterator[tuple[int, Question]]:
@@ -187,4 +187,4 @@ def _question_text(record: JsonRecord, path: Path, question_attr: str) -> str:
     if not isinstance(text, str) or has_lone_surrogate(text):
         found = f"no {question_attr!r}" if text is None else f"{question_attr} is {describe(text)}"
         raise InputError(found, file=path, line=record.line, expected="a string")
-    return text.replace("\0", " ")
+    return text

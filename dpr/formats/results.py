@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.formats.corpora import write_text
-from dpr.formats.json_records import JsonRecord, describe, iter_json_records
+from dpr.formats.json_records import JsonRecord, describe, indented_record, iter_json_records
 from dpr.formats.text_input import has_lone_surrogate, iter_lines
 
 
@@ -42,7 +40,7 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> Non
     with write_text(Path(path)) as out:
         separator = "["
         for result in results:
-            out.write(separator + "\n" + textwrap.indent(json.dumps(_to_json(result), indent=4, ensure_ascii=False), "    "))
+            out.write(separator + indented_record(_to_json(result)))
             separator = ","
         out.write("[]\n" if separator == "[" else "\n]\n")
 

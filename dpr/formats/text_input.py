@@ -114,10 +114,30 @@ class NulWarning:
     def replace(self, text: str, line: int) -> str:
         if "\0" not in text:
             return text
+        self._warn(line)
+        return text.replace("\0", " ")
+
+    def clean(self, value: Any, source: str, start: int, end: int, line: int) -> Any:
+        """``value`` without the NULs that escapes in its JSON text, ``source[start:end]``, have put into it."""
+        if source.find("\\u0000", start, end) < 0:
+            return value
+        self._warn(line)
+        return _without_nul(value)
+
+    def _warn(self, line: int) -> None:
         if self._path is not None:
             logger.warning("%s:%d: NUL characters are read as spaces", self._path, line)
             self._path = None
-        return text.replace("\0", " ")
+
+
+def _without_nul(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("\0", " ")
+    if isinstance(value, list):
+        return [_without_nul(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_nul(key): _without_nul(item) for key, item in value.items()}
+    return value
 
 
 def has_lone_surrogate(text: str) -> bool:

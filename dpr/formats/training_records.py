@@ -1,0 +1,103 @@
+"""One record of a DPR training file: checked on reading, in DPR's key names on writing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.json_records import describe
+from dpr.formats.text_input import has_lone_surrogate
+
+_ID_KEYS = ("passage_id", "id", "psg_id")
+
+
+def sample_from_json(record: dict[str, Any]) -> TrainingSample:
+    """The sample in a record. Other keys are ignored; an empty ``positive_ctxs`` is no error, the caller drops such rows as DPR does.
+
+    Raises:
+        ValueError: what was found and what is expected, with the place inside the record.
+    """
+    question = _text(record, "question", "question")
+    if not question.strip():
+        raise ValueError("question is empty, expected some text")
+    if record.get("positive_ctxs") is None:
+        raise ValueError(f"positive_ctxs is {'null' if 'positive_ctxs' in record else 'missing'}, expected a list of passages")
+    return TrainingSample(
+        question=question,
+        positives=_passages(record, "positive_ctxs"),
+        hard_negatives=_passages(record, "hard_negative_ctxs"),
+        other_negatives=_passages(record, "negative_ctxs"),
+        answers=_answers(record.get("answers")),
+    )
+
+
+def sample_to_json(sample: TrainingSample) -> dict[str, Any]:
+    """The record of a sample. Of a ``score`` only the presence is known, so it is written as null."""
+    return {
+        "question": sample.question,
+        "answers": list(sample.answers),
+        "positive_ctxs": [_passage_to_json(passage) for passage in sample.positives],
+        "negative_ctxs": [_passage_to_json(passage) for passage in sample.other_negatives],
+        "hard_negative_ctxs": [_passage_to_json(passage) for passage in sample.hard_negatives],
+    }
+
+
+def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
+    listed = record.get(key)
+    if listed is None:
+        return ()
+    if not isinstance(listed, list):
+        raise ValueError(f"{key} is {describe(listed)}, expected a list of passages")
+    return tuple(_passage(item, f"{key}[{number}]") for number, item in enumerate(listed))
+
+
+def _passage(item: Any, where: str) -> Passage:
+    if not isinstance(item, dict):
+        raise ValueError(f"{where} is {describe(item)}, expected an object with text and title")
+    text = _text(item, "text", f"{where}.text")
+    if not text.strip():
+        raise ValueError(f"{where} has an empty text, expected some text")
+    title = "" if item.get("title") is None else _text(item, "title", f"{where}.title")
+    return Passage(text, title, _id(item, where), "score" in item)
+
+
+def _id(item: dict[str, Any], where: str) -> str | None:
+    for key in _ID_KEYS:
+        value = item.get(key)
+        if value is None:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        return _text(item, key, f"{where}.{key}")
+    return None
+
+
+def _text(holder: dict[str, Any], key: str, where: str) -> str:
+    value = holder.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {describe(value) if key in holder else 'missing'}, expected a string")
+    if has_lone_surrogate(value):
+        raise ValueError(f"{where} holds half of a character (a lone surrogate), expected valid Unicode")
+    return value
+
+
+def _answers(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    answers = [value] if isinstance(value, str) else value
+    if not isinstance(answers, list):
+        raise ValueError(f"answers is {describe(value)}, expected a list of strings")
+    for number, answer in enumerate(answers):
+        is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
+        if not is_number and (not isinstance(answer, str) or has_lone_surrogate(answer)):
+            raise ValueError(f"answers[{number}] is {describe(answer)}, expected a string")
+    return tuple(str(answer) for answer in answers)
+
+
+def _passage_to_json(passage: Passage) -> dict[str, Any]:
+    record: dict[str, Any] = {"title": passage.title, "text": passage.text}
+    if passage.id is not None:
+        record["passage_id"] = passage.id
+    if passage.has_score:
+        record["score"] = None
+    return record
