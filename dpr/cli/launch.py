@@ -80,6 +80,8 @@ def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv
             print(f"warning: {warning}", file=sys.stderr)
     overrides = arguments.quote_values(overrides, known, is_sweep=given.is_sweep)
     _register(config_name, config_class)
+    if given.is_for_hydra and not speaks:
+        return 0
     if given.is_sweep or given.is_for_hydra:
         _run_by_hydra(config_name, job, folder, given.flags, overrides, is_sweep=given.is_sweep)
     else:

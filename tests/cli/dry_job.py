@@ -1,0 +1,34 @@
+"""A job that only prints what it was given: for trying launchers and sweeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+
+from dpr.cli.launch import launch
+from dpr.config.training import BiEncoderTrainConfig
+
+
+@dataclass
+class Seen:
+    """The configurations that the job was called with."""
+
+    configs: list[BiEncoderTrainConfig] = field(default_factory=list)
+
+    def __call__(self, config: BiEncoderTrainConfig) -> float:
+        self.configs.append(config)
+        return config.train.learning_rate
+
+    @property
+    def only(self) -> BiEncoderTrainConfig:
+        (config,) = self.configs
+        return config
+
+
+def _print(config: BiEncoderTrainConfig) -> None:
+    print(f"rank {os.environ.get('RANK', '-')} of {os.environ.get('WORLD_SIZE', '-')}: batch_size {config.train.batch_size}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(launch("biencoder_train_cfg", BiEncoderTrainConfig, _print, sys.argv[1:]))

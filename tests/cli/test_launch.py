@@ -1,0 +1,232 @@
+"""What a command line becomes, and what a person reads when it is wrong. All in this process; starting processes: test_launchers.py."""
+
+from __future__ import annotations
+
+import random
+import string
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.launch import launch
+from dpr.config.describe import settings
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.errors import DivergedError, InputError
+from tests.cli.dry_job import Seen
+
+KEYS = [entry.key for entry in settings(BiEncoderTrainConfig)]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def compose(*argv: str) -> BiEncoderTrainConfig:
+    seen = Seen()
+    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, list(argv)) == 0
+    return seen.only
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The message of a command line that must be refused before the job starts: exit 2, at most five lines, no traceback."""
+    seen = Seen()
+    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, list(argv)) == 2
+    assert not seen.configs
+    message = capsys.readouterr().err
+    assert 1 <= len(message.strip().splitlines()) <= 5, message
+    assert "Traceback" not in message
+    return message
+
+
+class TestComposition:
+    def test_dpr_recipe_has_dpr_values(self) -> None:
+        train = compose("train=biencoder_nq").train
+        assert (train.batch_size, train.dev_batch_size, train.learning_rate, train.warmup_steps) == (16, 64, 2e-5, 1237)
+        assert (train.max_grad_norm, train.num_train_epochs, train.adam_eps, train.betas()) == (2.0, 40, 1e-8, (0.9, 0.999))
+
+    def test_yaml_defaults_agree_with_the_dataclasses(self) -> None:
+        config, plain = compose(), BiEncoderTrainConfig()
+        config.datasets = {}
+        assert config == plain
+
+    def test_below_the_door_there_are_plain_objects(self) -> None:
+        config = compose("datasets.mine.file=x.json", "train_datasets=[a,b]")
+        assert type(config) is BiEncoderTrainConfig
+        assert type(config.datasets["mine"]) is dict
+        assert type(config.train_datasets) is list
+
+    def test_working_directory_stays_and_nothing_is_written(self) -> None:
+        before = Path.cwd()
+        compose("output_dir=runs/a")
+        assert Path.cwd() == before
+        assert not list(before.iterdir())
+
+    def test_dashed_arguments_spaces_and_stray_backslashes_are_understood(self) -> None:
+        config = compose(" train_datasets=[a.json]", "--train.batch_size=7", "seed=3\\", "\\", "", "--seed=4 ")
+        assert (config.train_datasets, config.train.batch_size, config.seed) == (["a.json"], 7, 4)
+
+    def test_user_folder_adds_group_options(self, tmp_path: Path) -> None:
+        (tmp_path / "my conf" / "train").mkdir(parents=True)
+        (tmp_path / "my conf" / "train" / "tiny.yaml").write_text("batch_size: 11\n")
+        assert compose("--config-dir", "my conf", "train=tiny").train.batch_size == 11
+
+    @pytest.mark.parametrize("name", ["a b.json", "b,c.json", "x=1.json", "[1].json", "it's.json", 'say "x".json', "(1){2}.json", "a:b.json", "ü.json"])
+    @pytest.mark.parametrize("exists", [True, False])
+    def test_a_path_needs_no_second_layer_of_quotes(self, name: str, exists: bool, tmp_path: Path) -> None:
+        if exists:
+            (tmp_path / name).touch()
+        config = compose(f"output_dir={name}", *([f"train_datasets={name}"] if exists or "," not in name else []), f"datasets.m.file=d/{name.replace(',', '')}")
+        assert config.output_dir == name
+        assert config.train_datasets in (name, None)
+        assert config.datasets["m"]["file"] == f"d/{name.replace(',', '')}"
+
+    def test_lists_of_paths(self) -> None:
+        assert compose("train_datasets=[a b.json, x=1.json,'c,d.json']").train_datasets == ["a b.json", "x=1.json", "c,d.json"]
+        assert compose("train_datasets=a.json,b c.json").train_datasets == ["a.json", "b c.json"]
+        assert compose("special_tokens=[[Q],[P]]").special_tokens == ["[Q]", "[P]"]
+        assert compose("train_sampling_rates=[1,0.5]").train_sampling_rates == [1.0, 0.5]
+
+    def test_interpolation_still_works_inside_paths(self) -> None:
+        assert compose("output_dir=runs/${seed} b", "seed=5").output_dir == "runs/5 b"
+
+    def test_catalogue_entries_keep_their_types(self) -> None:
+        entry = compose("datasets.m.file=null", "datasets.m.shuffle_positives=true", "+datasets.m.selector=3").datasets["m"]
+        assert entry == {"file": None, "shuffle_positives": True, "selector": 3}
+
+
+class TestOldKeys:
+    def test_each_warns_once_and_names_its_replacement(self, capsys: pytest.CaptureFixture[str]) -> None:
+        argv = ["fp16_opt_level=O2", "global_loss_buf_sz=3", "local_rank=-1", "--n_gpu=2", "encoder.pretrained_file=null", "multi_q_encoder=False"]
+        compose(*argv, "global_loss_buf_sz=4")
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == len(argv)
+        assert all(line.startswith("warning: ") for line in lines)
+        assert "train.precision=fp16 or bf16" in lines[0]
+
+    def test_fp16_is_translated(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert compose("fp16=True").train.precision == "fp16"
+        assert "read as train.precision=fp16" in capsys.readouterr().err
+        assert compose("fp16=False", "train.precision=bf16").train.precision == "bf16"
+
+    def test_other_ranks_do_not_repeat_the_warning(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
+            monkeypatch.setenv(name, value)
+        compose("--local-rank=1", "global_loss_buf_sz=3")
+        assert capsys.readouterr().err == ""
+
+
+class TestMistakes:
+    @pytest.mark.parametrize("key", KEYS)
+    def test_a_misspelt_key_names_the_right_one(self, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+        generator = random.Random(key)
+        position = generator.randrange(len(key.rpartition(".")[0]) + 1, len(key))
+        letter = generator.choice([other for other in string.ascii_lowercase if other != key[position]])
+        for wrong in (key[:position] + letter + key[position + 1 :], key[:position] + key[position + 1 :], key[:position] + letter + key[position:]):
+            if wrong not in KEYS:
+                message = refused(capsys, f"{wrong}=1")
+                assert key in message.partition("did you mean")[2]
+
+    def test_a_key_without_its_section_is_found(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "train.batch_size" in refused(capsys, "batch_size=4")
+        assert "train.augment.crop_tokens" in refused(capsys, "train.crop_tokens=4")
+
+    def test_many_mistakes_stay_on_five_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "and 4 more" in refused(capsys, *(f"nonsense{n}=1" for n in range(7)))
+
+    @pytest.mark.parametrize(
+        ("argument", "expected"),
+        [
+            ("train=biencoder_nqq", "biencoder_nq"),
+            ("encoder=bert", "hf_bert"),
+            ("train=3", "biencoder_default"),
+            ("train.batch_size=abc", "train.batch_size"),
+            ("train.batch_size=1.5", "train.batch_size"),
+            ("train.batch_size=0", "at least 1"),
+            ("train.learning_rate=fast", "train.learning_rate"),
+            ("train.precision=fp8", "fp32, bf16, fp16"),
+            ("train.adam_betas=(0.9)", "two numbers"),
+            ("encoder.shared=maybe", "encoder.shared"),
+            ("train_sampling_rates=[a]", "train_sampling_rates"),
+            ("seed=null", "seed"),
+            ("train.batch_size=1,2", "train.batch_size=1,2"),
+            ("train.batch_size=[3", "train.batch_size=[3"),
+            ("train.batch_size={", "train.batch_size={"),
+            ("train_datasets=", "train_datasets=null"),
+            ("train_datasets", "train_datasets needs a value"),
+            ("data/train.json", "train_datasets=data/train.json"),
+            ("--train_datasets", "needs a value"),
+            ("-x", "-x"),
+            ("=3", "=3"),
+            ("train.augment=3", "section"),
+            ("+new_key=3", "new_key"),
+            ("~train.batch_size", "train.batch_size"),
+            ("~nothing", "nothing"),
+            ("--config-dir=nowhere", "nowhere"),
+            ("--config-name=nowhere", "nowhere"),
+            ("--cfg", "--cfg"),
+            ("--experimental-rerun=x.pickle", "experimental-rerun"),
+        ],
+    )
+    def test_message_names_what_is_wrong(self, argument: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert expected in refused(capsys, argument)
+
+    def test_a_sweep_is_refused_under_a_launcher(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+            monkeypatch.setenv(name, value)
+        for flag in ("-m", "--multirun", "hydra.mode=MULTIRUN"):
+            assert "start one torchrun for each" in refused(capsys, flag, "train.batch_size=1,2")
+
+
+class TestEndings:
+    def end(self, error: BaseException) -> int:
+        def job(config: BiEncoderTrainConfig) -> None:
+            raise error
+
+        return launch("biencoder_train_cfg", BiEncoderTrainConfig, job, [])
+
+    def test_errors_for_a_person_have_no_traceback_and_their_own_code(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.end(InputError("not JSON", file="a.jsonl", line=4)) == 3
+        assert capsys.readouterr().err == "error: a.jsonl:4: not JSON\n"
+        assert self.end(DivergedError("loss is nan")) == 4
+
+    def test_other_errors_show_where_they_happened(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.end(RuntimeError("boom")) == 1
+        message = capsys.readouterr().err
+        assert "Traceback" in message
+        assert "boom" in message
+
+    def test_interrupt(self) -> None:
+        assert self.end(KeyboardInterrupt()) == 130
+
+
+class TestSweeps:
+    def test_every_combination_runs_in_its_own_output_folder(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["dpr"])
+        seen = Seen()
+        argv = ["-m", "train.batch_size=1,2", "seed=5,6", "output_dir=sweep"]
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, argv) == 0
+        assert [(config.train.batch_size, config.seed) for config in seen.configs] == [(1, 5), (1, 6), (2, 5), (2, 6)]
+        assert [Path(config.output_dir or "").resolve() for config in seen.configs] == [(tmp_path / "sweep" / str(n)).resolve() for n in range(4)]
+        assert sys.argv == ["dpr"]
+        assert not (tmp_path / "outputs").exists()
+
+    def test_an_error_in_one_job_ends_the_sweep_with_its_code(self, capsys: pytest.CaptureFixture[str]) -> None:
+        def job(config: BiEncoderTrainConfig) -> None:
+            raise InputError("bad row")
+
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, ["-m", "seed=1,2"]) == 3
+        assert "Traceback" not in capsys.readouterr().err
+
+
+class TestHelp:
+    def test_every_setting_with_its_meaning(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help"]) == 0
+        text = capsys.readouterr().out
+        assert [key for key in KEYS if key not in text] == []
+        assert "Questions per step and rank." in text
+        assert "biencoder_default, biencoder_local, biencoder_nq" in text
+        assert max(map(len, text.splitlines())) <= 140
