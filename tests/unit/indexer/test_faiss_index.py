@@ -1,0 +1,129 @@
+"""Faiss indexes answer like exact search, in dot products, and a damaged one is never read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.faiss_index import FaissIndex, FaissSettings
+from dpr.indexer.ranking import encode_ids
+from dpr.indexer.vectors import ArraySource
+
+SMALL = {kind: FaissSettings(kind, store_n=links, ef_search=512) for kind, links in (("flat", 0), ("hnsw", 64), ("hnsw_sq", 64))}
+
+
+def make(num_vectors: int = 1500, dimension: int = 24) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Vectors of very different lengths, so that the nearest by L2 distance and the largest dot product differ."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((num_vectors, dimension)) * rng.uniform(0.5, 1.5, (num_vectors, 1))
+    return (
+        [f"p{number}" for number in range(num_vectors)],
+        vectors.astype(np.float32),
+        rng.standard_normal((40, dimension)).astype(np.float32),
+    )
+
+
+def build(kind: str, ids: list[str], vectors: np.ndarray, parts: int = 3) -> FaissIndex:
+    edges = np.linspace(0, len(ids), parts + 1).astype(int)
+    sources = [ArraySource(encode_ids(ids[start:stop]), vectors[start:stop]) for start, stop in pairwise(edges)]
+    return FaissIndex.build(sources, SMALL[kind], source={"model_fingerprint": "abc"})
+
+
+def test_flat_equals_exact_search_bit_for_bit() -> None:
+    ids, vectors, queries = make()
+    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
+    found = build("flat", ids, vectors).search(queries, 20, query_rows=7)
+    assert found[1] == expected[1]
+    assert found[0].tobytes() == expected[0].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "hnsw_sq"])
+def test_hnsw_finds_what_exact_search_finds_and_scores_are_dot_products(kind: str) -> None:
+    ids, vectors, queries = make()
+    _, expected = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
+    scores, found = build(kind, ids, vectors).search(queries, 20)
+    recall = np.mean([len(set(ours) & set(truth)) / 20 for ours, truth in zip(found, expected, strict=True)])
+    assert recall >= 0.95
+    by_distance = [np.argsort(((vectors - query) ** 2).sum(axis=1))[:20] for query in queries]
+    assert np.mean([len({ids[row] for row in near} & set(truth)) / 20 for near, truth in zip(by_distance, expected, strict=True)]) < 0.8
+    dots = np.array([[query @ vectors[int(name[1:])] for name in row] for query, row in zip(queries, found, strict=True)])
+    np.testing.assert_allclose(scores, dots, rtol=1e-5 if kind == "hnsw" else 0.02, atol=1e-5 if kind == "hnsw" else 0.2)
+    assert (np.diff(scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_more_passages_asked_than_there_are_gives_shorter_lists(kind: str) -> None:
+    ids, vectors, queries = make(num_vectors=5)
+    scores, found = build(kind, ids, vectors, parts=1).search(queries[:2], 100)
+    assert [sorted(row) for row in found] == [sorted(ids)] * 2
+    assert np.isfinite(scores).all()
+    assert build(kind, ids, vectors).search(np.zeros((0, 24)), 3)[1] == []
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_a_saved_index_answers_the_same(kind: str, tmp_path: Path) -> None:
+    ids, vectors, queries = make(num_vectors=300)
+    index = build(kind, ids, vectors)
+    index.save(tmp_path / "index")
+    loaded = FaissIndex.load(tmp_path / "index", source={"model_fingerprint": "abc"}, kind=kind)
+    assert loaded.search(queries, 10)[1] == index.search(queries, 10)[1]
+    assert loaded.source == {"model_fingerprint": "abc"}
+
+
+def test_a_quantiser_learns_the_same_from_a_stream_as_from_all_vectors() -> None:
+    import faiss
+
+    ids, vectors, _ = make()
+    index = build("hnsw_sq", ids, vectors)
+    norms = (vectors.astype(np.float64) ** 2).sum(axis=1)
+    augmented = np.hstack([vectors, np.sqrt(norms.max() - norms)[:, None]]).astype(np.float32)
+    whole = faiss.IndexHNSWSQ(25, faiss.ScalarQuantizer.QT_8bit, 64)
+    whole.train(augmented)
+    learned = [faiss.vector_to_array(faiss.downcast_index(engine.storage).sq.trained) for engine in (whole, index._engine)]
+    np.testing.assert_allclose(learned[1], learned[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "ids.npy"])
+def test_a_changed_file_is_refused_before_faiss_reads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import faiss
+
+    ids, vectors, _ = make(num_vectors=50)
+    folder = tmp_path / "index"
+    build("flat", ids, vectors).save(folder)
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(bytes(content))
+    monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("faiss was given a damaged file"))
+    with pytest.raises(InputError, match=f"{name}: content has changed"):
+        FaissIndex.load(folder)
+
+
+def test_an_index_of_other_vectors_or_another_kind_is_refused(tmp_path: Path) -> None:
+    ids, vectors, _ = make(num_vectors=50)
+    folder = tmp_path / "index"
+    build("flat", ids, vectors).save(folder)
+    with pytest.raises(InputError, match=r"model_fingerprint 'abc'.*expected 'other'"):
+        FaissIndex.load(folder, source={"model_fingerprint": "other"})
+    with pytest.raises(InputError, match="indexer=flat"):
+        FaissIndex.load(folder, kind="hnsw")
+    (folder / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"manifest\.json"):
+        FaissIndex.load(folder)
+
+
+def test_bad_vectors_and_settings_are_refused() -> None:
+    ids, vectors, queries = make(num_vectors=20)
+    with pytest.raises(InputError, match="query vectors"):
+        build("flat", ids, vectors).search(queries[:, :5], 3)
+    vectors[3, 3] = np.nan
+    with pytest.raises(InputError, match="'p3'"):
+        build("hnsw", ids, vectors)
+    with pytest.raises(ConfigError, match="ivf"):
+        FaissSettings("ivf")
+    with pytest.raises(InputError, match="no vectors"):
+        FaissIndex.build([], SMALL["flat"])
