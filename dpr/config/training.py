@@ -227,7 +227,7 @@ class BiEncoderTrainConfig:
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
     resume: str = "auto"
-    """auto: continue the run found in output_dir; fresh: refuse to reuse a folder that holds one."""
+    """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it although data or order differ."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -243,8 +243,9 @@ class BiEncoderTrainConfig:
         for part in (self.encoder, self.train, self.loss):
             part.check()
         require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))
-        require_choice("resume", self.resume, ("auto", "fresh"))
+        require_choice("resume", self.resume, ("auto", "fresh", "force"))
         require_at_least("max_bad_rows", self.max_bad_rows, 0)
+        require_at_least("seed", self.seed, 0)
 
 
 @dataclass

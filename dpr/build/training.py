@@ -1,0 +1,201 @@
+"""Training settings -> objects -> a run. The one place that knows both sides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dpr.build.sources import NamedSource, resolve_training_files
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.core.seeding import seed_everything
+from dpr.data.collator import Augmentation, SetOptions
+from dpr.data.loader import SampleSource
+from dpr.formats.durable import write_json
+from dpr.formats.training_sets import open_training_set
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.encoder import EncoderSettings
+from dpr.training.metrics import Metrics
+from dpr.training.optimizer import OptimizerSettings, Schedule
+from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.validation import DevSet, ValidationSettings, Validator
+
+logger = get_logger(__name__)
+
+Opened = list[tuple[SampleSource, SetOptions]]
+
+
+def run(config: BiEncoderTrainConfig) -> float | None:
+    """Trains, or only evaluates when there are no train_datasets. Returns the best (or the evaluated) validation value."""
+    train_sources = resolve_training_files(config.train_datasets, config.datasets)
+    dev_sources = resolve_training_files(config.dev_datasets, config.datasets)
+    if not train_sources:
+        _check_evaluation_only(config, dev_sources)
+    elif config.output_dir is None:
+        raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=_local_rank())
+    with process_group(device.type):
+        seed_everything(config.seed)
+        model = build_model(config).to(device)
+        dev_sets = open_sets(dev_sources, config)
+        if not train_sources:
+            return evaluate(config, model, dev_sets)
+        return build_trainer(config, model, open_sets(train_sources, config, config.loss_scale_factors), dev_sets).train()
+
+
+def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
+    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``."""
+    encoder = config.encoder
+    options = TowerOptions(
+        fix_ctx_encoder=encoder.fix_ctx_encoder, learn_temperature=config.loss.learn_temperature, temperature=config.loss.temperature
+    )
+    if config.model_file is not None:
+        return BiEncoder.load(config.model_file, options=options, dropout=encoder.dropout)
+    settings = EncoderSettings(
+        pooling=encoder.pooling,
+        projection_dim=encoder.projection_dim,
+        normalize=encoder.normalize,
+        shared=encoder.shared,
+        sequence_length=encoder.sequence_length,
+        question_length=encoder.question_length,
+    )
+    return BiEncoder.from_pretrained(
+        encoder.pretrained_model_cfg,
+        settings,
+        pretrained=encoder.pretrained,
+        dropout=encoder.dropout,
+        do_lower_case=config.do_lower_case,
+        special_tokens=config.special_tokens or (),
+        options=options,
+    )
+
+
+def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:
+    """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
+    scales = [1.0] * len(sources) if loss_scales is None else list(loss_scales)
+    if len(scales) != len(sources):
+        raise ConfigError(f"loss_scale_factors has {len(scales)} values for {len(sources)} train_datasets; give one for each")
+    opened: Opened = []
+    for source, scale in zip(sources, scales, strict=True):
+        data = open_training_set(
+            source.files, name=source.name, cache_dir=None, on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
+        )
+        options = SetOptions(
+            namespace=source.name,
+            query_prefix=source.options.special_token,
+            query_suffix=source.options.query_special_suffix,
+            selector=source.options.selector,
+            encoder_type=source.options.encoder_type or "",
+            shuffle_positives=source.options.shuffle_positives,
+            normalize=source.options.normalize,
+            exclude_gold=source.options.exclude_gold,
+            loss_scale=scale,
+        )
+        if options.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
+            raise ConfigError(f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true contradict; nothing would train")
+        opened.append((data, options))
+    return opened
+
+
+def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:
+    """The trainer that the settings describe."""
+    train = config.train
+    return BiEncoderTrainer(
+        model,
+        train_sets,
+        dev_sets,
+        output_dir=str(config.output_dir),
+        batch_size=train.batch_size,
+        global_batch_size=train.global_batch_size,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        num_train_epochs=train.num_train_epochs,
+        max_steps=train.max_steps,
+        hard_negatives=train.hard_negatives,
+        other_negatives=train.other_negatives,
+        sampling_rates=config.train_sampling_rates,
+        local_shards=config.local_shards_dataloader,
+        augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
+        loss=BiEncoderNllLoss(candidates=config.loss.candidates),
+        optimizer=OptimizerSettings(
+            learning_rate=train.learning_rate,
+            weight_decay=train.weight_decay,
+            eps=train.adam_eps,
+            betas=train.betas(),
+            embedding_lr_factor=train.embedding_lr_factor,
+            max_grad_norm=train.max_grad_norm,
+        ),
+        schedule=Schedule(train.lr_schedule, train.warmup_steps, train.min_lr_ratio),
+        validation=_validation_settings(config),
+        val_av_rank_start_epoch=config.val_av_rank_start_epoch,
+        eval_per_epoch=train.eval_per_epoch,
+        eval_every_steps=train.eval_every_steps,
+        save_every_steps=train.save_every_steps,
+        keep_last=train.keep_last,
+        log_every_steps=train.log_batch_step,
+        precision=train.precision,
+        num_workers=train.num_workers,
+        prefetch_batches=train.prefetch_batches,
+        seed=config.seed,
+        checkpoint_name=config.checkpoint_file_name,
+        resume=config.resume,
+        ignore_checkpoint_offset=config.ignore_checkpoint_offset,
+        ignore_checkpoint_optimizer=config.ignore_checkpoint_optimizer,
+        ignore_checkpoint_lr=config.ignore_checkpoint_lr,
+        config=asdict(config),
+    )
+
+
+def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
+    """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; writes metrics.json where output_dir is set."""
+    validator = Validator(
+        model,
+        BiEncoderNllLoss(candidates=config.loss.candidates),
+        [DevSet(source.name, source, options) for source, options in dev_sets],
+        hard_negatives=config.train.hard_negatives,
+        other_negatives=config.train.other_negatives,
+        settings=_validation_settings(config),
+        ranks=current_ranks(),
+        precision=config.train.precision,
+    )
+    metrics: Metrics = {**validator.nll(), **validator.average_rank()}
+    if current_ranks().is_main:
+        for name, value in metrics.items():
+            print(f"{name:<40} {value:.6f}")
+    if config.output_dir is not None:
+        folder = Path(config.output_dir)
+
+        def write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "metrics.json", metrics)
+
+        on_main(write)
+    return metrics["eval/nll_loss"]
+
+
+def _validation_settings(config: BiEncoderTrainConfig) -> ValidationSettings:
+    train = config.train
+    return ValidationSettings(
+        pool_size=train.dev_batch_size,
+        average_rank_hard_negatives=train.val_av_rank_hard_neg,
+        average_rank_other_negatives=train.val_av_rank_other_neg,
+        average_rank_passages_per_forward=train.val_av_rank_bsz,
+        average_rank_max_questions=train.val_av_rank_max_qs,
+    )
+
+
+def _check_evaluation_only(config: BiEncoderTrainConfig, dev_sources: Sequence[Any]) -> None:
+    if config.model_file is None or not dev_sources:
+        raise ConfigError(
+            "nothing to do: set train_datasets to train, or model_file and dev_datasets to evaluate\n"
+            "e.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
+        )
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))

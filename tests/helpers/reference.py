@@ -1,0 +1,58 @@
+"""The slow truth: what training computes, written out plainly and independently of the package (one process, padded, loops)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dpr.core.records import Passage, TrainingSample
+
+
+def key_of(passage: Passage) -> tuple[str, ...]:
+    return ("id", passage.id) if passage.id is not None else ("text", passage.title, passage.text)
+
+
+def embed(backbone: Any, tokenizer: Any, texts: Sequence[str | tuple[str, str]], max_length: int) -> torch.Tensor:
+    """CLS vectors, one text at a time: no padding, no batching, all segments 0."""
+    vectors = []
+    for text in texts:
+        pair = (text,) if isinstance(text, str) else text
+        ids = tokenizer(*pair, truncation=True, max_length=max_length)["input_ids"]
+        vectors.append(backbone(input_ids=torch.tensor([ids])).last_hidden_state[0, 0])
+    return torch.stack(vectors)
+
+
+def pool_loss(
+    questions: torch.Tensor,
+    contexts: torch.Tensor,
+    passages: Sequence[Passage],
+    positives: Sequence[int],
+    known: Sequence[Sequence[Passage]],
+    *,
+    distinct: bool,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Mean over questions of -log softmax of the positive among the candidates, one question and one candidate at a time."""
+    total = torch.zeros((), dtype=questions.dtype)
+    for row, positive in enumerate(positives):
+        answers = {key_of(passage) for passage in known[row]}
+        scores, target = [], None
+        for column, passage in enumerate(passages):
+            is_gold = key_of(passage) == key_of(passages[positive]) if distinct else column == positive
+            repeated = any(key_of(earlier) == key_of(passage) for earlier in passages[:column])
+            if distinct and (repeated or (not is_gold and key_of(passage) in answers)):
+                continue
+            if is_gold:
+                target = len(scores)
+            scores.append(questions[row] @ contexts[column] / temperature)
+        assert target is not None
+        total = total - torch.log_softmax(torch.stack(scores), 0)[target]
+    return total / len(positives)
+
+
+def sample_passages(sample: TrainingSample, num_hard: int, num_other: int) -> list[Passage]:
+    """First positive, then other, then hard negatives in file order; others stand in when there are no hard ones."""
+    hard = sample.hard_negatives or sample.other_negatives
+    return [sample.positives[0], *sample.other_negatives[:num_other], *hard[:num_hard]]

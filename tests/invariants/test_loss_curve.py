@@ -1,0 +1,94 @@
+"""Twenty training steps against an independent loop: plain Hugging Face BERT, plain softmax over the pool, plain AdamW.
+
+pytest tests/invariants/test_loss_curve.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from dpr.core.records import Passage, TrainingSample
+from dpr.training.callbacks import Callback
+from dpr.training.metrics import Metrics
+from dpr.training.optimizer import OptimizerSettings, Schedule
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+
+STEPS, BATCH = 20, 4
+
+
+def plain_samples() -> list[TrainingSample]:
+    """Every passage occurs once in the file, so that a plain softmax over the pool is the whole truth."""
+    samples = []
+    for number, sample in enumerate(make_samples(STEPS * BATCH, seed=3)):
+        positive, negative = (Passage(f"{sample.positives[0].text} {kind} {number}", sample.positives[0].title) for kind in ("ba", "de"))
+        samples.append(TrainingSample(sample.question, (positive,), (negative,)))
+    return samples
+
+
+def reference_curve(folder: Path, samples: list[TrainingSample], order: list[int]) -> list[float]:
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    model = tiny_model(folder)
+    towers = []
+    for trained in (model.question_model, model.ctx_model):
+        tower = AutoModel.from_config(trained.config, dtype=torch.float64)
+        tower.load_state_dict(trained.backbone.state_dict(), strict=False)
+        towers.append(tower.train())
+    parameters = [parameter for tower in towers for name, parameter in tower.named_parameters() if "pooler" not in name]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0)
+    losses = []
+    for step in range(STEPS):
+        batch = [samples[row] for row in order[step * BATCH : (step + 1) * BATCH]]
+        texts = [(passage.title, passage.text) for sample in batch for passage in (sample.positives[0], sample.hard_negatives[0])]
+        vectors = []
+        for tower, inputs in zip(towers, ([sample.question for sample in batch], texts), strict=True):
+            encoded = [
+                tokenizer(*((text,) if isinstance(text, str) else text if text[0] else text[1:]), truncation=True, max_length=24)
+                for text in inputs
+            ]
+            padded = tokenizer.pad([{"input_ids": item["input_ids"]} for item in encoded], return_tensors="pt")
+            vectors.append(tower(**padded).last_hidden_state[:, 0])
+        scores = vectors[0] @ vectors[1].T
+        loss = torch.nn.functional.cross_entropy(scores, torch.arange(BATCH) * 2)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * ((step + 1) / 5 if step < 5 else 1 - (step - 5) / (STEPS - 5))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+class Curve(Callback):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.losses.append(metrics["train/loss"])
+
+
+def test_twenty_steps_follow_an_independent_reference(tmp_path: Path) -> None:
+    folder, curve = encoder_folder(tmp_path / "encoder"), Curve()
+    samples = plain_samples()
+    trainer = BiEncoderTrainer(
+        tiny_model(folder),
+        [ListSource(samples)],
+        output_dir=tmp_path / "run",
+        batch_size=BATCH,
+        num_train_epochs=1,
+        optimizer=OptimizerSettings(learning_rate=1e-2, max_grad_norm=1.0),
+        schedule=Schedule("linear", warmup_steps=5),
+        log_every_steps=1,
+        num_workers=0,
+        callbacks=[curve],
+    )
+    order = [int(row) for index in range(STEPS) for row in trainer.dataset.iterator.pool(0, index).rows]
+    assert sorted(order) == list(range(STEPS * BATCH)) != order
+    trainer.train()
+    expected = reference_curve(folder, samples, order)
+    assert max(abs(mine - theirs) for mine, theirs in zip(curve.losses, expected, strict=True)) < 1e-8
+    assert max(expected) - min(expected) > 0.1, "a flat curve would prove little"

@@ -1,0 +1,126 @@
+"""Promise 1: one pool, one gradient, whatever the number of processes.
+
+pytest tests/invariants/test_one_gradient.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dpr.core.distributed import current_ranks, sum_over_ranks
+from dpr.data.collator import Collator, SetOptions
+from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
+from dpr.data.loader import PoolDataset
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import TowerOptions
+from dpr.training.step import DirectStep
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.reference import embed, pool_loss, sample_passages
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+
+POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 8, 2, 1, 2
+# Sums of float64 in another order; the gradients themselves are of order 1.
+TOLERANCE = 1e-10
+
+
+def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Loss, number correct and gradient of one optimizer step of ACCUMULATION pools, as every rank of a group sees them."""
+    ranks = current_ranks()
+    options = TowerOptions(**case.get("options", {}))
+    model = tiny_model(folder, options=options, **case.get("settings", {})).train()
+    source = ListSource(make_samples(3 * POOL))
+    iterator = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=ranks.rank, world_size=ranks.world_size)
+    collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
+    set_options = SetOptions("tiny", encoder_type=case.get("encoder_type", ""), loss_scale=case.get("loss_scale", 1.0))
+    dataset = PoolDataset([source], [set_options], MultiSetDataIterator([iterator], seed=5), collator)
+    parallel = DistributedDataParallel(model) if ranks.world_size > 1 else model
+    step = DirectStep(parallel, BiEncoderNllLoss(candidates=case.get("candidates", "distinct")), ranks=ranks, device=torch.device("cpu"))
+    loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for pool in range(ACCUMULATION):
+        result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
+        loss, correct = loss + result.loss_sum, correct + result.num_correct
+    gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {"loss": sum_over_ranks(loss) / (POOL * ACCUMULATION), "correct": sum_over_ranks(correct), **gradient}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "distinct": {},
+    "dpr": {"candidates": "dpr"},
+    "shared tower, cosine, mean pooling": {"settings": {"shared": True, "normalize": True, "pooling": "mean"}, "options": {"temperature": 0.05}},
+    "learned temperature": {"options": {"learn_temperature": True, "temperature": 0.5}, "settings": {"normalize": True}},
+    "both sides through the question tower": {"encoder_type": "question"},
+    "frozen context tower, projection": {"options": {"fix_ctx_encoder": True}, "settings": {"projection_dim": 6}},
+    "loss scale": {"loss_scale": 0.25},
+}
+
+
+def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: gradient_of_a_step(folder, case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def by_world_size(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
+    """For 1, 2 and 4 processes: what each rank computed in every case. One group a size, since starting processes takes seconds."""
+    folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
+    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(by_world_size: dict[int, Any], name: str) -> None:
+    alone = by_world_size[1][0][name]
+    norms = [float(tensor.norm()) for key, tensor in alone.items() if key not in ("loss", "correct")]
+    assert len(norms) > 10 and max(norms) > 1e-3, "a zero gradient would be equal everywhere"
+    for world_size in (2, 4):
+        for rank, results in enumerate(by_world_size[world_size]):
+            assert results[name].keys() == alone.keys()
+            for key, expected in alone.items():
+                torch.testing.assert_close(results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} on rank {rank} of {world_size}")
+
+
+@pytest.mark.parametrize("candidates", ["distinct", "dpr"])
+def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    fast = gradient_of_a_step(folder, {"candidates": candidates})
+    model = tiny_model(folder)
+    source = ListSource(make_samples(3 * POOL))
+    order = MultiSetDataIterator([ShardedDataIterator(len(source), global_batch_size=POOL, seed=5)], seed=5)
+    collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
+    total = torch.zeros((), dtype=torch.float64)
+    for number in range(ACCUMULATION):
+        rows = [int(row) for row in order.pool(1, number).rows]
+        passages, positives = [], []
+        for row in rows:
+            chosen = collator.select(source[row], row, SetOptions("tiny"), 1, 0)
+            positives.append(len(passages))
+            passages += [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives]
+        tokenizer = model.tensorizer.tokenizer
+        questions = embed(model.question_model.backbone, tokenizer, [source[row].question for row in rows], 24)
+        texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
+        contexts = embed(model.ctx_model.backbone, tokenizer, texts, 24)
+        known = [source.known_positives(row) for row in rows]
+        total = total + pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct") / ACCUMULATION
+    total.backward()
+    torch.testing.assert_close(fast["loss"], total.detach(), rtol=0, atol=TOLERANCE)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(fast[name], parameter.grad, rtol=0, atol=TOLERANCE, msg=name)
+
+
+def test_the_two_candidate_rules_differ_on_this_data(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    losses = [float(gradient_of_a_step(folder, {"candidates": kind})["loss"]) for kind in ("distinct", "dpr")]
+    assert abs(losses[0] - losses[1]) > 1e-3, "the data must hold duplicates and known positives, or the tests above prove little"
+
+
+def test_file_order_selection_matches_the_plain_rule() -> None:
+    from dpr.data.negatives import select_passages
+
+    for sample in make_samples(50):
+        chosen = select_passages(sample, num_hard=2, num_other=1)
+        expected = sample_passages(sample, 2, 1)
+        assert [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives] == expected

@@ -1,0 +1,122 @@
+"""Validation figures do not depend on the number of processes or on how the work is cut, and equal the slow truth.
+
+pytest tests/invariants/test_validation_figures.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpr.core.distributed import current_ranks
+from dpr.data.collator import SetOptions
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.training.metrics import Metrics
+from dpr.training.validation import DevSet, ValidationSettings, Validator
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+
+SETTINGS = ValidationSettings(
+    pool_size=6, average_rank_hard_negatives=2, average_rank_other_negatives=2, average_rank_passages_per_forward=7
+)
+
+
+def figures(folder: Path, candidates: str, settings: ValidationSettings, collapsed: bool = False) -> Metrics:
+    model = tiny_model(folder).eval()
+    if collapsed:
+        for tower in (model.question_model, model.ctx_model):
+            for name, parameter in tower.backbone.named_parameters():
+                if "LayerNorm" in name:
+                    torch.nn.init.constant_(parameter, 1.0 if name.endswith("bias") else 0.0)
+    # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
+    devs = [DevSet(name, ListSource(make_samples(count, seed=count), name), SetOptions(name)) for name, count in (("a", 13), ("b", 3))]
+    loss = BiEncoderNllLoss(candidates=candidates)
+    validator = Validator(model, loss, devs, hard_negatives=1, other_negatives=1, settings=settings, ranks=current_ranks())
+    return {**validator.nll(), **validator.average_rank()}
+
+
+def both_rules(folder: Path) -> list[Metrics]:
+    return [figures(folder, candidates, SETTINGS) for candidates in ("distinct", "dpr")]
+
+
+def test_figures_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    alone = both_rules(folder)
+    assert alone[0] != alone[1]
+    for world_size in (2, 4):
+        for result in run_on_ranks(both_rules, world_size, folder):
+            for metrics, expected in zip(result, alone, strict=True):
+                assert metrics.keys() == expected.keys()
+                for name, value in expected.items():
+                    assert metrics[name] == pytest.approx(value, abs=1e-10), (name, world_size)
+
+
+@pytest.mark.parametrize("candidates", ["distinct", "dpr"])
+def test_nll_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    metrics = figures(folder, candidates, SETTINGS)
+    model, total = tiny_model(folder).eval(), 0.0
+    source = ListSource(make_samples(13, seed=13))
+    for start in range(0, 13, 6):
+        rows = range(start, min(start + 6, 13))
+        passages, positives = [], []
+        for row in rows:
+            positives.append(len(passages))
+            passages += sample_passages(source[row], 1, 1)
+        with torch.no_grad():
+            questions = embed(model.question_model.backbone, model.tensorizer.tokenizer, [source[row].question for row in rows], 24)
+            texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
+            contexts = embed(model.ctx_model.backbone, model.tensorizer.tokenizer, texts, 24)
+        known = [source.known_positives(row) for row in rows]
+        total += float(pool_loss(questions, contexts, passages, positives, known, distinct=candidates == "distinct")) * len(rows)
+    assert metrics["eval/a/nll_loss"] == pytest.approx(total / 13, abs=1e-10)
+
+
+@pytest.mark.parametrize("candidates", ["distinct", "dpr"])
+def test_average_rank_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    metrics, model = figures(folder, candidates, SETTINGS), tiny_model(folder).eval()
+    source = ListSource(make_samples(13, seed=13))
+    passages, positives = [], []
+    for row in range(13):
+        positives.append(len(passages))
+        passages += sample_passages(source[row], 2, 2)
+    with torch.no_grad():
+        questions = embed(model.question_model.backbone, model.tensorizer.tokenizer, [sample.question for sample in source.samples], 24)
+        texts = [(passage.title, passage.text) if passage.title else passage.text for passage in passages]
+        contexts = embed(model.ctx_model.backbone, model.tensorizer.tokenizer, texts, 24)
+    ranks = []
+    for row, positive in enumerate(positives):
+        gold, answers = passages[positive], {key_of(passage) for passage in source.known_positives(row)}
+        gold_score, higher, ties = float(questions[row] @ contexts[positive]), 0, 0
+        for column, passage in enumerate(passages):
+            repeated = any(key_of(earlier) == key_of(passage) for earlier in passages[:column])
+            if column == positive or (candidates == "distinct" and (repeated or key_of(passage) in answers | {key_of(gold)})):
+                continue
+            score = float(questions[row] @ contexts[column])
+            tied = abs(score - gold_score) < 1e-6
+            higher, ties = higher + (score > gold_score and not tied), ties + tied
+        ranks.append((higher + 0.5 * ties, higher, higher + ties))
+    expected = [sum(column) / 13 for column in zip(*ranks, strict=True)]
+    found = [metrics[f"eval/a/avg_rank{suffix}"] for suffix in ("", "_low", "_high")]
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert expected[0] > 1
+
+
+def test_average_rank_does_not_depend_on_how_the_pool_is_cut(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    results = []
+    for block in (1, 5, 1000):
+        settings = dataclasses.replace(SETTINGS, average_rank_passages_per_forward=block)
+        results.append(figures(folder, "distinct", settings)["eval/avg_rank"])
+    assert results[0] == results[1] == results[2] > 1
+
+
+def test_a_collapsed_encoder_does_not_rank_first(tmp_path: Path) -> None:
+    metrics = figures(encoder_folder(tmp_path / "encoder"), "dpr", SETTINGS, collapsed=True)
+    assert metrics["eval/avg_rank_low"] == 0
+    assert metrics["eval/avg_rank"] == metrics["eval/avg_rank_high"] / 2 > 5
