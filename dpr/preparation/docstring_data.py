@@ -1,0 +1,127 @@
+"""``dpr prepare docstrings``: a small retrieval task of real text, made from what is installed, without a network.
+
+1. Read pairs (first sentence, rest) from docstrings (``docstrings``).
+2. Drop pairs whose question occurs before, and pairs whose passage nearly repeats an earlier one (``near_duplicates``).
+3. Hold out dev and test questions by module, so that what was learned of a module cannot answer its questions (``splits``).
+4. Every passage goes into the corpus; train and dev questions get BM25 hard negatives (``hard_negatives``), train questions from train
+   passages only.
+
+The same environment, seed and sizes give the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage, Question, TrainingSample
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.training_sets import write_training_set
+from dpr.preparation.docstrings import Docstring, find_sources, read_docstrings
+from dpr.preparation.hard_negatives import lexical_negatives
+from dpr.preparation.near_duplicates import find_near_duplicates
+from dpr.preparation.splits import TRAIN, split_by_group
+
+DEV, TEST = "dev", "test"
+CORPUS_FILE = "corpus.tsv"
+GROUP_DEPTH = 2
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DocstringPair:
+    """One question with the passage that answers it, in one split."""
+
+    question: str
+    passage: Passage
+    split: str
+
+
+def prepare_docstrings(
+    out: Path,
+    *,
+    packages: Sequence[str] | None = None,
+    seed: int = 0,
+    num_dev: int = 1000,
+    num_test: int = 2000,
+    num_negatives: int = 3,
+    processes: int = 1,
+    overwrite: bool = False,
+) -> dict[str, int]:
+    """Makes the folder ``out`` (corpus.tsv, train.json, dev.json, {dev,test}_questions.jsonl, {dev,test}_qrels.tsv) and returns counts.
+
+    Raises:
+        ConfigError: an unknown package.
+        InputError: ``out`` exists and ``overwrite`` is false.
+    """
+    with durable_folder(out, overwrite=overwrite) as folder:
+        sources = find_sources(packages)
+        logger.info("reading the docstrings of %d files", len(sources))
+        docstrings = read_docstrings(sources, processes=processes)
+        distinct = drop_repeats(docstrings)
+        logger.info("%d docstrings of use, %d after near-duplicate removal", len(docstrings), len(distinct))
+        pairs = split_pairs(distinct, seed=seed, num_dev=num_dev, num_test=num_test)
+        _write_pairs(folder, pairs, num_negatives)
+        splits = Counter(pair.split for pair in pairs)
+    return {
+        "files": len(sources),
+        "docstrings": len(docstrings),
+        "passages": len(pairs),
+        "train questions": splits[TRAIN],
+        "dev questions": splits[DEV],
+        "test questions": splits[TEST],
+    }
+
+
+def drop_repeats(docstrings: Sequence[Docstring]) -> list[Docstring]:
+    """The docstrings whose name and question are new, and whose passage does not nearly repeat an earlier one."""
+    by_name = list({docstring.name: docstring for docstring in reversed(docstrings)}.values())[::-1]
+    repeats = find_near_duplicates([docstring.summary for docstring in by_name], threshold=1.0)
+    asked_once = [docstring for docstring, original in zip(by_name, repeats, strict=True) if original is None]
+    repeats = find_near_duplicates([docstring.body for docstring in asked_once])
+    return [docstring for docstring, original in zip(asked_once, repeats, strict=True) if original is None]
+
+
+def split_pairs(docstrings: Sequence[Docstring], *, seed: int, num_dev: int, num_test: int) -> list[DocstringPair]:
+    """Pairs with their split. The passage's id is the qualified name, its title the same name as words."""
+    groups = [".".join(docstring.module.split(".")[:GROUP_DEPTH]) for docstring in docstrings]
+    splits = split_by_group(groups, {TEST: num_test, DEV: num_dev}, seed=seed)
+    return [
+        DocstringPair(docstring.summary, Passage(docstring.body, name_as_words(docstring.name), docstring.name), split)
+        for docstring, split in zip(docstrings, splits, strict=True)
+    ]
+
+
+def name_as_words(name: str) -> str:
+    """``pandas.io.parsers.TextFileReader.get_chunk`` -> ``pandas io parsers Text File Reader get chunk``."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    return " ".join(re.split(r"[\W_]+", apart)).strip()
+
+
+def _write_pairs(folder: Path, pairs: Sequence[DocstringPair], num_negatives: int) -> None:
+    write_passages(folder / CORPUS_FILE, (pair.passage for pair in pairs))
+    train = [pair for pair in pairs if pair.split == TRAIN]
+    dev = [pair for pair in pairs if pair.split == DEV]
+    for name, chosen, pool in (("train.json", train, train), ("dev.json", dev, pairs)):
+        negatives = lexical_negatives(
+            [pair.question for pair in chosen],
+            [pair.passage for pair in chosen],
+            [pair.passage for pair in pool],
+            num_negatives=num_negatives,
+        )
+        write_training_set(
+            folder / name,
+            (TrainingSample(pair.question, (pair.passage,), tuple(hard)) for pair, hard in zip(chosen, negatives, strict=True)),
+        )
+    for split in (DEV, TEST):
+        chosen = [pair for pair in pairs if pair.split == split]
+        ids = [f"{split}-{number}" for number in range(len(chosen))]
+        write_questions(folder / f"{split}_questions.jsonl", [Question(pair.question, key) for key, pair in zip(ids, chosen, strict=True)])
+        write_qrels(folder / f"{split}_qrels.tsv", {key: {str(pair.passage.id): 1} for key, pair in zip(ids, chosen, strict=True)})

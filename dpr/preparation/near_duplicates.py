@@ -1,0 +1,74 @@
+"""Finds texts that say the same as an earlier one but for spacing, punctuation, case or a few words.
+
+A text is seen as the set of its words and word pairs; two texts are near-duplicates when their sets have a Jaccard similarity of at least the
+threshold. The search is exact, not sampled: two sets that similar must share one of their rarest members (prefix filtering as in
+Bayardo, Ma and Srikant, "Scaling up all pairs similarity search", WWW 2007), so only texts that share one are compared.
+
+1. Count how many texts each member occurs in, and number the members from rare to common.
+2. Go through the texts in order. Compare each with the kept texts that share a member of its prefix, the ``n - ceil(threshold * n) + 1``
+   rarest of its ``n`` members.
+3. Keep it, and register its prefix, when none is similar enough. Copies never enter the register, so a thousand copies cost a thousand
+   comparisons, not a million.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpr.core.errors import ConfigError
+
+_WORD = re.compile(r"\w+")
+
+
+def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:
+    """For each text, the index of the earliest kept text it nearly repeats, or ``None`` where it is kept itself.
+
+    A text of ten or more words with one word changed is always found at the default threshold. Texts without any word are kept.
+
+    Raises:
+        ConfigError: ``threshold`` is not in (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise ConfigError(f"threshold={threshold} is out of range; it must be above 0 and at most 1")
+    original: list[int | None] = []
+    register: defaultdict[int, list[int]] = defaultdict(list)
+    kept: dict[int, frozenset[int]] = {}
+    for index, members in enumerate(_members_from_rare_to_common(texts)):
+        own = frozenset(members)
+        prefix = members[: len(members) - math.ceil(threshold * len(members)) + 1]
+        candidates = {other for member in prefix for other in register.get(member, ())}
+        match = min((other for other in candidates if _jaccard_reaches(threshold, own, kept[other])), default=None)
+        original.append(match)
+        if match is None:
+            kept[index] = own
+            for member in prefix:
+                register[member].append(index)
+    return original
+
+
+def _jaccard_reaches(threshold: float, first: frozenset[int], second: frozenset[int]) -> bool:
+    smaller, larger = sorted((len(first), len(second)))
+    if smaller < threshold * larger:
+        return False
+    common = len(first & second)
+    return common >= threshold * (smaller + larger - common)
+
+
+def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
+    """The set of each text, its members as numbers that grow with the number of texts they occur in."""
+    numbers: dict[str | tuple[str, str], int] = {}
+    sets = []
+    for text in texts:
+        words = _WORD.findall(text.casefold())
+        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in [*words, *zip(words, words[1:], strict=False)]]))
+    counts = np.zeros(len(numbers), dtype=np.int64)
+    for members in sets:
+        counts[members.astype(np.int64)] += 1
+    rank = np.empty_like(counts)
+    rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
+    return [np.sort(rank[members.astype(np.int64)]).tolist() for members in sets]

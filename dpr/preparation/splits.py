@@ -1,0 +1,37 @@
+"""Parting records into train, dev and test so that what belongs together stays together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+TRAIN = "train"
+
+# A group above this share of a held-out set would make the set a test of one topic.
+LARGEST_SHARE = 0.15
+
+
+def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int) -> list[str]:
+    """Names the split of each record; all records of a group get the same one.
+
+    Groups are taken in an order that depends on ``seed`` and their names alone, and fill the held-out splits (``sizes``: name -> number of
+    records) one after the other up to a tenth above the wanted size; the rest is ``train``. Groups larger than ``LARGEST_SHARE`` of a
+    split never enter it. A split stays smaller than asked when the groups do not suffice, and never takes more than a third of all records.
+    """
+    members: defaultdict[str, int] = defaultdict(int)
+    for group in groups:
+        members[group] += 1
+    # Hashes, not a shuffle: one more package in the environment does not move the others to another split.
+    queue = sorted(members, key=lambda name: blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest())
+    split_of = dict.fromkeys(queue, TRAIN)
+    for split, wanted in sizes.items():
+        wanted = min(wanted, len(groups) // 3)
+        filled = 0
+        for group in queue:
+            if filled >= wanted:
+                break
+            if split_of[group] == TRAIN and members[group] <= max(1, wanted * LARGEST_SHARE):
+                split_of[group] = split
+                filled += members[group]
+    return [split_of[group] for group in groups]
