@@ -1,0 +1,67 @@
+"""Titles and texts of retrieved passages, from the corpus files, without holding the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.embedding.source import PassageSource
+
+_IN_MEMORY_BYTES = 256 * 2**20
+
+
+def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
+    """The passages with these ids; ids that no source has are left out. Reads each file at most once, up to the last passage wanted."""
+    wanted = set(ids)
+    found: dict[str, Passage] = {}
+    for passage in _all(sources):
+        if passage.id in wanted:
+            found.setdefault(passage.id, passage)
+            if len(found) == len(wanted):
+                break
+    return found
+
+
+def require_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
+    """As ``find_passages``; every id must be there.
+
+    Raises:
+        InputError: names a missing id and the files searched.
+    """
+    found = find_passages(sources, ids) if ids else {}
+    missing = sorted(set(ids) - found.keys())
+    if missing:
+        raise InputError(
+            f"{len(missing)} retrieved passages are not in the corpus, the first is {missing[0]!r}",
+            file=", ".join(str(source.file) for source in sources),
+            hint="ctx_datasets must name the files the vectors were made from, with the same id_prefix",
+        )
+    return found
+
+
+def lexical_texts(sources: Sequence[PassageSource]) -> tuple[list[str], Iterator[str]]:
+    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice, holds the ids."""
+    ids = [str(passage.id) for passage in _all(sources)]
+    return ids, (f"{passage.title} {passage.text}" for passage in _all(sources))
+
+
+class PassageLookup:
+    """Looks passages up again and again: small corpora are held in memory, large ones are read for every call."""
+
+    def __init__(self, sources: Sequence[PassageSource], *, in_memory_bytes: int = _IN_MEMORY_BYTES) -> None:
+        self._sources = list(sources)
+        self._held: dict[str, Passage] | None = None
+        if sum(source.file.stat().st_size for source in self._sources) <= in_memory_bytes:
+            self._held = {str(passage.id): passage for passage in _all(self._sources)}
+
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        """The passages with these ids, those that are missing left out."""
+        if self._held is None:
+            return find_passages(self._sources, set(ids))
+        return {passage_id: self._held[passage_id] for passage_id in ids if passage_id in self._held}
+
+
+def _all(sources: Sequence[PassageSource]) -> Iterator[Passage]:
+    for source in sources:
+        yield from source.read()

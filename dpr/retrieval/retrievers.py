@@ -1,0 +1,137 @@
+"""Questions in, rankings out: by a bi-encoder, by words, or by both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dpr.core.batch import TokenBatch
+from dpr.core.errors import InputError
+from dpr.data.text import decorate_question
+from dpr.embedding.encode import encode_tokens
+from dpr.formats.vector_shards import VectorShard
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.fusion import fuse_linear, fuse_reciprocal_ranks
+from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
+from dpr.models.biencoder import BiEncoder
+
+
+class VectorIndex(Protocol):
+    """Exact search or faiss."""
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult: ...
+
+
+class Retriever(Protocol):
+    def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
+        """Up to ``k`` passages for each question, best first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionForm:
+    """How questions of a set are presented to the model; DPR's options of a question set.
+
+    ``prefix``: a token put before the question. ``suffix``: appended unless the question ends with it. ``selector``: where the vector is
+    read (a position, or the first occurrence of a token). ``encoder_type``: the tower, ``question`` or ``ctx``.
+    """
+
+    prefix: str | None = None
+    suffix: str | None = None
+    selector: int | str | None = None
+    encoder_type: str = "question"
+
+    def text(self, question: str) -> str:
+        """The question as results show it: apostrophes normalised, with suffix, without prefix token."""
+        return decorate_question(question, suffix=self.suffix)
+
+
+class DenseRetriever:
+    """A bi-encoder's question tower in front of an index of its passage vectors."""
+
+    def __init__(
+        self, model: BiEncoder, index: VectorIndex, *, form: QuestionForm | None = None, batch_size: int = 128, batch_tokens: int = 8192
+    ) -> None:
+        self.model, self.index, self.form = model, index, form or QuestionForm()
+        self.batch_size, self.batch_tokens = batch_size, batch_tokens
+
+    def encode(self, questions: Sequence[str]) -> np.ndarray:
+        """Question vectors (Q, D) float32, in the order given."""
+        if not questions:
+            return np.zeros((0, self.model.dimension), dtype=np.float32)
+        tensorizer = self.model.tensorizer
+        sequences = tensorizer.question_tokens(questions, prefix=self.form.prefix, suffix=self.form.suffix)
+        positions = tensorizer.representation_positions(sequences, self.form.selector)
+        return encode_tokens(
+            self.model,
+            TokenBatch.from_lists(sequences, positions),
+            encoder_type=self.form.encoder_type,
+            batch_tokens=self.batch_tokens,
+            batch_size=self.batch_size,
+        )
+
+    def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
+        return to_rankings(self.index.search(self.encode(questions), k))
+
+
+class LexicalRetriever:
+    """BM25 over the words of titles and texts."""
+
+    def __init__(self, index: Bm25Index) -> None:
+        self.index = index
+
+    def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
+        return to_rankings(self.index.search(questions, k))
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """How two rankings become one. ``weight``: the dense side's share of a ``linear`` fusion; ``rrf`` has no weight.
+
+    ``depth``: passages taken from each side; at least as many as are asked for.
+    """
+
+    method: str = "linear"
+    weight: float = 0.5
+    normalisation: str = "minmax"
+    depth: int = 100
+
+    def fuse(self, dense: Sequence[Ranking], lexical: Sequence[Ranking], k: int) -> list[Ranking]:
+        pairs = zip(dense, lexical, strict=True)
+        if self.method == "rrf":
+            return [fuse_reciprocal_ranks(pair, k=k) for pair in pairs]
+        return [fuse_linear(ours, theirs, weight=self.weight, k=k, normalisation=self.normalisation) for ours, theirs in pairs]
+
+
+class HybridRetriever:
+    """Asks both sides, fuses what they found."""
+
+    def __init__(self, dense: Retriever, lexical: Retriever, fusion: Fusion) -> None:
+        self.dense, self.lexical, self.fusion = dense, lexical, fusion
+
+    def retrieve_sides(self, questions: Sequence[str], k: int) -> tuple[list[Ranking], list[Ranking]]:
+        """The rankings to be fused, dense and lexical."""
+        depth = max(k, self.fusion.depth)
+        return self.dense.retrieve(questions, depth), self.lexical.retrieve(questions, depth)
+
+    def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
+        return self.fusion.fuse(*self.retrieve_sides(questions, k), k)
+
+
+def check_vectors_are_of(model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model") -> None:
+    """Raises InputError when the passage vectors were made by another model, by other settings of it, or for another similarity."""
+    fingerprint = model.fingerprint
+    for shard in shards:
+        found = shard.metadata.get("model_fingerprint")
+        if found != fingerprint:
+            raise InputError(
+                f"vectors of another model (model_fingerprint {found!r})",
+                file=shard.path,
+                expected=f"those of {model_file} ({fingerprint!r})",
+                hint="embed the corpus with this model, or set model_file to the one they were made with",
+            )
+        if shard.metadata.get("similarity", "dot") != "dot":
+            raise InputError(f"vectors for similarity {shard.metadata['similarity']!r}", file=shard.path, expected="'dot'")
