@@ -18,6 +18,8 @@ REPLACED: dict[str, str] = {
     "global_loss_buf_sz": "vectors are gathered as tensors, without a buffer",
     "fp16_opt_level": "train.precision=fp16 or bf16",
     "multi_q_encoder": _NEVER_READ,
+    "do_lower_case": "the checkpoint brings its tokenizer",
+    "special_tokens": "the checkpoint brings its tokenizer",
     "encoder.pretrained_file": "encoder.pretrained_model_cfg=<folder> names the weights",
     "tables_as_passages": _TABLES,
     "tables_chunk_sz": _TABLES,

@@ -34,7 +34,7 @@ def check_shards_belong_together(shards: Sequence[tuple[Path, dict[str, Any]]], 
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
     for path, metadata in shards:
         if isinstance(metadata.get("num_shards"), int) and isinstance(metadata.get("shard_id"), int):
-            key_of_corpus = tuple(metadata.get(key) for key in ("corpus", "corpus_sha256", "id_prefix", "num_shards"))
+            key_of_corpus = tuple(metadata.get(key) for key in ("corpus", "corpus_fingerprint", "id_prefix", "num_shards"))
             groups.setdefault(key_of_corpus, {})[metadata["shard_id"]] = path
     for group, members in groups.items():
         missing = sorted(set(range(group[-1])) - set(members))

@@ -102,14 +102,16 @@ class VectorShardWriter:
         """Writes the manifest. Call once, when all chunks are written by whichever process; a second call changes nothing.
 
         Raises:
-            InputError: chunks are missing, counted from 0 to the highest one or to ``num_chunks``.
+            InputError: chunks are missing, counted from 0 to the highest one or to ``num_chunks`` (which may be 0: the last of many
+                shards of a small corpus is empty).
         """
         if self.is_complete():
             return
         entries = self._entries()
-        num_chunks = max(entries, default=-1) + 1 if num_chunks is None else num_chunks
+        if num_chunks is None:
+            num_chunks = max(entries, default=0) + 1
         missing = sorted(set(range(num_chunks)) - set(entries))
-        if missing or len(entries) != num_chunks or not entries:
+        if missing or len(entries) != num_chunks:
             found = f"{len(missing)} chunks are missing, first {missing[:5]}" if missing else f"{len(entries)} chunks, not {num_chunks}"
             raise InputError(found, file=self.target, hint="run the same command again to write them")
         num_vectors = sum(self._marked(number)["rows"] for number in entries)

@@ -1,0 +1,84 @@
+"""Settings of ``dpr embed`` / ``generate_embeddings.py``. Key names are DPR's where DPR has the setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpr.config.training import require_at_least, require_choice
+from dpr.core.errors import ConfigError
+
+
+@dataclass
+class PassageSourceConfig:
+    """Options of one passage collection (an entry of ``ctx_sources``)."""
+
+    file: str | None = None
+    """TSV (id, text, title) or BEIR's corpus.jsonl, plain or .gz."""
+    id_col: int = 0
+    text_col: int = 1
+    title_col: int = 2
+    """Columns of the TSV, counted from 0; a title column the file does not have means no titles."""
+    id_prefix: str | None = None
+    """Put before every passage id."""
+    normalize: bool = False
+    """Clean passage texts (newlines, quotes) as DPR's normalize does; must be as in training."""
+    source: str | None = None
+    """Where the collection is published, for the message when the file is missing."""
+
+    def check(self, name: str) -> None:
+        for key in ("id_col", "text_col"):
+            require_at_least(f"ctx_sources.{name}.{key}", getattr(self, key), 0)
+
+
+@dataclass
+class EmbedConfig:
+    """Everything ``dpr embed`` can be told. Shard ``shard_id`` of the corpus goes to the folder ``<out_file>_<shard_id>``."""
+
+    model_file: str | None = None
+    """Checkpoint folder, or run folder (its best checkpoint is taken)."""
+    ctx_src: str | None = None
+    """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
+    out_file: str | None = None
+    """Beginning of the output folder's name; ``_<shard_id>`` is added."""
+    encoder_type: str = "ctx"
+    """ctx, or question to embed the passages with the question tower."""
+    shard_id: int = 0
+    """Which of ``num_shards`` parts this run embeds, counted from 0."""
+    num_shards: int = 1
+    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. Ranks of one torchrun share a part by themselves."""
+    batch_size: int = 0
+    """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
+    batch_tokens: int = 0
+    """Tokens of one forward pass at most; 0 = 65,536 on a GPU, 4,096 on a CPU."""
+    chunk_size: int = 8192
+    """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per rank."""
+    out_dtype: str = "float32"
+    """float32, or float16 at half the size."""
+    precision: str = "fp32"
+    """fp32, bf16 or fp16 arithmetic of the model; bf16 is several times faster on recent GPUs."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+    no_cuda: bool = False
+    ctx_sources: dict[str, Any] = field(default_factory=dict)
+    """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
+
+    def check(self) -> None:
+        """Checks every field and the pairs that contradict each other.
+
+        Raises:
+            ConfigError: names the key, the value and what it may be.
+        """
+        examples = {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"}
+        for key, example in examples.items():
+            if not getattr(self, key):
+                raise ConfigError(f"{key} is not set, e.g. {key}={example}")
+        require_choice("encoder_type", self.encoder_type, ("ctx", "question"))
+        require_choice("out_dtype", self.out_dtype, ("float32", "float16"))
+        require_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
+        require_at_least("num_shards", self.num_shards, 1)
+        require_at_least("chunk_size", self.chunk_size, 1)
+        for key in ("shard_id", "batch_size", "batch_tokens"):
+            require_at_least(key, getattr(self, key), 0)
+        if self.shard_id >= self.num_shards:
+            raise ConfigError(f"shard_id={self.shard_id} does not exist with num_shards={self.num_shards}; shards are counted from 0")

@@ -1,0 +1,261 @@
+"""Embeds one shard of a corpus.
+
+1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR; it is cut into chunks of ``chunk_size`` passages.
+2. Chunks that an earlier run finished are verified and kept. The others are dealt out to the ranks, the k-th to rank k mod W.
+3. A rank reads the file as a stream and holds two chunks at a time: one is encoded while the next is read and tokenised.
+4. When all ranks are through, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on interruptions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dpr.core.batch import TokenBatch
+from dpr.core.distributed import any_rank, barrier, current_ranks, from_main, on_main, sum_over_ranks
+from dpr.core.errors import InputError, LostRankError
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage
+from dpr.embedding.encode import encode_tokens, tokenize_passages
+from dpr.embedding.progress import Progress
+from dpr.embedding.source import PassageSource
+from dpr.formats.vector_shards import Metadata, VectorShardWriter
+from dpr.models.biencoder import BiEncoder
+
+logger = get_logger(__name__)
+
+_SHOWN_IDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSettings:
+    """How passages become vectors. ``batch_size`` caps the passages of one forward pass; 0 leaves that to ``batch_tokens``."""
+
+    encoder_type: str = "ctx"
+    batch_tokens: int = 8192
+    batch_size: int = 0
+    chunk_size: int = 8192
+    dtype: str = "float32"
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedReport:
+    """What a run did: passages of the shard, those embedded now (the rest was there), those without text; all ranks together."""
+
+    folder: Path
+    passages: int
+    embedded: int
+    empty: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    number: int
+    ids: list[str]
+    tokens: TokenBatch
+    empty_ids: list[str]
+
+
+def shard_range(num_passages: int, shard_id: int, num_shards: int) -> range:
+    """Rows of a shard: consecutive, ceil(N / num_shards) each; the last ones may be shorter or empty."""
+    size = -(-num_passages // num_shards)
+    return range(min(shard_id * size, num_passages), min((shard_id + 1) * size, num_passages))
+
+
+def embed_shard(
+    model: BiEncoder,
+    source: PassageSource,
+    out_file: str | Path,
+    *,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    settings: EmbedSettings | None = None,
+) -> EmbedReport:
+    """Writes the vectors of one shard to the folder ``<out_file>_<shard_id>``; goes on where an interrupted run stopped.
+
+    Called by every rank of a group, or by a single process.
+
+    Raises:
+        InputError: the corpus is empty, has a bad row or an id twice; the folder holds vectors of another model, corpus or settings;
+            the model gives vectors that are not finite or zero.
+        LostRankError: another rank raised.
+    """
+    settings = settings or EmbedSettings()
+    folder = Path(f"{out_file}_{shard_id}")
+    rows = shard_range(_count(source), shard_id, num_shards)
+    num_chunks = -(-len(rows) // settings.chunk_size)
+    metadata = shard_metadata(model, source, settings, rows=rows, shard_id=shard_id, num_shards=num_shards)
+    open_writer = _WriterOpener(folder, metadata, model.dimension, settings.dtype)
+    missing = open_writer.missing_chunks(num_chunks)
+    if len(missing) < num_chunks:
+        logger.info("%s: %d of %d chunks are there already", folder, num_chunks - len(missing), num_chunks)
+    embedded, empty = 0, 0
+    if missing or not open_writer.is_complete:
+        writer = open_writer.writer()
+        barrier()  # nobody finishes the shard while another rank is still opening it
+        embedded, empty = _embed_chunks(model, source, writer, rows, missing, settings)
+        on_main(lambda: writer.finish(num_chunks))
+    return EmbedReport(folder, len(rows), embedded, empty)
+
+
+def shard_metadata(
+    model: BiEncoder, source: PassageSource, settings: EmbedSettings, *, rows: range, shard_id: int, num_shards: int
+) -> Metadata:
+    """What decides the vectors of a shard; a search refuses to mix shards where it differs."""
+    tokens = [model.settings.as_dict(), model.tensorizer.fingerprint, source.normalize]
+    return {
+        "model_fingerprint": model.fingerprint,
+        "settings_fingerprint": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()[:32],
+        "encoder_type": settings.encoder_type,
+        "similarity": "dot",
+        "precision": settings.precision,
+        "corpus": source.file.name,
+        "corpus_fingerprint": source.fingerprint(),
+        "id_prefix": source.id_prefix,
+        "normalize_text": source.normalize,
+        "shard_id": shard_id,
+        "num_shards": num_shards,
+        "first_row": rows.start,
+        "end_row": rows.stop,
+        "chunk_size": settings.chunk_size,
+    }
+
+
+class _WriterOpener:
+    """Opens the shard on rank 0 first: it alone makes the folder, verifies what is there, and says which chunks are missing."""
+
+    def __init__(self, folder: Path, metadata: Metadata, dimension: int, dtype: str) -> None:
+        self._arguments = (folder, metadata, dimension, dtype)
+        self._writer: VectorShardWriter | None = None
+        self.is_complete = False
+
+    def writer(self) -> VectorShardWriter:
+        if self._writer is None:
+            folder, metadata, dimension, dtype = self._arguments
+            self._writer = VectorShardWriter(folder, metadata=metadata, dimension=dimension, dtype=dtype)
+        return self._writer
+
+    def missing_chunks(self, num_chunks: int) -> list[int]:
+        """The same list on every rank."""
+        flags = torch.zeros(num_chunks + 1)
+
+        def look() -> None:
+            writer = self.writer()
+            if writer.is_complete():
+                flags[num_chunks] = 1
+                return
+            for number in set(range(num_chunks)) - writer.finished_chunks():
+                flags[number] = 1
+
+        on_main(look)
+        flags = sum_over_ranks(flags)
+        self.is_complete = bool(flags[num_chunks])
+        return torch.nonzero(flags[:num_chunks]).flatten().tolist()
+
+
+def _count(source: PassageSource) -> int:
+    counted = [0]
+
+    def count() -> None:
+        counted[0] = source.count_unique()
+        if not counted[0]:
+            raise InputError("no passages", file=source.file, expected="at least one row besides the header")
+
+    on_main(count)
+    return from_main(counted[0])
+
+
+def _embed_chunks(
+    model: BiEncoder, source: PassageSource, writer: VectorShardWriter, rows: range, missing: list[int], settings: EmbedSettings
+) -> tuple[int, int]:
+    """Embeds the missing chunks with all ranks; returns how many passages, and how many of them without text.
+
+    The ranks meet after every chunk, so that one that fails or hangs is noticed soon.
+    """
+    ranks = current_ranks()
+    mine = missing[ranks.rank :: ranks.world_size]
+    lost = sum(len(_chunk_rows(rows, number, settings.chunk_size)) for number in missing)
+    progress = Progress("embedding", len(rows), done=len(rows) - lost, quiet=not ranks.is_main)
+    prepared = _prepared_chunks(model, source, rows, mine, settings)
+    empty_ids: list[str] = []
+    num_empty = 0
+    for turn in range(-(-len(missing) // ranks.world_size)):
+        done, failure = torch.zeros(3), None
+        if turn < len(mine):
+            try:
+                chunk = next(prepared)
+                _embed_chunk(model, writer, chunk, settings)
+                done = torch.tensor([len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float32)
+                empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]
+            except Exception as error:
+                failure = error
+        if any_rank(failure is not None):
+            progress.close()
+            raise failure or LostRankError("another rank stopped while embedding; its message says why")
+        items, tokens, without_text = (int(value) for value in sum_over_ranks(done.double()).tolist())
+        num_empty += without_text
+        progress.advance(items, tokens)
+    progress.close()
+    if num_empty and ranks.is_main:
+        shown = f", such as {', '.join(empty_ids)}" if empty_ids else ""
+        logger.warning("%d passages have no text%s; they were embedded by their title, or as empty sequences", num_empty, shown)
+    return lost, num_empty
+
+
+def _embed_chunk(model: BiEncoder, writer: VectorShardWriter, chunk: _Chunk, settings: EmbedSettings) -> None:
+    vectors = encode_tokens(
+        model,
+        chunk.tokens,
+        encoder_type=settings.encoder_type,
+        batch_tokens=settings.batch_tokens,
+        batch_size=settings.batch_size,
+        precision=settings.precision,
+    )
+    writer.write_chunk(chunk.number, chunk.ids, vectors)
+
+
+def _prepared_chunks(
+    model: BiEncoder, source: PassageSource, rows: range, numbers: list[int], settings: EmbedSettings
+) -> Iterator[_Chunk]:
+    """Chunks, read and tokenised one ahead of the model in a thread (both the tokenizer and the model release the interpreter)."""
+    pending = _read_chunks(source, rows, numbers, settings.chunk_size)
+
+    def prepare() -> _Chunk | None:
+        number, passages = next(pending, (-1, []))
+        if number < 0:
+            return None
+        empty = [str(passage.id) for passage in passages if not passage.text.strip()]
+        return _Chunk(number, [str(passage.id) for passage in passages], tokenize_passages(model.tensorizer, passages), empty)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenize") as pool:
+        following = pool.submit(prepare)
+        while (chunk := following.result()) is not None:
+            following = pool.submit(prepare)
+            yield chunk
+
+
+def _read_chunks(source: PassageSource, rows: range, numbers: list[int], chunk_size: int) -> Iterator[tuple[int, list[Passage]]]:
+    """The passages of the given chunks, in one pass over the file that ends with the last of them."""
+    if not numbers:
+        return
+    last = _chunk_rows(rows, numbers[-1], chunk_size).stop
+    passages = source.read(_chunk_rows(rows, numbers[0], chunk_size).start, last)
+    wanted = set(numbers)
+    for number in range(numbers[0], numbers[-1] + 1):
+        chunk = list(itertools.islice(passages, len(_chunk_rows(rows, number, chunk_size))))
+        if number in wanted:
+            if len(chunk) != len(_chunk_rows(rows, number, chunk_size)):
+                raise InputError("has fewer rows than a moment ago", file=source.file, hint="do not change a corpus while it is embedded")
+            yield number, chunk
+
+
+def _chunk_rows(rows: range, number: int, chunk_size: int) -> range:
+    return rows[number * chunk_size : (number + 1) * chunk_size]
