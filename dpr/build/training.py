@@ -152,7 +152,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
-    """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; writes metrics.json where output_dir is set."""
+    """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; writes metrics.json into output_dir."""
     validator = Validator(
         model,
         BiEncoderNllLoss(candidates=config.loss.candidates),

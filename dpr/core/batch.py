@@ -5,8 +5,9 @@ Letters: B questions per rank, N context slots per rank, C distinct contexts per
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,12 +15,10 @@ from torch import Tensor
 _Batch = TypeVar("_Batch", "TokenBatch", "BiEncoderBatch")
 
 
-def _to(batch: _Batch, device: torch.device | str) -> _Batch:
-    moved = {}
-    for item in fields(batch):
-        value = getattr(batch, item.name)
-        moved[item.name] = value.to(device, non_blocking=True) if isinstance(value, Tensor | TokenBatch) else value
-    return type(batch)(**moved)
+def _with_tensors(batch: _Batch, change: Callable[[Any], Any]) -> _Batch:
+    """The same batch with every tensor in it replaced by ``change(tensor)``."""
+    values = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    return replace(batch, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor | TokenBatch)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,14 @@ class TokenBatch:
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         lengths = self.lengths[rows]
         offsets = torch.cumsum(lengths, 0) - lengths
-        index = torch.repeat_interleave(starts[rows] - offsets, lengths) + torch.arange(
-            int(lengths.sum()), device=self.tokens.device
-        )
+        index = torch.repeat_interleave(starts[rows] - offsets, lengths) + torch.arange(int(lengths.sum()), device=self.tokens.device)
         return TokenBatch(self.tokens[index], lengths, self.position[rows])
 
-    def to(self, device: torch.device | str, non_blocking: bool = True) -> TokenBatch:
-        return _to(self, device)
+    def to(self, device: torch.device | str) -> TokenBatch:
+        return _with_tensors(self, lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device))
 
     def pin_memory(self) -> TokenBatch:
-        return TokenBatch(self.tokens.pin_memory(), self.lengths.pin_memory(), self.position.pin_memory())
+        return _with_tensors(self, lambda value: value.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +103,11 @@ class BiEncoderBatch:
     def num_tokens(self) -> int:
         return self.questions.tokens.shape[0] + self.contexts.tokens.shape[0]
 
-    def to(self, device: torch.device | str, non_blocking: bool = True) -> BiEncoderBatch:
-        return _to(self, device)
+    def to(self, device: torch.device | str) -> BiEncoderBatch:
+        return _with_tensors(self, lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device))
 
     def pin_memory(self) -> BiEncoderBatch:
-        pinned = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            pinned[item.name] = value.pin_memory() if isinstance(value, Tensor | TokenBatch) else value
-        return BiEncoderBatch(**pinned)
+        return _with_tensors(self, lambda value: value.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)

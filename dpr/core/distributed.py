@@ -17,6 +17,10 @@ from torch import Tensor
 
 from dpr.core.errors import ConfigError, LostRankError
 
+# torch 2.13 renamed both; the old names warn there, and the new ones are absent before.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -83,13 +87,13 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
         (grad,) = grads
         mine = torch.empty(grad.shape[0] // dist.get_world_size(), *grad.shape[1:], dtype=grad.dtype, device=grad.device)
-        dist.reduce_scatter_tensor(mine, grad.contiguous())
+        _reduce_scatter_single(mine, grad.contiguous())
         return mine
 
 
 def _all_gather(local: Tensor) -> Tensor:
     gathered = torch.empty(local.shape[0] * dist.get_world_size(), *local.shape[1:], dtype=local.dtype, device=local.device)
-    dist.all_gather_into_tensor(gathered, local.contiguous())
+    _all_gather_single(gathered, local.contiguous())
     return gathered
 
 
@@ -98,7 +102,7 @@ def gather_rows(local: Tensor) -> Tensor:
     if current_ranks().world_size == 1:
         return local
     if local.requires_grad:
-        return _Gather.apply(local)  # type: ignore[no-any-return]
+        return _Gather.apply(local)
     return _all_gather(local)
 
 

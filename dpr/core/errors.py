@@ -40,18 +40,14 @@ class InputError(DprError, ValueError):
     ) -> None:
         self.found, self.file, self.line, self.expected, self.hint = found, file, line, expected, hint
         where = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
-        super().__init__(
-            where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else "")
-        )
+        super().__init__(where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
         # Loader workers send exceptions between processes; keyword-only arguments need this.
         return (_rebuild_input_error, (self.found, self.file, self.line, self.expected, self.hint))
 
 
-def _rebuild_input_error(
-    found: str, file: str | Path | None, line: int | None, expected: str | None, hint: str | None
-) -> InputError:
+def _rebuild_input_error(found: str, file: str | Path | None, line: int | None, expected: str | None, hint: str | None) -> InputError:
     return InputError(found, file=file, line=line, expected=expected, hint=hint)
 
 

@@ -79,7 +79,7 @@ class Collator:
         epoch: int = 0,
         dataset: int = 0,
     ) -> BiEncoderBatch:
-        """Collates B samples; ``rows`` are their numbers in the data set, ``known_positives(row)`` every passage that answers the question."""
+        """Collates B samples; ``rows`` are their numbers in the data set, ``known_positives(row)`` all that answer it."""
         selections = [self.select(sample, row, options, epoch, dataset) for sample, row in zip(samples, rows, strict=True)]
         width = 1 + self.num_other + self.num_hard
         slots: list[Passage | None] = []

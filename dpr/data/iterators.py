@@ -40,7 +40,15 @@ class ShardedDataIterator:
     """
 
     def __init__(
-        self, num_rows: int, *, global_batch_size: int, seed: int, rank: int = 0, world_size: int = 1, dataset: int = 0, shuffle: bool = True
+        self,
+        num_rows: int,
+        *,
+        global_batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        dataset: int = 0,
+        shuffle: bool = True,
     ) -> None:
         if global_batch_size % world_size:
             raise ConfigError(
@@ -87,7 +95,7 @@ class LocalShardedDataIterator:
 
 
 class MultiSetDataIterator:
-    """Mixes data sets: every pool comes from one set, set i contributes int(pools_i * rate_i) pools an epoch, in an order all ranks share."""
+    """Mixes data sets: every pool comes from one set; set i gives int(pools_i * rate_i) pools an epoch, in an order all ranks share."""
 
     def __init__(
         self, iterators: Sequence[DataIterator], *, seed: int, sampling_rates: Sequence[float] | None = None, names: Sequence[str] = ()
@@ -102,7 +110,9 @@ class MultiSetDataIterator:
             if iterator.num_pools == 0 and rate > 0:
                 raise ConfigError(f"{name} has too few rows for a single pool; lower train.batch_size or the number of processes")
             if rate > 0 and int(iterator.num_pools * rate) == 0:
-                logger.warning("train_sampling_rates: %s takes no part, since %s x %d pools is less than one", name, rate, iterator.num_pools)
+                logger.warning(
+                    "train_sampling_rates: %s takes no part, since %s x %d pools is less than one", name, rate, iterator.num_pools
+                )
         self._iterators, self._seed = list(iterators), seed
         self.pools_of_set = tuple(int(iterator.num_pools * rate) for iterator, rate in zip(iterators, rates, strict=True))
         self.pools_per_epoch = sum(self.pools_of_set)

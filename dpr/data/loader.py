@@ -33,7 +33,9 @@ class SampleSource(Protocol):
 class PoolDataset(Dataset[BiEncoderBatch]):
     """Maps (epoch, pool) to this rank's batch."""
 
-    def __init__(self, sources: Sequence[SampleSource], options: Sequence[SetOptions], iterator: MultiSetDataIterator, collator: Collator) -> None:
+    def __init__(
+        self, sources: Sequence[SampleSource], options: Sequence[SetOptions], iterator: MultiSetDataIterator, collator: Collator
+    ) -> None:
         self.sources, self.options, self.iterator, self.collator = list(sources), list(options), iterator, collator
 
     def __getitem__(self, key: tuple[int, int]) -> BiEncoderBatch:

@@ -24,7 +24,9 @@ class Tensorizer:
 
     def __init__(self, tokenizer: Any, *, sequence_length: int, question_length: int = 0, special_tokens: Sequence[str] = ()) -> None:
         if not getattr(tokenizer, "is_fast", False):
-            raise ConfigError(f"{type(tokenizer).__name__} has no fast version; encoder.pretrained_model_cfg must name a model with a fast tokenizer")
+            raise ConfigError(
+                f"{type(tokenizer).__name__} has no fast version; encoder.pretrained_model_cfg must name a model with a fast tokenizer"
+            )
         self.tokenizer = _with_special_tokens(tokenizer, special_tokens) if special_tokens else tokenizer
         self.sequence_length = sequence_length
         self.question_length = question_length or sequence_length
@@ -56,7 +58,7 @@ class Tensorizer:
             raise InputError(
                 f"no tokenizer could be loaded ({str(error).splitlines()[0]})",
                 file=name_or_folder,
-                hint="set encoder.pretrained_model_cfg to a local model folder (config.json and tokenizer files) or a model name that is in the cache",
+                hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
             ) from error
         return cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
 
@@ -147,8 +149,10 @@ def _with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:
     vocabulary = state["model"].get("vocab")
     for number, token in enumerate(special_tokens):
         slot = f"[unused{number}]"
-        if not isinstance(vocabulary, dict) or slot not in vocabulary and token not in vocabulary:
-            raise ConfigError(f"special_tokens: the vocabulary has no slot {slot} for {token!r}; use a model with [unusedN] slots or fewer special tokens")
+        if not isinstance(vocabulary, dict) or (slot not in vocabulary and token not in vocabulary):
+            raise ConfigError(
+                f"special_tokens: the vocabulary has no slot {slot} for {token!r}; use a model with [unusedN] slots or fewer special tokens"
+            )
         if token not in vocabulary:
             vocabulary[token] = vocabulary.pop(slot)
         entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

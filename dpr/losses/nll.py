@@ -18,7 +18,7 @@ MASKED_SCORE = -1e30
 
 
 class Candidates(NamedTuple):
-    """What a question competes with: ``target`` (B,) is the column of its positive, ``excluded`` (B, M) bool says which columns do not count."""
+    """What a question competes with: ``target`` (B,) is the column of its positive, ``excluded`` (B, M) marks columns that do not count."""
 
     target: Tensor
     excluded: Tensor
@@ -39,7 +39,7 @@ def slot_candidates(positive_idx: Tensor, valid: Tensor) -> Candidates:
 def distinct_candidates(
     positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
 ) -> Candidates:
-    """Each passage counts once (at its first slot, positives are moved there) and other known positives of a question do not count against it.
+    """Each passage counts once (at its first slot; positives are moved there); other known positives of a question do not count against it.
 
     ``positive_idx`` (B,), ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2), ``known_positive_valid`` (B, K).
     """

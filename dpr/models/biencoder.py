@@ -41,7 +41,14 @@ class TowerOptions:
 class BiEncoder(nn.Module):
     """A question tower and a context tower (the same module when shared), with the tokenizer they belong to."""
 
-    def __init__(self, question_model: Encoder, ctx_model: Encoder, tensorizer: Tensorizer, settings: EncoderSettings, options: TowerOptions | None = None) -> None:
+    def __init__(
+        self,
+        question_model: Encoder,
+        ctx_model: Encoder,
+        tensorizer: Tensorizer,
+        settings: EncoderSettings,
+        options: TowerOptions | None = None,
+    ) -> None:
         super().__init__()
         self.question_model = question_model
         self.ctx_model = ctx_model
@@ -73,7 +80,7 @@ class BiEncoder(nn.Module):
         if self.options.fix_ctx_encoder and tower is self.ctx_model:
             with torch.no_grad():
                 return tower(contexts)
-        return tower(contexts)  # type: ignore[no-any-return]
+        return tower(contexts)
 
     def train(self, mode: bool = True) -> BiEncoder:
         """Training mode; a frozen context tower stays in evaluation mode, so that its dropout is off."""
@@ -160,7 +167,11 @@ class BiEncoder(nn.Module):
             weights = weights | {"log_temperature": own["log_temperature"]}
         wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name].shape != weights[name].shape]
         if wrong:
-            raise CheckpointError(f"{len(wrong)} weights do not fit this model (first: {', '.join(wrong[:3])})", file=source, hint="was it written with other encoder.* settings?")
+            raise CheckpointError(
+                f"{len(wrong)} weights do not fit this model (first: {', '.join(wrong[:3])})",
+                file=source,
+                hint="was it written with other encoder.* settings?",
+            )
         self.load_state_dict(weights, strict=not self.settings.shared)
 
     def write_to(self, folder: Path) -> None:
@@ -170,10 +181,19 @@ class BiEncoder(nn.Module):
         encoder_folder.mkdir()
         self.question_model.config.save_pretrained(str(encoder_folder))
         self.tensorizer.save(encoder_folder)
-        checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | {"format_version": checkpoints.FORMAT_VERSION})
+        checkpoints.write_json_file(
+            folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | {"format_version": checkpoints.FORMAT_VERSION}
+        )
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device | None = None, *, options: TowerOptions | None = None, dropout: float | None = None) -> BiEncoder:
+    def load(
+        cls,
+        path: str | Path,
+        device: str | torch.device | None = None,
+        *,
+        options: TowerOptions | None = None,
+        dropout: float | None = None,
+    ) -> BiEncoder:
         """Loads a checkpoint folder, or the best checkpoint of a run folder. In evaluation mode; no network is needed.
 
         Raises:
@@ -181,13 +201,17 @@ class BiEncoder(nn.Module):
         """
         folder = checkpoints.resolve_checkpoint(Path(path))
         if not checkpoints.is_checkpoint(folder):
-            raise CheckpointError("is not a checkpoint", file=path, expected="a folder with model.safetensors and encoder_settings.json, or a run folder")
+            raise CheckpointError(
+                "is not a checkpoint", file=path, expected="a folder with model.safetensors and encoder_settings.json, or a run folder"
+            )
         checkpoints.check_whole(folder)
         stored = checkpoints.read_settings(folder)
         settings = replace(EncoderSettings(), **{key: value for key, value in stored.items() if key in EncoderSettings.__slots__})
         config = config_from_folder(folder / checkpoints.ENCODER_FOLDER)
         towers = build_towers([backbone_from_config(config, dropout=dropout) for _ in range(1 if settings.shared else 2)], settings)
-        tensorizer = Tensorizer.load(folder / checkpoints.ENCODER_FOLDER, sequence_length=settings.sequence_length, question_length=settings.question_length)
+        tensorizer = Tensorizer.load(
+            folder / checkpoints.ENCODER_FOLDER, sequence_length=settings.sequence_length, question_length=settings.question_length
+        )
         model = cls(*towers, tensorizer, settings, options)
         model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
         return model.to(device or "cpu").eval()
@@ -219,5 +243,8 @@ class BiEncoder(nn.Module):
 
 def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings) -> tuple[Encoder, Encoder]:
     """Towers on one backbone (shared) or two."""
-    towers = [Encoder(backbone, pooling=settings.pooling, projection_dim=settings.projection_dim, normalize=settings.normalize) for backbone in backbones]
+    towers = [
+        Encoder(backbone, pooling=settings.pooling, projection_dim=settings.projection_dim, normalize=settings.normalize)
+        for backbone in backbones
+    ]
     return towers[0], towers[-1]

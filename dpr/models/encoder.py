@@ -37,7 +37,7 @@ class Encoder(nn.Module):
     The backbone is any Hugging Face encoder without its pooler. ``cls`` pooling reads the last hidden state at position 0.
     """
 
-    def __init__(self, backbone: nn.Module, *, pooling: str = "cls", projection_dim: int = 0, normalize: bool = False) -> None:
+    def __init__(self, backbone: Any, *, pooling: str = "cls", projection_dim: int = 0, normalize: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         self.config: Any = backbone.config
@@ -100,7 +100,7 @@ def load_backbone(name_or_folder: str, *, pretrained: bool = True, dropout: floa
             file=name_or_folder,
             expected="a file with all weights of that model",
         )
-    return backbone  # type: ignore[no-any-return]
+    return backbone
 
 
 def backbone_from_config(config: Any, *, dropout: float | None = None) -> nn.Module:
@@ -109,7 +109,7 @@ def backbone_from_config(config: Any, *, dropout: float | None = None) -> nn.Mod
 
     config = copy.deepcopy(config)
     set_dropout(config, dropout)
-    return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config)))  # type: ignore[no-any-return]
+    return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config)))
 
 
 def set_dropout(config: Any, dropout: float | None) -> None:
@@ -125,10 +125,10 @@ def _without_pooler(config_class: type) -> dict[str, bool]:
     """The pooler is never used; leaving it out keeps data-parallel training free of unused parameters."""
     from transformers import AutoModel
 
-    model_class = AutoModel._model_mapping.get(config_class, None)
+    model_class: Any = AutoModel._model_mapping.get(config_class, None)
     if isinstance(model_class, tuple):
         model_class = model_class[0]
-    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class.__init__).parameters:
+    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters:
         return {"add_pooling_layer": False}
     return {}
 

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
@@ -61,8 +61,8 @@ class LogEvery(Callback):
         metrics = trainer.metrics.take()
         if not math.isfinite(metrics["train/loss"]):
             raise DivergedError(
-                f"the loss is {metrics['train/loss']} at step {trainer.progress.step}; lower train.learning_rate, raise train.warmup_steps, "
-                "or use train.precision=fp32. The last checkpoint is untouched"
+                f"the loss is {metrics['train/loss']} at step {trainer.progress.step}; lower train.learning_rate, raise "
+                "train.warmup_steps, or use train.precision=fp32. The last checkpoint is untouched"
             )
         metrics["optim/lr"] = trainer.learning_rate
         metrics["optim/grad_norm"] = float(trainer.grad_norm)
@@ -75,7 +75,7 @@ class ProgressLine(Callback):
     """A progress bar on a terminal, plain lines elsewhere. On rank 0."""
 
     def __init__(self) -> None:
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         self._start = (0.0, 0)
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:

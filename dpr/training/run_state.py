@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder, read_json, remove_leftovers, verify_folder, write_json
+from dpr.training.metrics import Metrics
 
 logger = get_logger(__name__)
 
@@ -33,6 +34,8 @@ class Progress:
     best_metric: str | None = None
     best_value: float | None = None
     best_checkpoint: str | None = None
+    last_metrics: Metrics = field(default_factory=dict)
+    """Figures of the last validation."""
 
     def is_improved_by(self, metric: str, value: float) -> bool:
         """Whether ``value`` (lower is better) is the best so far; another metric than before starts afresh."""
@@ -60,7 +63,8 @@ class RunIdentity:
         if changed and not force:
             key, (was, now) = next(iter(changed.items()))
             raise CheckpointError(
-                f"was written by a different run: {key} was {was}, is now {now}" + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""),
+                f"was written by a different run: {key} was {was}, is now {now}"
+                + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""),
                 file=source,
                 expected="the same data, order and objective",
                 hint=f"restore {key}, choose a new output_dir, or set resume=force to go on with another order of samples",
@@ -100,7 +104,9 @@ class CheckpointFolder:
             try:
                 self.output_dir.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise CheckpointError(f"cannot be made ({error.strerror})", file=self.output_dir, hint="set output_dir to a folder you may write to") from error
+                raise CheckpointError(
+                    f"cannot be made ({error.strerror})", file=self.output_dir, hint="set output_dir to a folder you may write to"
+                ) from error
             if not os.access(self.output_dir, os.W_OK):
                 raise CheckpointError("is not writable", file=self.output_dir, hint="set output_dir to a folder you may write to")
             remove_leftovers(self.output_dir)
@@ -125,7 +131,9 @@ class CheckpointFolder:
                 logger.warning("%s is damaged (%s); trying the one before it", folder, "; ".join(problems[:3]))
             if folders:
                 raise CheckpointError(
-                    f"all {len(folders)} checkpoints are damaged", file=self.output_dir, hint="move them away or choose a new output_dir to start again"
+                    f"all {len(folders)} checkpoints are damaged",
+                    file=self.output_dir,
+                    hint="move them away or choose a new output_dir to start again",
                 )
 
         on_main(find)

@@ -41,9 +41,9 @@ def context_slots(vectors: Tensor, batch: BiEncoderBatch) -> ContextVectors:
 def gather_contexts(local: ContextVectors) -> ContextVectors:
     """Joins the context slots of all ranks into the pool, in rank order.
 
-    Shapes: vectors (N, D) -> (W*N, D), valid (N,) -> (W*N,), ids (N, 2) -> (W*N, 2); N is equal on all ranks by construction. Differentiable:
-    backward sums the gradient over ranks and returns this rank's rows (docs/numerics.md). With one rank, the identity. Replaces DPR's
-    gather of pickled vectors.
+    Shapes: vectors (N, D) -> (W*N, D), valid (N,) -> (W*N,), ids (N, 2) -> (W*N, 2); N is equal on all ranks by construction.
+    Differentiable: backward sums the gradient over ranks and returns this rank's rows (docs/numerics.md).
+    With one rank, the identity. Replaces DPR's gather of pickled vectors.
     """
     return ContextVectors(gather_rows(local.vectors), gather_rows(local.valid), gather_rows(local.ids))
 

@@ -43,9 +43,9 @@ logger = get_logger(__name__)
 class BiEncoderTrainer:
     """Trains a bi-encoder on one or several data sets, alone or as one of several ranks.
 
-    ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``batch_size`` is questions per rank; the
-    pool whose contexts are each other's negatives is ``global_batch_size`` (by default batch_size x ranks). A run found in ``output_dir`` is
-    continued unless ``resume="fresh"``. Call ``train()``.
+    ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``batch_size`` is questions
+    per rank; the pool whose contexts are each other's negatives is ``global_batch_size`` (by default batch_size x ranks). A run found in
+    ``output_dir`` is continued unless ``resume="fresh"``. Call ``train()``.
 
     Raises:
         ConfigError: settings that contradict each other or the data.
@@ -115,7 +115,7 @@ class BiEncoderTrainer:
         self.steps_per_epoch = order.pools_per_epoch // self.accumulation
         if self.steps_per_epoch == 0:
             raise ConfigError(
-                f"train.gradient_accumulation_steps={self.accumulation} is more than the {order.pools_per_epoch} pools of an epoch; lower it"
+                f"train.gradient_accumulation_steps={self.accumulation} is more than an epoch's {order.pools_per_epoch} pools; lower it"
             )
         self.total_steps = num_train_epochs * self.steps_per_epoch
         self.total_steps = min(max_steps, self.total_steps) if max_steps else self.total_steps
@@ -159,7 +159,6 @@ class BiEncoderTrainer:
             free={"total_steps": self.total_steps, "train.precision": precision, **environment_facts(self.ranks.world_size, self.device)},
         )
         self.progress = Progress()
-        self.last_metrics: Metrics = {}
         self.learning_rate = 0.0
         self.grad_norm: Tensor | float = 0.0
         if resumed is not None and stored is not None:
@@ -216,7 +215,9 @@ class BiEncoderTrainer:
         limit = self.optimizer_settings.max_grad_norm
         self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
         start = self.progress.schedule_start
-        self.learning_rate = self.optimizer_settings.learning_rate * self.schedule.factor(self.progress.step - start, self.total_steps - start)
+        self.learning_rate = self.optimizer_settings.learning_rate * self.schedule.factor(
+            self.progress.step - start, self.total_steps - start
+        )
         set_learning_rate(self.optimizer, self.learning_rate)
         self.step.scaler.step(self.optimizer)
         self.step.scaler.update()
@@ -238,7 +239,7 @@ class BiEncoderTrainer:
         if self.progress.is_improved_by(name, metrics[name]):
             self.progress.best_metric, self.progress.best_value = name, metrics[name]
             self.progress.best_checkpoint = f"{self.checkpoints.name}.step{self.progress.step}"
-        self.last_metrics = metrics
+        self.progress.last_metrics = metrics
         self.emit("on_validate_end", metrics)
         return metrics
 
@@ -280,7 +281,14 @@ class BiEncoderTrainer:
         return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def _resume(
-        self, folder: Path, stored: tuple[Progress, dict[str, Any]], *, force: bool, keep_offset: bool, keep_optimizer: bool, keep_schedule: bool
+        self,
+        folder: Path,
+        stored: tuple[Progress, dict[str, Any]],
+        *,
+        force: bool,
+        keep_offset: bool,
+        keep_optimizer: bool,
+        keep_schedule: bool,
     ) -> None:
         progress, identity = stored
         self.identity.check(identity, source=folder, force=force)
@@ -298,8 +306,8 @@ class BiEncoderTrainer:
     def _describe(self) -> None:
         width = 1 + self.dataset.collator.num_hard + self.dataset.collator.num_other
         logger.info(
-            "pool: %d questions (%d ranks), %d contexts, so %d negatives per question of which %d are its own; %d steps per epoch, %d in all, "
-            "%d pools per step",
+            "pool: %d questions (%d ranks), %d contexts, so %d negatives per question of which %d are its own; %d steps per epoch, "
+            "%d in all, %d pools per step",
             self.pool_size,
             self.ranks.world_size,
             self.pool_size * width,
@@ -311,8 +319,12 @@ class BiEncoderTrainer:
         )
 
     def _final_metrics(self) -> Metrics | dict[str, Any]:
-        best = {"best_metric": self.progress.best_metric, "best_value": self.progress.best_value, "best_checkpoint": self.progress.best_checkpoint}
-        return {**self.last_metrics, **best}
+        best = {
+            "best_metric": self.progress.best_metric,
+            "best_value": self.progress.best_value,
+            "best_checkpoint": self.progress.best_checkpoint,
+        }
+        return {**self.progress.last_metrics, **best}
 
 
 def _with_options(item: SampleSource | tuple[SampleSource, SetOptions]) -> tuple[SampleSource, SetOptions]:

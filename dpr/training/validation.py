@@ -76,7 +76,7 @@ class Validator:
         return self._summary({dev.name: self._nll_sums(dev) for dev in self.dev_sets}, ("nll_loss", "in_batch_acc"))
 
     def average_rank(self) -> Metrics:
-        """``eval/avg_rank`` (0 is best) with ``eval/avg_rank_low`` and ``eval/avg_rank_high``, which count ties as lost or won for the gold."""
+        """``eval/avg_rank`` (0 is best) with ``eval/avg_rank_low`` and ``eval/avg_rank_high``, its bounds where ties are won or lost."""
         sums = {dev.name: self._rank_sums(dev) for dev in self.dev_sets}
         return self._summary(sums, ("avg_rank", "avg_rank_low", "avg_rank_high"))
 

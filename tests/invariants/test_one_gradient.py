@@ -51,7 +51,10 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
 CASES: dict[str, dict[str, Any]] = {
     "distinct": {},
     "dpr": {"candidates": "dpr"},
-    "shared tower, cosine, mean pooling": {"settings": {"shared": True, "normalize": True, "pooling": "mean"}, "options": {"temperature": 0.05}},
+    "shared tower, cosine, mean pooling": {
+        "settings": {"shared": True, "normalize": True, "pooling": "mean"},
+        "options": {"temperature": 0.05},
+    },
     "learned temperature": {"options": {"learn_temperature": True, "temperature": 0.5}, "settings": {"normalize": True}},
     "both sides through the question tower": {"encoder_type": "question"},
     "frozen context tower, projection": {"options": {"fix_ctx_encoder": True}, "settings": {"projection_dim": 6}},
@@ -79,7 +82,9 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(by_world_siz
         for rank, results in enumerate(by_world_size[world_size]):
             assert results[name].keys() == alone.keys()
             for key, expected in alone.items():
-                torch.testing.assert_close(results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} on rank {rank} of {world_size}")
+                torch.testing.assert_close(
+                    results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} on rank {rank} of {world_size}"
+                )
 
 
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])

@@ -1,0 +1,171 @@
+"""Promise 3: a run that is killed and started again ends with the weights it would have had.
+
+pytest tests/invariants/test_resume.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpr.formats import checkpoints
+from dpr.formats.training_sets import write_training_set
+from tests.helpers.tiny import encoder_folder, make_samples
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    encoder_folder(folder / "encoder")
+    write_training_set(folder / "train.json", make_samples(120))
+    write_training_set(folder / "dev.json", make_samples(11, seed=1))
+    return folder
+
+
+def command(workplace: Path, output_dir: Path, num_processes: int, *overrides: str) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"] if num_processes > 1 else []
+    return [
+        *(sys.executable, *launcher, str(ROOT / "train_dense_encoder.py")),
+        f"train_datasets=[{workplace / 'train.json'}]",
+        f"dev_datasets=[{workplace / 'dev.json'}]",
+        f"output_dir={output_dir}",
+        f"encoder.pretrained_model_cfg={workplace / 'encoder'}",
+        "encoder.pretrained=false",
+        "encoder.sequence_length=24",
+        "encoder.dropout=0.1",
+        "train.global_batch_size=8",
+        "train.other_negatives=1",
+        "train.gradient_accumulation_steps=2",
+        "train.num_train_epochs=4",
+        "train.learning_rate=1e-3",
+        "train.warmup_steps=3",
+        "train.eval_every_steps=5",
+        "train.save_every_steps=2",
+        "train.log_batch_step=1",
+        "val_av_rank_start_epoch=2",
+        *overrides,
+    ]
+
+
+def environment(workplace: Path) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "DPR_CACHE": str(workplace / "cache"), "HF_HUB_OFFLINE": "1"}
+
+
+def run(workplace: Path, output_dir: Path, num_processes: int, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(workplace, output_dir, num_processes, *overrides), env=environment(workplace), capture_output=True, text=True, timeout=180
+    )
+
+
+def kill_after_steps(workplace: Path, output_dir: Path, num_processes: int, steps: int) -> None:
+    """Starts a run and kills all of its processes as soon as ``steps`` updates are in its log."""
+    process = subprocess.Popen(
+        command(workplace, output_dir, num_processes), env=environment(workplace), start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    log, deadline = output_dir / "metrics.jsonl", time.monotonic() + 120
+    while not log.exists() or log.read_text().count("train/loss") < steps:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    kill_tree(process.pid)
+    process.wait()
+
+
+def kill_tree(root: int) -> None:
+    """SIGKILL for a process and all that came from it; a launcher's workers are in sessions of their own."""
+    os.kill(root, signal.SIGSTOP)
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                children.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(int(entry.name))
+            except OSError:
+                continue
+    doomed = [root]
+    for pid in doomed:
+        doomed += children.get(pid, [])
+    for pid in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
+    tensors = checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(newest, checkpoints.OPTIMIZER_FILE)
+    return {"step": torch.tensor(int(newest.name.rpartition("step")[2])), **tensors}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_processes: int) -> None:
+    whole, killed = workplace / f"whole-{num_processes}", workplace / f"killed-{num_processes}"
+    result = run(workplace, whole, num_processes)
+    assert result.returncode == 0, result.stderr
+    expected = final_weights(whole)
+    step = random.SystemRandom().randint(2, 20)
+    kill_after_steps(workplace, killed, num_processes, step)
+    assert int(final_weights(killed)["step"]) < int(expected["step"])
+    result = run(workplace, killed, num_processes)
+    assert result.returncode == 0, result.stderr
+    assert "resuming from" in result.stderr
+    found = final_weights(killed)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected), f"killed after step {step}"
+    assert (killed / "metrics.json").read_text() == (whole / "metrics.json").read_text()
+    steps = [
+        line.split('"step": ')[1].split(",")[0] for line in (killed / "metrics.jsonl").read_text().splitlines() if "train/loss" in line
+    ]
+    assert [int(number) for number in steps] == list(range(1, 29))
+
+
+@pytest.mark.slow
+def test_dropout_really_was_on_and_the_seed_matters(workplace: Path) -> None:
+    for name, override in (("seed", "seed=1"), ("dropout", "encoder.dropout=0")):
+        assert run(workplace, workplace / name, 1, override).returncode == 0
+    weights = [final_weights(workplace / name) for name in ("whole-1", "seed", "dropout")]
+    for other in weights[1:]:
+        assert not all(torch.equal(weights[0][name], other[name]) for name in other)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_left_alone(workplace: Path) -> None:
+    before = {path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()}
+    result = run(workplace, workplace / "whole-1", 1)
+    assert result.returncode == 0, result.stderr
+    assert {path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_different_run_is_refused_and_the_setting_is_named(workplace: Path) -> None:
+    result = run(workplace, workplace / "whole-1", 1, "seed=99")
+    assert result.returncode == 3
+    assert "seed was 12345, is now 99" in result.stderr
+    assert "resume=force" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over(workplace: Path) -> None:
+    folder = workplace / "damaged"
+    shutil.copytree(workplace / "whole-1", folder)
+    newest = checkpoints.checkpoint_folders(folder, "dpr_biencoder")[0]
+    data = bytearray((newest / checkpoints.MODEL_FILE).read_bytes())
+    data[-5] ^= 1
+    (newest / checkpoints.MODEL_FILE).write_bytes(data)
+    result = run(workplace, folder, 1)
+    assert result.returncode == 0, result.stderr
+    assert "is damaged" in result.stderr
+    expected, found = final_weights(workplace / "whole-1"), final_weights(folder)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
