@@ -17,10 +17,12 @@ _SHOWN = 3
 def nearest(word: str, choices: Iterable[str], *, count: int = 3) -> list[str]:
     """The choices most like ``word``, best first: as a whole, or by the part behind the last dot."""
 
+    whole, leaf = difflib.SequenceMatcher(b=word.lower()), difflib.SequenceMatcher(b=word.lower().rpartition(".")[2])
+
     def likeness(choice: str) -> float:
-        whole = difflib.SequenceMatcher(None, word.lower(), choice.lower()).ratio()
-        leaf = difflib.SequenceMatcher(None, word.lower().rpartition(".")[2], choice.lower().rpartition(".")[2]).ratio()
-        return max(whole, leaf * 0.95)
+        whole.set_seq1(choice.lower())
+        leaf.set_seq1(choice.lower().rpartition(".")[2])
+        return max(whole.ratio(), leaf.ratio() * 0.95)
 
     scored = sorted(((likeness(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1]))
     return [choice for score, choice in scored[:count] if score >= 0.6]

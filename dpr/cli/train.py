@@ -11,7 +11,7 @@ def main(argv: list[str]) -> int:
     return launch("biencoder_train_cfg", BiEncoderTrainConfig, _train, argv)
 
 
-def _train(config: BiEncoderTrainConfig) -> float:
+def _train(config: BiEncoderTrainConfig) -> float | None:
     from dpr.build.training import run
 
     return run(config)

@@ -74,12 +74,18 @@ class TestComposition:
         (tmp_path / "my conf" / "train" / "tiny.yaml").write_text("batch_size: 11\n")
         assert compose("--config-dir", "my conf", "train=tiny").train.batch_size == 11
 
-    @pytest.mark.parametrize("name", ["a b.json", "b,c.json", "x=1.json", "[1].json", "it's.json", 'say "x".json', "(1){2}.json", "a:b.json", "ü.json"])
+    @pytest.mark.parametrize(
+        "name", ["a b.json", "b,c.json", "x=1.json", "[1].json", "it's.json", 'say "x".json', "(1){2}.json", "a:b.json", "\u00fc.json"]
+    )
     @pytest.mark.parametrize("exists", [True, False])
     def test_a_path_needs_no_second_layer_of_quotes(self, name: str, exists: bool, tmp_path: Path) -> None:
         if exists:
             (tmp_path / name).touch()
-        config = compose(f"output_dir={name}", *([f"train_datasets={name}"] if exists or "," not in name else []), f"datasets.m.file=d/{name.replace(',', '')}")
+        config = compose(
+            f"output_dir={name}",
+            *([f"train_datasets={name}"] if exists or "," not in name else []),
+            f"datasets.m.file=d/{name.replace(',', '')}",
+        )
         assert config.output_dir == name
         assert config.train_datasets in (name, None)
         assert config.datasets["m"]["file"] == f"d/{name.replace(',', '')}"
@@ -100,7 +106,14 @@ class TestComposition:
 
 class TestOldKeys:
     def test_each_warns_once_and_names_its_replacement(self, capsys: pytest.CaptureFixture[str]) -> None:
-        argv = ["fp16_opt_level=O2", "global_loss_buf_sz=3", "local_rank=-1", "--n_gpu=2", "encoder.pretrained_file=null", "multi_q_encoder=False"]
+        argv = [
+            "fp16_opt_level=O2",
+            "global_loss_buf_sz=3",
+            "local_rank=-1",
+            "--n_gpu=2",
+            "encoder.pretrained_file=null",
+            "multi_q_encoder=False",
+        ]
         compose(*argv, "global_loss_buf_sz=4")
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == len(argv)
@@ -125,7 +138,11 @@ class TestMistakes:
         generator = random.Random(key)
         position = generator.randrange(len(key.rpartition(".")[0]) + 1, len(key))
         letter = generator.choice([other for other in string.ascii_lowercase if other != key[position]])
-        for wrong in (key[:position] + letter + key[position + 1 :], key[:position] + key[position + 1 :], key[:position] + letter + key[position:]):
+        for wrong in (
+            key[:position] + letter + key[position + 1 :],
+            key[:position] + key[position + 1 :],
+            key[:position] + letter + key[position:],
+        ):
             if wrong not in KEYS:
                 message = refused(capsys, f"{wrong}=1")
                 assert key in message.partition("did you mean")[2]
@@ -210,7 +227,9 @@ class TestSweeps:
         argv = ["-m", "train.batch_size=1,2", "seed=5,6", "output_dir=sweep"]
         assert launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, argv) == 0
         assert [(config.train.batch_size, config.seed) for config in seen.configs] == [(1, 5), (1, 6), (2, 5), (2, 6)]
-        assert [Path(config.output_dir or "").resolve() for config in seen.configs] == [(tmp_path / "sweep" / str(n)).resolve() for n in range(4)]
+        assert [Path(config.output_dir or "").resolve() for config in seen.configs] == [
+            (tmp_path / "sweep" / str(n)).resolve() for n in range(4)
+        ]
         assert sys.argv == ["dpr"]
         assert not (tmp_path / "outputs").exists()
 

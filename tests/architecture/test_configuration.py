@@ -1,0 +1,125 @@
+"""Every YAML file composes, and everything the documents tell a user to type exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpr.cli import legacy
+from dpr.cli.arguments import parse
+from dpr.cli.conf_folder import conf_folder, group_options
+from dpr.cli.keys import check_keys
+from dpr.cli.launch import launch
+from dpr.cli.main import COMMANDS
+from dpr.config.describe import sections, settings
+from tests.architecture.source_files import REPOSITORY
+from tests.helpers.jobs import LaunchedJob, launched_jobs
+
+CONF = conf_folder()
+DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+SCRIPTS = {"train_dense_encoder.py": "train", "generate_embeddings.py": "embed", "dense_retriever.py": "retrieve"}
+
+
+def option_overrides() -> list[tuple[LaunchedJob, str]]:
+    """Every option of every group a job has a place for."""
+    pairs = []
+    for job in launched_jobs():
+        places = {name for name in sections(job.config_class) if name} | {entry.key for entry in settings(job.config_class)}
+        pairs += [(job, f"{group}={option}") for group in sorted(places) for option in group_options(group, [CONF])]
+    return pairs
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_module(command: str) -> None:
+    assert callable(importlib.import_module(COMMANDS[command][0]).main)
+
+
+@pytest.mark.parametrize("job", launched_jobs(), ids=lambda job: job.command)
+def test_every_job_composes(job: LaunchedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(job.config_name, job.config_class, lambda config: None, ["--cfg", "job"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("job", "override"), option_overrides(), ids=lambda value: getattr(value, "command", value))
+def test_every_group_option_composes(job: LaunchedJob, override: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = launch(job.config_name, job.config_class, lambda config: None, [override, "--cfg", "job"])
+    assert code == 0, capsys.readouterr().err
+
+
+def test_every_yaml_file_belongs_to_a_job() -> None:
+    roots = {job.config_name for job in launched_jobs()}
+    used = {override.replace("=", "/") for _, override in option_overrides()}
+    found = {path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.rglob("*.yaml")}
+    assert found - roots - used == set()
+
+
+@pytest.mark.parametrize("job", launched_jobs(), ids=lambda job: job.command)
+def test_every_setting_is_documented_by_its_name_or_a_sentence(job: LaunchedJob) -> None:
+    """A bare field is fine only where DPR has the same one; a new setting says what it does."""
+    bare = [entry.key for entry in settings(job.config_class) if not entry.doc]
+    assert len(bare) <= len(settings(job.config_class)) // 3, bare
+
+
+def command_lines(document: Path) -> Iterator[list[str]]:
+    """The shell lines of a document's indented or fenced code, continuation lines joined, without comments."""
+    text = document.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"(?m)^(?: {4}|)((?:dpr|python|torchrun|make|bash) .+)$", text):
+        yield shlex.split(line, comments=True)
+
+
+def documented_commands() -> list[tuple[str, list[str]]]:
+    return [(document.name, words) for document in DOCUMENTS for words in command_lines(document)]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"), documented_commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60]
+)
+def test_documented_commands_exist(document: str, words: list[str]) -> None:
+    if words[0] == "make":
+        targets = set(re.findall(r"(?m)^([a-z]+):", (REPOSITORY / "Makefile").read_text()))
+        assert {word for word in words[1:] if "=" not in word} <= targets
+        return
+    if words[0] == "bash":
+        assert (REPOSITORY / words[1]).exists()
+        return
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script in SCRIPTS:
+        assert (REPOSITORY / script).exists()
+        command, rest = SCRIPTS[script], words[words.index(script) + 1 :]
+    elif "dpr" in words:
+        place = words.index("dpr") + 1
+        command, rest = words[place], words[place + 1 :]
+        assert command in COMMANDS or command.startswith("-")
+    else:
+        return  # python -m pytest and the like
+    for job in launched_jobs():
+        if job.command == command:
+            known = {entry.key: entry for entry in settings(job.config_class)}
+            check_keys(parse(rest).overrides, known, [CONF])
+
+
+def known_words() -> set[str]:
+    words = set(legacy.REPLACED) | {"fp16"}
+    for job in launched_jobs():
+        words |= {entry.key for entry in settings(job.config_class)} | {name for name in sections(job.config_class) if name}
+    return words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_settings_named_in_documents_exist(document: Path) -> None:
+    """``key=value`` and ``section.key`` in code spans: the key is a setting of some job."""
+    known = known_words()
+    tops = {key.split(".")[0] for key in known if "." in key}
+    catalogues = tuple(f"{entry.key}." for job in launched_jobs() for entry in settings(job.config_class) if entry.is_open)
+    missing = []
+    for span in re.findall(r"`([^`\n]+)`", document.read_text(encoding="utf-8")):
+        for key, equals in re.findall(r"(?<![\w./*<-])([a-z]\w*(?:\.[a-z_]\w*)*)(=?)", span):
+            is_setting = (equals and "(" not in span and " " not in span.partition("=")[0]) or ("." in key and key.split(".")[0] in tops)
+            is_file = key.endswith((".py", ".md", ".yaml", ".json", ".jsonl", ".tsv"))
+            if is_setting and not is_file and key not in known and not key.startswith(catalogues):
+                missing.append(f"{key} in `{span}`")
+    assert not missing, "\n".join(missing)

@@ -1,0 +1,173 @@
+"""What may not be called anywhere in the package: code execution from files, objects pickled between ranks, writing past the one writer."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.architecture.source_files import Source, all_sources, parse
+
+MODULES = {"pickle", "cPickle", "dill", "shelve", "marshal", "joblib", "cloudpickle"}
+BUILTINS = {"eval", "exec", "__import__"}
+METHODS = {
+    "all_gather_object": "only tensors travel between ranks",
+    "gather_object": "only tensors travel between ranks",
+    "broadcast_object_list": "only tensors travel between ranks",
+    "scatter_object_list": "only tensors travel between ranks",
+    "send_object_list": "only tensors travel between ranks",
+    "recv_object_list": "only tensors travel between ranks",
+    "instantiate": "objects are built by dpr/build, never from a _target_",
+    "unsafe_load": "runs code from the file",
+    "mktemp": "a race; use dpr/formats/durable.py",
+}
+DOTTED = {
+    "os.system": "no shell",
+    "os.popen": "no shell",
+    "yaml.load": "runs code from the file; safe_load",
+    "torch.save": "a pickle; safetensors",
+    "np.memmap": "checksummed readers are in dpr/formats",
+}
+# Elsewhere files are written only inside a ``with`` of one of these, so that nothing half-written is ever found.
+WRITERS = {"durable_folder", "durable_file"}
+MAY_WRITE = ("dpr/formats/",)
+
+
+def dotted(node: ast.expr) -> str:
+    """``torch.load`` for the expression of that name; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return f"{base}.{node.attr}" if base else node.attr
+    return ""
+
+
+def keyword(node: ast.Call, name: str) -> object:
+    """The constant given for a keyword; None when absent; the node itself when it is not a constant."""
+    for item in node.keywords:
+        if item.arg == name:
+            return item.value.value if isinstance(item.value, ast.Constant) else item.value
+    return None
+
+
+def call_fault(node: ast.Call) -> str | None:
+    """Why this call is not allowed, anywhere."""
+    name = dotted(node.func)
+    leaf = name.rpartition(".")[2]
+    if isinstance(node.func, ast.Name) and name in BUILTINS:
+        return f"{name} runs code from data"
+    if leaf in METHODS:
+        return METHODS[leaf]
+    if name in DOTTED:
+        return DOTTED[name]
+    if name == "torch.load" and keyword(node, "weights_only") is not True:
+        return "torch.load without weights_only=True runs code from the file"
+    if leaf == "load" and keyword(node, "allow_pickle") not in (None, False):
+        return "allow_pickle runs code from the file"
+    if keyword(node, "shell") not in (None, False):
+        return "no shell"
+    if keyword(node, "trust_remote_code") not in (None, False):
+        return "code of model folders is never run"
+    return None
+
+
+def write_fault(node: ast.Call) -> str | None:
+    """Why this call may stand only where files are written durably."""
+    name = dotted(node.func)
+    leaf = name.rpartition(".")[2]
+    if leaf in ("write_text", "write_bytes", "save_file", "savez", "savetxt", "tofile") or name in ("np.save", "numpy.save", "json.dump"):
+        return "all output goes through dpr/formats/durable.py"
+    if leaf == "open":
+        position = 1 if isinstance(node.func, ast.Name) or name.split(".")[0] in ("gzip", "bz2", "lzma", "io", "codecs") else 0
+        mode = keyword(node, "mode")
+        if mode is None and len(node.args) > position and isinstance(node.args[position], ast.Constant):
+            mode = node.args[position].value  # type: ignore[attr-defined]
+        if isinstance(mode, str) and set(mode) & set("wax+"):
+            return "all output goes through dpr/formats/durable.py"
+    return None
+
+
+def durable_lines(source: Source) -> set[int]:
+    """Numbers of the lines that stand inside a ``with`` of the one writer."""
+    return {
+        line
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.With)
+        and any(isinstance(item.context_expr, ast.Call) and dotted(item.context_expr.func) in WRITERS for item in node.items)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
+def faults(source: Source) -> list[str]:
+    """Forbidden imports and calls of one file."""
+    found, durable = [], durable_lines(source)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            if any(name.split(".")[0] in MODULES for name in names):
+                found.append(f"{source.where(node)}   (runs code from the file)")
+            if isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & {"instantiate", "all_gather_object"}:
+                found.append(f"{source.where(node)}   (not used here)")
+        if isinstance(node, ast.Call):
+            why = call_fault(node)
+            if why is None and source.name.startswith("dpr/") and not source.name.startswith(MAY_WRITE) and node.lineno not in durable:
+                why = write_fault(node)
+            if why:
+                found.append(f"{source.where(node)}   ({why})")
+    return found
+
+
+def test_nothing_forbidden_is_called() -> None:
+    found = [fault for source in all_sources() if source.name != "setup.py" for fault in faults(source)]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval('1')",
+        "exec(text)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=flag)",
+        "yaml.load(text)",
+        "subprocess.run(command, shell=True)",
+        "os.system('ls')",
+        "dist.all_gather_object(a, b)",
+        "torch.distributed.broadcast_object_list(a)",
+        "hydra.utils.instantiate(config)",
+        "from hydra.utils import instantiate",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+        "open(path, 'w')",
+        "open(path, mode='ab')",
+        "path.open('x')",
+        "gzip.open(path, 'wt')",
+        "path.write_text('x')",
+        "np.save(path, array)",
+        "torch.save(state, path)",
+        "json.dump(obj, file)",
+    ],
+)
+def test_each_rule_finds_its_example(text: str) -> None:
+    assert len(faults(parse("dpr/training/x.py", text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.load(p, weights_only=True)",
+        "open(p)",
+        "gzip.open(p, 'rt')",
+        "p.open('rb')",
+        "model.eval()",
+        "np.load(p)",
+        "json.dumps(x)",
+        "with durable_folder(p) as folder:\n    np.save(folder / 'x', a)",
+    ],
+)
+def test_harmless_calls_pass(text: str) -> None:
+    assert not faults(parse("dpr/training/x.py", text))

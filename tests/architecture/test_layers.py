@@ -1,0 +1,139 @@
+"""Imports go down only. The table is that of docs/architecture.md; a failing test names the line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.source_files import REPOSITORY, Source, imports, package_sources, parse
+
+LAYERS = {
+    "core": 0,
+    "formats": 1,
+    "data": 2,
+    "models": 3,
+    "losses": 3,
+    "embedding": 4,
+    "indexer": 4,
+    "evaluation": 4,
+    "training": 5,
+    "retrieval": 5,
+    "preparation": 5,
+    "config": 6,
+    "build": 7,
+    "cli": 8,
+}
+
+# Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.
+ROOMS = {
+    "transformers": ("dpr/models/", "dpr/data/tensorizer.py", "dpr/preparation/"),
+    "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/"),
+    "huggingface_hub": ("dpr/models/",),
+    "safetensors": ("dpr/formats/", "dpr/models/"),
+    "datasets": ("dpr/formats/",),
+    "pyarrow": ("dpr/formats/",),
+    "faiss": ("dpr/indexer/",),
+    "bm25s": ("dpr/indexer/",),
+    "pytrec_eval": ("dpr/evaluation/",),
+    "regex": ("dpr/evaluation/", "dpr/data/", "dpr/indexer/"),
+    "hydra": ("dpr/cli/",),
+    "omegaconf": ("dpr/cli/",),
+}
+ANYWHERE = {"torch", "numpy", "tqdm"}
+HEAVY = {"torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "faiss", "bm25s", "pytrec_eval", "scipy"}
+
+
+def layer_faults(source: Source) -> list[str]:
+    """Imports that go up, sideways, or from ``config`` to anything but errors."""
+    own = LAYERS.get(source.room)
+    faults = []
+    for name, node in imports(source):
+        parts = name.split(".")
+        if parts[0] != "dpr" or own is None or len(parts) < 2:
+            continue
+        other = parts[1]
+        is_down = other == source.room or LAYERS.get(other, -1) < own
+        if source.room == "config" and other not in ("config", "core"):
+            is_down = False
+        if source.room == "config" and other == "core" and parts[2:3] != ["errors"]:
+            is_down = False
+        if not is_down:
+            faults.append(f"{source.where(node)}   ({source.room} may not import {other})")
+    return faults
+
+
+def room_faults(source: Source) -> list[str]:
+    """Third-party imports outside their rooms, or of packages that the project does not depend on."""
+    faults = []
+    for name, node in imports(source):
+        package = name.split(".")[0]
+        if package in sys.stdlib_module_names or package in ANYWHERE or package in ("dpr", "__future__"):
+            continue
+        if package not in ROOMS:
+            faults.append(f"{source.where(node)}   ({package} is not a dependency; optional packages go through dpr.core.lazy)")
+        elif not source.name.startswith(ROOMS[package]):
+            faults.append(f"{source.where(node)}   ({package} belongs in {', '.join(ROOMS[package])})")
+    return faults
+
+
+def early_faults(source: Source) -> list[str]:
+    """Heavy packages imported before a configuration mistake could be told."""
+    if source.room not in ("cli", "config"):
+        return []
+    light = ("dpr.cli.", "dpr.config.", "dpr.core.errors", "dpr.core.logs", "dpr.core.lazy")
+    return [
+        source.where(node)
+        for name, node in imports(source, at_import_time_only=True)
+        if name.split(".")[0] in HEAVY | {"hydra", "omegaconf"} or (name.startswith("dpr.") and not name.startswith(light))
+    ]
+
+
+@pytest.mark.parametrize("rule", [layer_faults, room_faults, early_faults])
+def test_every_import_is_allowed(rule) -> None:  # type: ignore[no-untyped-def]
+    faults = [fault for source in package_sources() for fault in rule(source)]
+    assert not faults, "\n" + "\n".join(faults)
+
+
+def test_every_room_has_a_layer() -> None:
+    assert {source.room for source in package_sources()} - {""} <= set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text"),
+    [
+        (layer_faults, "dpr/losses/x.py", "from dpr.models.encoder import Encoder"),
+        (layer_faults, "dpr/data/x.py", "def f():\n    import dpr.models"),
+        (layer_faults, "dpr/formats/x.py", "from dpr import data"),
+        (layer_faults, "dpr/config/x.py", "from dpr.core.batch import TokenBatch"),
+        (layer_faults, "dpr/training/x.py", "from dpr.config.training import TrainConfig"),
+        (room_faults, "dpr/training/x.py", "import transformers"),
+        (room_faults, "dpr/retrieval/x.py", "def f():\n    import faiss"),
+        (room_faults, "dpr/build/x.py", "from omegaconf import OmegaConf"),
+        (room_faults, "dpr/data/x.py", "import requests"),
+        (early_faults, "dpr/cli/x.py", "import torch"),
+        (early_faults, "dpr/cli/x.py", "from dpr.build.training import run"),
+        (early_faults, "dpr/config/x.py", "class A:\n    import numpy.random\n    import torch"),
+    ],
+)
+def test_the_rules_find_what_they_are_for(rule, name: str, text: str) -> None:  # type: ignore[no-untyped-def]
+    (fault,) = rule(parse(name, text))
+    assert fault.startswith(f"{name}:")
+
+
+def test_lazy_imports_in_the_command_line_are_allowed() -> None:
+    assert not early_faults(parse("dpr/cli/x.py", "def job():\n    import torch\n"))
+
+
+def test_importing_every_command_loads_nothing_heavy() -> None:
+    """What the statements above cannot see: a light module that imports a heavy one."""
+    program = (
+        "import importlib, pkgutil, sys, dpr.cli, dpr.config\n"
+        "for package in (dpr.cli, dpr.config):\n"
+        "    for found in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(found.name)\n"
+        f"print(sorted({HEAVY | {'hydra', 'omegaconf', 'numpy'}!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

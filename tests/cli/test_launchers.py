@@ -1,0 +1,142 @@
+"""Every way of starting a job, as separate processes: plainly, as a module, from a wheel, and by torch's launchers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DRY_JOB = str(REPOSITORY / "tests" / "cli" / "dry_job.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+OLD_LAUNCHER = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--master-port=0"]
+
+
+def environment(*paths: Path) -> dict[str, str]:
+    """The environment without what a launcher left in it; ``paths`` come first on the import path."""
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+
+
+def run(argv: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, cwd=folder, env=environment(*paths), capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
+class TestPlain:
+    """No launcher, no torch: these are quick."""
+
+    def test_script_of_a_bare_clone_runs_from_another_folder(self, tmp_path: Path) -> None:
+        done = run([sys.executable, str(REPOSITORY / "train_dense_encoder.py"), "train=biencoder_nq", "--cfg", "job"], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "batch_size: 16" in done.stdout
+        assert not list(tmp_path.iterdir())
+
+    def test_module_and_its_mistakes(self, tmp_path: Path) -> None:
+        done = run([sys.executable, "-m", "dpr", "train", "train.batchsize=3"], tmp_path, REPOSITORY)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "train.batch_size" in done.stderr
+        done = run([sys.executable, "-m", "dpr", "trian"], tmp_path, REPOSITORY)
+        assert done.returncode == 2
+        assert "did you mean train" in done.stderr
+        assert not list(tmp_path.iterdir())
+
+    def test_installed_command(self, tmp_path: Path) -> None:
+        command = shutil.which("dpr", path=sysconfig.get_path("scripts"))
+        if command is None:
+            assert not os.environ.get("CI"), "the package is not installed"
+            pytest.skip("the package is not installed in this environment")
+        done = run([command, "train", "train=biencoder_nq", "--cfg", "job"], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "batch_size: 16" in done.stdout
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["train", "train.batchsize=3"], ["train", "train=biencoder_nqq"]])
+    def test_help_and_mistakes_answer_within_two_seconds(self, argv: list[str], tmp_path: Path) -> None:
+        taken = []
+        for _ in range(3):  # the best of three, since other work may share the machine
+            start = time.perf_counter()
+            run([sys.executable, "-m", "dpr", *argv], tmp_path, REPOSITORY)
+            taken.append(time.perf_counter() - start)
+        print(f"dpr {' '.join(argv)}: {min(taken):.2f} s")
+        assert min(taken) < 2.0
+
+
+@pytest.fixture(scope="module")
+def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as the wheel installs it, built from a copy so that the clone stays clean."""
+    folder = tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", "tests")
+    shutil.copytree(REPOSITORY, folder / "source", ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = run([*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(folder), str(folder / "source")], folder)
+    assert build.returncode == 0, build.stderr
+    (wheel,) = folder.glob("dpr-*.whl")
+    install = run([*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)], folder)
+    assert install.returncode == 0, install.stderr
+    shutil.rmtree(folder / "source")
+    return folder / "site"
+
+
+class TestWheel:
+    def test_conf_is_inside_and_complete(self, wheel_site: Path) -> None:
+        def names(folder: Path) -> set[Path]:
+            return {path.relative_to(folder) for path in folder.rglob("*.yaml")}
+
+        assert names(wheel_site / "dpr" / "conf") == names(REPOSITORY / "conf")
+
+    def test_torchrun_module_in_an_empty_folder(self, wheel_site: Path, tmp_path: Path) -> None:
+        done = run([*TORCHRUN, "-m", "dpr", "train", "train=biencoder_nq", "--cfg", "job"], tmp_path, wheel_site)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("batch_size: 16") == 1, "rank 0 alone speaks"
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Exit code, output and messages of each. Started side by side, since each spends its time on importing torch."""
+    job = [DRY_JOB, "train.batch_size=3", "global_loss_buf_sz=5"]
+    commands = {
+        "torchrun": [*TORCHRUN, *job],
+        "launch": [*OLD_LAUNCHER, "--nproc-per-node=2", *job],
+        "launch --use-env": [*OLD_LAUNCHER, "--use-env", "--nproc-per-node=1", *job],
+        "sweep": [*TORCHRUN, DRY_JOB, "-m", "seed=1,2"],
+    }
+    started = {
+        name: subprocess.Popen(
+            argv,
+            cwd=tmp_path_factory.mktemp("launcher"),
+            env=environment(REPOSITORY),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, argv in commands.items()
+    }
+    finished = {}
+    for name, process in started.items():
+        out, err = process.communicate(timeout=120)
+        finished[name] = (process.returncode, out, err)
+    return finished
+
+
+class TestLaunchers:
+    @pytest.mark.parametrize(("name", "world_size"), [("torchrun", 2), ("launch", 2), ("launch --use-env", 1)])
+    def test_every_rank_gets_the_configuration(self, outcomes: dict[str, tuple[int, str, str]], name: str, world_size: int) -> None:
+        code, out, err = outcomes[name]
+        assert code == 0, err
+        assert sorted(out.splitlines()) == [f"rank {rank} of {world_size}: batch_size 3" for rank in range(world_size)]
+        assert err.count("warning: global_loss_buf_sz") == 1
+
+    def test_a_sweep_is_refused_with_a_way_out(self, outcomes: dict[str, tuple[int, str, str]]) -> None:
+        code, out, err = outcomes["sweep"]
+        assert code != 0
+        assert not out
+        assert "start one torchrun for each combination" in err
