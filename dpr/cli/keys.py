@@ -34,13 +34,16 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean {', '.join(found)}?" if found else ""
 
 
-def check_keys(overrides: list[str], known: Mapping[str, Setting], folders: list[Path]) -> tuple[list[str], list[str]]:
+def check_keys(
+    overrides: list[str], known: Mapping[str, Setting], folders: list[Path], *, program: str = "dpr COMMAND"
+) -> tuple[list[str], list[str]]:
     """Returns the overrides to go on with and the warnings about old keys.
 
     Args:
         overrides: ``key=value`` tokens, with Hydra's ``+``, ``++`` and ``~`` in front where the user put them.
         known: every setting of the job by its dotted key.
         folders: where config groups are looked for.
+        program: how the job was called, for the message.
 
     Raises:
         ConfigError: unknown keys, or options that a group does not have, with the nearest valid ones.
@@ -71,6 +74,7 @@ def check_keys(overrides: list[str], known: Mapping[str, Setting], folders: list
             problems.append(f"unknown setting {key}{suggestion(key, known)}")
     if problems:
         rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []
+        rest += [f"{program} --help lists all settings"] if any(problem.startswith("unknown") for problem in problems) else []
         raise ConfigError("\n".join(problems[:_SHOWN] + rest))
     return kept, list(dict.fromkeys(warnings))
 

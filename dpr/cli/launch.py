@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dpr.cli import arguments
 from dpr.cli.conf_folder import conf_folder
+from dpr.cli.endings import exit_code_of
 from dpr.cli.help_text import help_text
 from dpr.cli.keys import check_keys
 from dpr.config.describe import settings
-from dpr.core.errors import ConfigError, DprError
+from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 
 
@@ -47,17 +46,16 @@ def launch(config_name: str, config_class: type[Config], job: Job[Config], argv:
     rank = int(os.environ.get("RANK", "0")) if arguments.under_launcher() else 0
     configure_logging(rank=rank)
     program = program or _program()
-    try:
-        return _launch(config_name, config_class, job, argv, program=program, speaks=rank == 0)
-    except DprError as error:
-        return _report(error, program)
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        if (message := _hydra_message(error)) is not None:
-            return _report(ConfigError(message), program)
-        traceback.print_exc()
-        return 1
+
+    def work() -> int:
+        try:
+            return _launch(config_name, config_class, job, argv, program=program, speaks=rank == 0)
+        except Exception as error:
+            if (message := _hydra_message(error)) is None:
+                raise
+            raise ConfigError(message) from error
+
+    return exit_code_of(work)
 
 
 def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str, speaks: bool) -> int:
@@ -74,7 +72,7 @@ def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv
         )
     known = {entry.key: entry for entry in settings(config_class)}
     searched = [folder, *(Path(extra).absolute() for extra in given.values_of("--config-dir", "-cd", "--config-path", "-cp"))]
-    overrides, warnings = check_keys(given.overrides, known, searched)
+    overrides, warnings = check_keys(given.overrides, known, searched, program=program)
     if speaks:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
@@ -168,18 +166,6 @@ def _hydra_message(error: Exception) -> str | None:
         return f"{what} cannot be read ({text[0]})\nquote a value with special characters: \"key='value'\""
     key = getattr(cause, "full_key", None)
     return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])
-
-
-def _report(error: DprError, program: str) -> int:
-    """Prints the error for a person. Ranks other than a node's first wait a moment, since the launcher ends all when one ends."""
-    local_rank = os.environ.get("LOCAL_RANK", "0")
-    if local_rank != "0":
-        time.sleep(1.0)
-    where = "" if local_rank == "0" else f"[rank {os.environ.get('RANK', local_rank)}] "
-    print(f"{where}error: {error}", file=sys.stderr)
-    if isinstance(error, ConfigError) and "unknown setting" in str(error):
-        print(f"{program} --help lists all settings", file=sys.stderr)
-    return error.exit_code
 
 
 def _program() -> str:

@@ -6,6 +6,7 @@ import importlib
 import sys
 
 import dpr
+from dpr.cli.endings import exit_code_of
 from dpr.cli.keys import suggestion
 
 # name -> module with main(argv) -> exit code, and what --help says.
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)
         return 2
-    return int(importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
+    return exit_code_of(lambda: importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
 
 
 def _usage() -> str:
