@@ -53,7 +53,8 @@ def iter_json_records(path: Path, on_bytes: Callable[[bytes], object] | None = N
     with open_input(path, on_bytes) as stream:
         line, first = _skip_space(stream)
         if first == b"[":
-            yield from _array_records(_decoded(stream, path, line), path, line)
+            nul = NulWarning(path)
+            yield from _array_records(_Window(_decoded(stream, path, line, nul), path, line), nul)
         elif first == b"{":
             yield from _line_records(stream, path, line)
         elif first:
@@ -114,8 +115,7 @@ class _Window:
     """The part of the array's text that is in memory, and the place reached in it."""
 
     def __init__(self, pieces: Iterator[str], path: Path, line: int) -> None:
-        self._pieces, self._path, self._line = pieces, path, line
-        self.nul = NulWarning(path)
+        self._pieces, self.path, self._line = pieces, path, line
         self.text, self.position, self._counted = "", 0, 0
 
     def grow(self, least: int = 1) -> bool:
@@ -146,18 +146,17 @@ class _Window:
 
     def fail(self, found: str, position: int | None = None, hint: str | None = None) -> InputError:
         line = self.line_at(self.position if position is None else position)
-        return InputError(found, file=self._path, line=line, hint=hint)
+        return InputError(found, file=self.path, line=line, hint=hint)
 
 
-def _array_records(pieces: Iterator[str], path: Path, line: int) -> Iterator[JsonRecord]:
-    window = _Window(pieces, path, line)
+def _array_records(window: _Window, nul: NulWarning) -> Iterator[JsonRecord]:
     window.next_character()
     window.position += 1
     character = window.next_character()
     while character != "]":
         if not character:
             raise _cut_off(window)
-        yield _next_record(window, path)
+        yield _next_record(window, nul)
         character = window.next_character()
         if character == ",":
             window.position += 1
@@ -171,7 +170,7 @@ def _array_records(pieces: Iterator[str], path: Path, line: int) -> Iterator[Jso
         raise window.fail(f"{character!r} after the end of the array, expected nothing")
 
 
-def _next_record(window: _Window, path: Path) -> JsonRecord:
+def _next_record(window: _Window, nul: NulWarning) -> JsonRecord:
     """Decodes the record at the window's place. In an array nothing can be skipped whose end is not known."""
     at_end = False
     while True:
@@ -206,8 +205,8 @@ def _next_record(window: _Window, path: Path) -> JsonRecord:
             error = f"the row is {describe(value)}, expected an object"
         number = window.line_at(start)
         window.position = end
-        problem_found = InputError(error, file=path, line=number) if error else None
-        value = {} if error else window.nul.clean(value, window.text, start, end, number)
+        problem_found = InputError(error, file=window.path, line=number) if error else None
+        value = {} if error else nul.clean(value, window.text, start, end, number)
         return JsonRecord(number, value, problem_found, window.text, start, end)
 
 
@@ -235,10 +234,9 @@ def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
     return line, b""
 
 
-def _decoded(stream: io.BufferedReader, path: Path, line: int) -> Iterator[str]:
+def _decoded(stream: io.BufferedReader, path: Path, line: int, nul: NulWarning) -> Iterator[str]:
     """The stream's text in pieces. NUL becomes a space."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    nul = NulWarning(path)
     start_of_line = 0  # bytes of the current line before this chunk
     while True:
         chunk = stream.read(_WINDOW)
@@ -253,8 +251,8 @@ def _decoded(stream: io.BufferedReader, path: Path, line: int) -> Iterator[str]:
             raise InputError(found, file=path, line=line, hint="save the file as UTF-8") from None
         if not chunk:
             return
-        text = nul.replace(text, line)
-        yield text
+        if text:  # a piece that ends inside a character may give nothing yet, and an empty piece would read as the end
+            yield nul.replace(text, line)
         line += chunk.count(b"\n")
         newline = chunk.rfind(b"\n")
         start_of_line = len(chunk) - newline - 1 if newline >= 0 else start_of_line + len(chunk)

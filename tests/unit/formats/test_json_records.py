@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpr.core.errors import InputError
+from dpr.formats import json_records
+from dpr.formats.json_records import iter_json_records
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+VALUES = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6)
+OBJECTS = st.lists(st.dictionaries(TEXT, VALUES, max_size=3), max_size=6)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    records = list(iter_json_records(path))
+    assert all(record.error is None for record in records)
+    return [record.value for record in records]
+
+
+def refusal(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        for record in iter_json_records(path):
+            if record.error:
+                raise record.error
+    return str(caught.value).replace(str(path), path.name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(objects=OBJECTS, indent=st.sampled_from([None, 1]), window=st.integers(1, 40), ascii_only=st.booleans(), layout=st.sampled_from("[{"))
+def test_streaming_gives_what_json_loads_gives(tmp_path_factory: Any, objects: list[Any], indent: Any, window: int, ascii_only: bool, layout: str) -> None:
+    """The window is far smaller than a record, so that every way of being cut is met."""
+    path = tmp_path_factory.mktemp("json") / "x"
+    if layout == "[":
+        path.write_text(json.dumps(objects, indent=indent, ensure_ascii=ascii_only), encoding="utf-8", newline="")
+    else:
+        lines = [json.dumps(value, ensure_ascii=ascii_only) for value in objects]
+        path.write_text("\n".join(lines), encoding="utf-8", newline="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_records, "_WINDOW", window)
+        assert read(path) == objects
+
+
+def test_line_numbers_are_those_where_records_start(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('\n\n[\n {"a":\n 1},\n\n {"b": 2}, {"c": 3},\n{"d": 4}]\n')
+    assert [(record.line, *record.value) for record in iter_json_records(tmp_path / "x")] == [(4, "a"), (7, "b"), (7, "c"), (8, "d")]
+    (tmp_path / "x").write_text('\n{"a": 1}\n\n{"b": 2}')
+    assert [(record.line, *record.value) for record in iter_json_records(tmp_path / "x")] == [(2, "a"), (4, "b")]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_bom_crlf_and_gzip_are_accepted_whatever_the_name_says(tmp_path: Path, newline: str, bom: str, packed: bool) -> None:
+    for text in (f'{bom}[{newline}{{"a": "x"}},{newline}{{"a": "y"}}{newline}]{newline}', f'{bom}{{"a": "x"}}{newline}{{"a": "y"}}{newline}'):
+        data = text.encode()
+        (tmp_path / "data.bin").write_bytes(gzip.compress(data) if packed else data)
+        assert read(tmp_path / "data.bin") == [{"a": "x"}, {"a": "y"}]
+
+
+def test_the_last_json_line_is_read_with_and_without_newline(tmp_path: Path) -> None:
+    """DPR lost it."""
+    for end in ("", "\n"):
+        (tmp_path / "x").write_text('{"a": 1}\n{"a": 2}' + end)
+        assert len(read(tmp_path / "x")) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'[{"a": 1},\n{"a": }]', "x:2: not JSON: Expecting value"),
+        (b'[{"a": 1}\n{"a": 2}]', "x:2: not JSON: '{' after a record"),
+        (b'[{"a": 1},\n]', "x:2: not JSON: a comma before"),
+        (b'[{"a": 1}', "x:1: the file ends inside the array"),
+        (b'[{"a": 1},\n\n', "x:3: the file ends inside the array"),
+        (b'[{"a": 1},{"b', "x:1: not JSON: Unterminated string"),
+        (b'[{"a": 1}]\n[]', "x:2: '[' after the end of the array"),
+        (b'[{"a": 1},\n3]', "x:2: the row is the number 3, expected an object"),
+        (b'{"a": 1}\n[1]\n', "x:2: the row is a list"),
+        (b'{"a": 1}\n{"a": NaN}\n', "x:2: NaN is not a JSON number"),
+        (b'[{"a": 1},\n{"a": -Infinity}]', "x:2: -Infinity is not a JSON number"),
+        (b'{"a": 1, "a": 2}', "x:1: the key 'a' appears twice"),
+        (b'{"a": 1}\n{bad}\n', "x:2: not JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b'{"a": "\xff"}', "x:1: byte 8 of the line (0xff) is not UTF-8"),
+        (b'[{"a": 1},\n {"a": "\xc3"}]', "x:2: byte 9 of the line (0xc3) is not UTF-8"),
+        (b'{"a": "' + b"x" * 17_000_000 + b'"}', "x:1: the line is longer than 16 MB"),
+        (b'[{"a": "' + b"x" * 17_000_000 + b'"}]', "x:1: the record is longer than 16 MB"),
+        (b'[{"a": "' + b"x" * 40_000_000, "x:1: no end of this record within 16 MB"),
+        (b'{"a": ' + b"[" * 100_000, "x:1: nested too deep"),
+        (b'[{"a": ' + b"[" * 100_000, "x:1: nested too deep"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "x:1: a number of 5000 digits"),
+        (b"question\tanswer\n", "x:1: starts with 'q', expected a JSON array"),
+        (gzip.compress(b'{"a": 1}\n' * 1000)[:40], "x: gzip data is damaged or cut off"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_said_with_file_and_line(tmp_path: Path, data: bytes, message: str) -> None:
+    assert refusal(tmp_path / "x", data).startswith(message)
+
+
+def test_reading_goes_on_after_a_bad_record(tmp_path: Path) -> None:
+    for text in ('{"a": 1}\nbad\n{"a": NaN}\n{"a": 2}\n', '[{"a": 1}, "bad",\n{"a": NaN, "b": [1]},\n {"a": 2}]'):
+        (tmp_path / "x").write_text(text)
+        records = list(iter_json_records(tmp_path / "x"))
+        assert [record.error is None for record in records] == [True, False, False, True]
+        assert records[-1].value == {"a": 2}
+        assert len({record.sha256() for record in records}) == 4
+
+
+def test_nul_becomes_a_space_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for data in (b'{"a": "x\\u0000y"}\n{"a": "x\0y"}', b'[{"a": "x\\u0000y"},\n{"a": "x\0y"}]'):
+        caplog.clear()
+        (tmp_path / "x").write_bytes(data)
+        assert read(tmp_path / "x") == [{"a": "x y"}, {"a": "x y"}]
+        assert len(caplog.records) == 1
+
+
+def test_memory_does_not_grow_with_the_array(tmp_path: Path) -> None:
+    import tracemalloc
+
+    record = json.dumps({"text": "x" * 10_000})
+    (tmp_path / "x").write_text("[" + ",".join([record] * 3000) + "]")  # 30 MB on one line
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in iter_json_records(tmp_path / "x")) == 3000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12_000_000
+
+
+def test_all_bytes_are_shown_to_the_observer(tmp_path: Path) -> None:
+    for data in (b'{"a": 1}\n\n', gzip.compress(b'[{"a": 1}]  \n'), b"  ", b""):
+        (tmp_path / "x").write_bytes(data)
+        seen: list[bytes] = []
+        list(iter_json_records(tmp_path / "x", seen.append))
+        assert b"".join(seen) == data
