@@ -1,12 +1,14 @@
 """Checkpoint folders: what a model needs to be used anywhere, and what a run needs to go on. No pickle, every file hashed.
 
+The last three are there in checkpoints of a training run only; the manifest is written last.
+
     model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared tower)
     encoder/                 backbone config and tokenizer files, as Hugging Face writes them
-    encoder_settings.json    pooling, lengths, prefixes: what else decides a vector
-    optimizer.safetensors    optimizer state by parameter name          (training checkpoints only)
-    trainer_state.json       progress, order fingerprint, best value    (training checkpoints only)
-    config.json              the resolved configuration of the run      (training checkpoints only)
-    manifest.json            sizes and SHA-256 of all of these; written last
+    encoder_settings.json    pooling, lengths: what else decides a vector
+    manifest.json            sizes and SHA-256 of all files
+    optimizer.safetensors    optimizer state by parameter name
+    trainer_state.json       progress, identity of the run, best value
+    config.json              the resolved configuration of the run
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
     """The checkpoints of a run, newest (highest step) first."""
     pattern = re.compile(re.escape(name) + r"\.step(\d+)")
-    found = [(int(match[1]), path) for path in output_dir.glob(f"{name}.step*") if (match := pattern.fullmatch(path.name)) and path.is_dir()]
+    found = [
+        (int(match[1]), path) for path in output_dir.glob(f"{name}.step*") if (match := pattern.fullmatch(path.name)) and path.is_dir()
+    ]
     return [path for _, path in sorted(found, reverse=True)]
 
 

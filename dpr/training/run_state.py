@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dpr.core.distributed import from_main, on_main
@@ -79,6 +80,7 @@ def environment_facts(world_size: int, device: torch.device) -> dict[str, Any]:
         "environment.world_size": world_size,
         "environment.threads": torch.get_num_threads(),
         "environment.torch": torch.__version__,
+        "environment.numpy": np.__version__,  # it draws the order of samples
         "environment.device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,10 @@ class BiEncoderTrainer:
         if self.ranks.world_size == 1:
             return model
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        # Buffers (position numbers) are equal everywhere; torch 2.13 renamed the switch that leaves them alone.
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        leave_buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+        return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **leave_buffers)
 
     def _resume(
         self,

@@ -38,7 +38,13 @@ def encoder_folder(folder: Path, **config: Any) -> Path:
 
 
 def tiny_model(
-    folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float = 0.0, options: TowerOptions | None = None, **settings: Any
+    folder: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    dropout: float = 0.0,
+    options: TowerOptions | None = None,
+    **settings: Any,
 ) -> BiEncoder:
     """Two random towers (the same weights for the same seed on every rank)."""
     if not (folder / "config.json").exists():

@@ -1,0 +1,137 @@
+"""What a batch holds: slots, distinct contexts, identities; and that negatives are a function of (seed, epoch, data set, row)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.records import Passage, TrainingSample
+from dpr.data.collator import Augmentation, Collator, SetOptions, judgement_identity
+from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
+from dpr.data.loader import PoolDataset, PoolOrder, pool_loader
+from dpr.data.negatives import select_passages
+from dpr.data.tensorizer import Tensorizer
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples
+
+A, B, C, D = (Passage(text, id=text) for text in ("ba", "be", "bi", "bo"))
+OPTIONS = SetOptions("tiny")
+
+
+@pytest.fixture(scope="module")
+def tensorizer(tmp_path_factory: pytest.TempPathFactory) -> Tensorizer:
+    return Tensorizer.load(encoder_folder(tmp_path_factory.mktemp("tokenizer")), sequence_length=24)
+
+
+def collate(
+    tensorizer: Tensorizer, samples: list[TrainingSample], num_hard: int = 1, num_other: int = 0, **options: object
+) -> BiEncoderBatch:
+    source = ListSource(samples)
+    collator = Collator(tensorizer, num_hard=num_hard, num_other=num_other, **options)  # type: ignore[arg-type]
+    return collator(samples, range(len(samples)), options=OPTIONS, known_positives=source.known_positives)
+
+
+def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensorizer) -> None:
+    batch = collate(tensorizer, [TrainingSample("ca", (A,), (B, C)), TrainingSample("ce", (B,), (), (D,)), TrainingSample("ci", (C,))], 2)
+    assert batch.context_valid.tolist() == [True, True, True, True, True, False, True, False, False]
+    assert batch.positive_idx.tolist() == [0, 3, 6]
+    assert len(batch.contexts) == 4
+    assert batch.context_row.tolist() == [0, 1, 2, 1, 3, 0, 2, 0, 0]
+    assert batch.context_ids[1].tolist() == batch.context_ids[3].tolist() == list(judgement_identity(B, "tiny"))
+    assert batch.context_ids[5].tolist() == [0, 0]
+    assert batch.num_tokens == int(batch.questions.lengths.sum() + batch.contexts.lengths.sum()) == 3 * 3 + 4 * 3
+
+
+def test_the_order_within_a_question_is_positive_other_hard(tensorizer: Tensorizer) -> None:
+    batch = collate(tensorizer, [TrainingSample("ca", (A,), (B,), (C,))], 1, 1)
+    assert [tuple(pair) for pair in batch.context_ids.tolist()] == [judgement_identity(passage, "tiny") for passage in (A, C, B)]
+
+
+def test_known_positives_are_those_of_all_rows_with_the_same_question(tensorizer: Tensorizer) -> None:
+    batch = collate(tensorizer, [TrainingSample("ca", (A, D)), TrainingSample("ca", (B,)), TrainingSample("ce", (C,))], 0)
+    known = [
+        {tuple(pair) for pair, valid in zip(row.tolist(), mask.tolist(), strict=True) if valid}
+        for row, mask in zip(batch.known_positive_ids, batch.known_positive_valid, strict=True)
+    ]
+    assert known[0] == known[1] == {judgement_identity(passage, "tiny") for passage in (A, B, D)}
+    assert known[2] == {judgement_identity(C, "tiny")}
+
+
+def test_identity_is_the_id_within_its_namespace_or_the_text() -> None:
+    assert judgement_identity(Passage("x", id="7"), "a") == judgement_identity(Passage("y", id="7"), "a")
+    assert judgement_identity(Passage("x", id="7"), "a") != judgement_identity(Passage("x", id="7"), "b")
+    assert judgement_identity(Passage("x", "t"), "a") == judgement_identity(Passage("x", "t"), "b")
+    assert judgement_identity(Passage("x", "t"), "a") != judgement_identity(Passage("x"), "a")
+    assert judgement_identity(Passage("7"), "a") != judgement_identity(Passage("7", id="7"), "a")
+
+
+def test_other_negatives_stand_in_for_missing_hard_ones() -> None:
+    sample = TrainingSample("q", (A,), (), (B, C, D))
+    assert select_passages(sample, num_hard=2, num_other=0).hard_negatives == (B, C)
+    both = select_passages(sample, num_hard=1, num_other=2)
+    assert (both.other_negatives, both.hard_negatives) == ((B, C), (B,))
+    assert select_passages(TrainingSample("q", (A,), (B,), (C,)), num_hard=2, num_other=0).hard_negatives == (B,)
+
+
+def test_gold_without_a_score_is_excluded_unless_nothing_would_remain() -> None:
+    scored = Passage("be", id="s", has_score=True)
+    assert select_passages(TrainingSample("q", (A, scored)), num_hard=0, num_other=0, exclude_gold=True).positive is scored
+    assert select_passages(TrainingSample("q", (A, B)), num_hard=0, num_other=0, exclude_gold=True).positive is A
+
+
+def test_negatives_depend_on_seed_epoch_set_and_row_alone(tensorizer: Tensorizer) -> None:
+    many = tuple(Passage(f"ba be {number}", id=str(number)) for number in range(30))
+    sample = TrainingSample("q", many[:5], many[5:])
+    options = SetOptions("tiny", shuffle_positives=True)
+
+    def chosen(seed: int | None, *key: int) -> tuple[str | None, ...]:
+        selection = Collator(tensorizer, num_hard=4, num_other=0, seed=seed).select(sample, key[0], options, key[1], key[2])
+        return tuple(passage.id for passage in (selection.positive, *selection.hard_negatives))
+
+    draws = {chosen(*key) for key in ((1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1))}
+    assert len(draws) == 5
+    assert chosen(1, 0, 0, 0) == chosen(1, 0, 0, 0)
+    assert chosen(None, 3, 2, 1) == ("0", "5", "6", "7", "8")
+    assert len({chosen(1, row, 0, 0)[0] for row in range(40)}) == 5
+
+
+def test_augmentation_changes_training_only_and_repeats(tensorizer: Tensorizer) -> None:
+    samples = [TrainingSample("ba be bi", (Passage("ba be bi bo bu ca ce ci co cu da de di do du", "ka"),))]
+    augmentation = Augmentation(crop_tokens=8, mask_probability=0.3)
+    plain = collate(tensorizer, samples)
+    first, again = (collate(tensorizer, samples, seed=4, augmentation=augmentation) for _ in range(2))
+    dev = collate(tensorizer, samples, augmentation=augmentation)
+    assert first.contexts.lengths.tolist() == [8]
+    assert torch.equal(first.contexts.tokens, again.contexts.tokens)
+    assert torch.equal(dev.contexts.tokens, plain.contexts.tokens)
+    assert not torch.equal(first.questions.tokens, plain.questions.tokens) or first.contexts.tokens.shape != plain.contexts.tokens.shape
+
+
+def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) -> None:
+    source = ListSource(make_samples(40))
+    order = MultiSetDataIterator([ShardedDataIterator(40, global_batch_size=8, seed=2)], seed=2)
+    collator = Collator(tensorizer, num_hard=2, num_other=1, seed=2, augmentation=Augmentation(0, 0.2))
+    dataset = PoolDataset([source], [OPTIONS], order, collator)
+    runs = []
+    for workers in (0, 1, 2):
+        schedule = PoolOrder(epoch=1, pool=3, num_epochs=3, pools_per_epoch=5)
+        runs.append(list(pool_loader(dataset, schedule, num_workers=workers)))
+    assert len(runs[0]) == 2 + 5
+    for other in runs[1:]:
+        for mine, theirs in zip(runs[0], other, strict=True):
+            assert mine.rows == theirs.rows
+            assert torch.equal(mine.contexts.tokens, theirs.contexts.tokens)
+            assert torch.equal(mine.questions.tokens, theirs.questions.tokens)
+
+
+def test_a_batch_moves_and_selects_without_changing(tensorizer: Tensorizer) -> None:
+    batch = collate(tensorizer, make_samples(6), 2, 1)
+    assert batch.to("cpu").rows == batch.rows
+    order = torch.tensor([3, 0, 0])
+    picked = batch.questions.select(order)
+    padded, mask = picked.padded(0)
+    whole, _ = batch.questions.padded(0)
+    for row, source in enumerate(order.tolist()):
+        length = int(batch.questions.lengths[source])
+        assert padded[row, :length].tolist() == whole[source, :length].tolist()
+        assert mask[row].tolist() == [True] * length + [False] * (mask.shape[1] - length)

@@ -1,0 +1,129 @@
+"""Token ids as DPR checkpoints expect them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage
+from dpr.data.packing import plan_token_batches
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import decorate_question, normalize_passage, normalize_question
+from tests.helpers.tiny import VOCABULARY, encoder_folder
+
+CLS, SEP, MASK = (VOCABULARY.index(token) for token in ("[CLS]", "[SEP]", "[MASK]"))
+
+
+def ids(words: str) -> list[int]:
+    return [VOCABULARY.index(word) for word in words.split()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return encoder_folder(tmp_path_factory.mktemp("tokenizer"))
+
+
+def tensorizer(folder: Path, length: int = 12, **options: object) -> Tensorizer:
+    return Tensorizer.load(folder, sequence_length=length, **options)  # type: ignore[arg-type]
+
+
+def test_a_title_makes_a_pair_and_no_title_a_single_text(folder: Path) -> None:
+    encoded = tensorizer(folder).passage_tokens([Passage(" ba be ", "da"), Passage(" ba be "), Passage("ba", " ")])
+    assert encoded[0] == [CLS, *ids("da"), SEP, *ids("ba be"), SEP]
+    assert encoded[1] == [CLS, *ids("ba be"), SEP]
+    assert encoded[2] == [CLS, SEP, *ids("ba"), SEP]
+
+
+def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(folder: Path) -> None:
+    long = Passage("ba be bi bo bu ca ce ci co cu", "da de")
+    assert tensorizer(folder, 9).passage_tokens([long]) == [[CLS, *ids("da de"), SEP, *ids("ba be bi bo"), SEP]]
+    assert tensorizer(folder, 5).question_tokens(["ba be bi bo bu"]) == [[CLS, *ids("ba be bi"), SEP]]
+
+
+def test_questions_have_their_own_length(folder: Path) -> None:
+    both = tensorizer(folder, 12, question_length=4)
+    assert len(both.question_tokens(["ba be bi bo bu"])[0]) == 4
+    assert len(both.passage_tokens([Passage("ba be bi bo bu")])[0]) == 7
+
+
+def test_the_typographic_apostrophe_becomes_plain_in_questions_only(folder: Path) -> None:
+    assert normalize_question("l\N{RIGHT SINGLE QUOTATION MARK}a \N{LEFT SINGLE QUOTATION MARK}b") == "l'a \N{LEFT SINGLE QUOTATION MARK}b"
+    known = tensorizer(folder)
+    assert known.question_tokens(["ba\N{RIGHT SINGLE QUOTATION MARK}"]) == [[CLS, *ids("ba '"), SEP]]
+    assert known.passage_tokens([Passage("ba\N{RIGHT SINGLE QUOTATION MARK}")]) != [[CLS, *ids("ba '"), SEP]]
+
+
+def test_normalised_passages_lose_one_pair_of_quotes() -> None:
+    assert normalize_passage('"a\nb\N{RIGHT SINGLE QUOTATION MARK}s"') == "a b's"
+    assert normalize_passage('""a""') == '"a"'
+
+
+def test_prefix_and_suffix(folder: Path) -> None:
+    assert decorate_question("ba be", prefix="[Q]", suffix="?") == "[Q] ba be?"
+    assert decorate_question("ba be?", suffix="?") == "ba be?"
+
+
+def test_special_tokens_take_unused_slots_are_never_split_and_survive_saving(folder: Path, tmp_path: Path) -> None:
+    special = tensorizer(folder, special_tokens=["[Qa]", "[Qb]"])
+    expected = [[CLS, 1, *ids("ba"), 2, SEP]]
+    assert special.question_tokens(["ba [Qb]"], prefix="[Qa]") == expected
+    special.save(tmp_path)
+    assert tensorizer(tmp_path).question_tokens(["[Qa] ba [Qb]"]) == expected
+    assert len(special.tokenizer) == len(VOCABULARY)
+    with pytest.raises(ConfigError, match=r"\[unused3\]"):
+        tensorizer(folder, special_tokens=["[1]", "[2]", "[3]", "[4]"])
+
+
+def test_selectors(folder: Path) -> None:
+    special = tensorizer(folder, special_tokens=["[E]"])
+    tokens = special.question_tokens(["ba [E] be [E]", "ba be"])
+    assert special.representation_positions(tokens, "[E]") == [2, 0]
+    assert special.representation_positions(tokens, None) == [0, 0]
+    assert special.representation_positions(tokens, 5) == [5, 3]
+    with pytest.raises(ConfigError, match="not a token"):
+        special.representation_positions(tokens, "[nope]")
+
+
+def test_a_crop_is_a_window_of_the_text_behind_the_title(folder: Path) -> None:
+    known, generator = tensorizer(folder, 64), np.random.default_rng(0)
+    text = "ba be bi bo bu ca ce ci co cu"
+    crops = {tuple(known.cropped_passage_tokens(Passage(text, "da"), 8, generator)) for _ in range(60)}
+    whole = ids(text)
+    windows = {(CLS, *ids("da"), SEP, *whole[start : start + 4], SEP) for start in range(7)}
+    assert crops == windows
+    short = Passage("ba be", "da")
+    assert known.cropped_passage_tokens(short, 8, generator) == known.passage_tokens([short])[0]
+    titled = known.cropped_passage_tokens(Passage(text, text), 9, generator)
+    assert len(titled) == 9
+    assert titled[:4] == [CLS, *whole[:3]]
+
+
+def test_masking_spares_special_tokens_and_follows_its_probability(folder: Path) -> None:
+    known = tensorizer(folder)
+    tokens = [CLS, *ids("ba be bi bo") * 500, SEP]
+    masked = known.masked(tokens, 0.1, np.random.default_rng(0))
+    assert (masked[0], masked[-1]) == (CLS, SEP)
+    assert 150 < masked.count(MASK) < 250
+    assert all(new in (old, MASK) for new, old in zip(masked, tokens, strict=True))
+
+
+def test_lower_casing_follows_the_setting(folder: Path) -> None:
+    assert tensorizer(folder, do_lower_case=True).question_tokens(["BA"]) == [[CLS, *ids("ba"), SEP]]
+    assert tensorizer(folder, do_lower_case=False).question_tokens(["BA"]) == [[CLS, VOCABULARY.index("[UNK]"), SEP]]
+
+
+def test_a_folder_without_a_tokenizer_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pretrained_model_cfg"):
+        tensorizer(tmp_path)
+
+
+def test_token_batches_cover_everything_once_within_the_budget() -> None:
+    lengths = np.array([3, 50, 7, 7, 1, 20, 100])
+    batches = plan_token_batches(lengths, 60)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(7))
+    assert all(lengths[batch].max() * len(batch) <= 60 or len(batch) == 1 for batch in batches)
+    assert batches[0].tolist() == [6]
+    assert plan_token_batches(np.array([], dtype=np.int64), 10) == []

@@ -1,0 +1,103 @@
+"""The loss by pencil and paper."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dpr.core.batch import ContextVectors
+from dpr.losses.nll import BiEncoderNllLoss, distinct_candidates, score_matrix
+
+NOTHING_KNOWN = (torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.bool))
+
+
+def pool(scores: list[list[float]], ids: list[int], valid: list[bool] | None = None) -> tuple[torch.Tensor, ContextVectors]:
+    """Questions are unit vectors, so that context vectors are columns of the score matrix."""
+    matrix = torch.tensor(scores, dtype=torch.float64)
+    marks = torch.tensor(valid if valid is not None else [True] * len(ids))
+    return torch.eye(len(scores), dtype=torch.float64), ContextVectors(matrix.T, marks, torch.tensor([[number, 0] for number in ids]))
+
+
+def nll(row: list[float], target: int) -> float:
+    return math.log(sum(math.exp(score) for score in row)) - row[target]
+
+
+def test_plain_softmax_over_all_contexts() -> None:
+    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3])
+    for candidates in ("distinct", "dpr"):
+        result = BiEncoderNllLoss(candidates=candidates)(questions, contexts, torch.tensor([0, 2]), *NOTHING_KNOWN)
+        assert float(result.loss) == pytest.approx(nll([1, 2, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
+        assert int(result.num_correct) == 1
+
+
+def test_invalid_slots_take_no_part() -> None:
+    questions, contexts = pool([[1, 9, 0], [0, 9, 3]], [1, 0, 3], [True, False, True])
+    for candidates in ("distinct", "dpr"):
+        result = BiEncoderNllLoss(candidates=candidates)(questions, contexts, torch.tensor([0, 2]), *NOTHING_KNOWN)
+        assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 3], 1), abs=1e-12)
+
+
+def test_a_passage_listed_twice_counts_once_or_by_slot() -> None:
+    questions, contexts = pool([[1, 2, 1, 0], [0, 2, 0, 3]], [7, 8, 7, 9])
+    positives = torch.tensor([2, 3])
+    distinct = BiEncoderNllLoss(candidates="distinct")(questions, contexts, positives, *NOTHING_KNOWN)
+    assert float(distinct.loss) == pytest.approx(nll([1, 2, 0], 0) + nll([0, 2, 3], 2), abs=1e-12)
+    dpr = BiEncoderNllLoss(candidates="dpr")(questions, contexts, positives, *NOTHING_KNOWN)
+    assert float(dpr.loss) == pytest.approx(nll([1, 2, 1, 0], 2) + nll([0, 2, 0, 3], 3), abs=1e-12)
+
+
+def test_another_known_positive_is_masked_for_its_question_only() -> None:
+    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3])
+    known = torch.tensor([[[1, 0], [2, 0], [99, 0]], [[3, 0], [0, 0], [0, 0]]])
+    known_valid = torch.tensor([[True, True, True], [True, False, False]])
+    result = BiEncoderNllLoss()(questions, contexts, torch.tensor([0, 2]), known, known_valid)
+    assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
+    assert int(result.num_correct) == 2
+    unmasked = BiEncoderNllLoss(candidates="dpr")(questions, contexts, torch.tensor([0, 2]), known, known_valid)
+    assert float(unmasked.loss) > float(result.loss)
+
+
+def test_padding_of_the_known_table_never_masks_a_passage() -> None:
+    """The filler (0, 0) may be some passage's identity only by chance; invalid entries must not count even then."""
+    ids = torch.tensor([[0, 0], [1, 0]])
+    known = torch.zeros(1, 3, 2, dtype=torch.int64)
+    candidates = distinct_candidates(torch.tensor([1]), torch.tensor([True, True]), ids, known, torch.zeros(1, 3, dtype=torch.bool))
+    assert not candidates.excluded.any()
+
+
+def test_masked_candidates_get_no_gradient() -> None:
+    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], [True, False, True])
+    vectors = contexts.vectors.clone().requires_grad_()
+    live = ContextVectors(vectors, contexts.valid, contexts.ids)
+    BiEncoderNllLoss()(questions, live, torch.tensor([0, 2]), *NOTHING_KNOWN).loss.backward()
+    assert vectors.grad is not None
+    assert vectors.grad[1].abs().sum() == 0
+    assert vectors.grad[0].abs().sum() > 0
+
+
+def test_temperature_divides_scores_and_learns() -> None:
+    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3])
+    log_temperature = torch.tensor(math.log(0.5), dtype=torch.float64, requires_grad=True)
+    result = BiEncoderNllLoss()(questions, contexts, torch.tensor([0, 2]), *NOTHING_KNOWN, temperature=log_temperature.exp())
+    assert float(result.loss.detach()) == pytest.approx(nll([2, 4, 0], 0) + nll([0, 2, 6], 2), abs=1e-12)
+    result.loss.backward()
+    assert log_temperature.grad is not None
+    assert float(log_temperature.grad) != 0
+
+
+def test_scores_are_single_precision_under_autocast() -> None:
+    generator = torch.Generator().manual_seed(0)
+    questions, contexts = torch.randn(3, 64, generator=generator), torch.randn(5, 64, generator=generator)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = score_matrix(questions, contexts)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, questions @ contexts.T)
+    assert score_matrix(questions.bfloat16(), contexts.bfloat16()).dtype == torch.float32
+    assert score_matrix(questions.double(), contexts.double()).dtype == torch.float64
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected 'distinct' or 'dpr'"):
+        BiEncoderNllLoss(candidates="some")

@@ -1,0 +1,179 @@
+"""Towers, checkpoints, and the plain Python way of using a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.batch import TokenBatch
+from dpr.core.errors import CheckpointError, InputError
+from dpr.core.records import Passage
+from dpr.formats import checkpoints
+from dpr.formats.durable import durable_folder
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.encoder import EncoderSettings, load_backbone
+from tests.helpers.tiny import encoder_folder, tiny_model
+
+TEXTS = ["ba be bi", "bo", "ca ce ci co cu da de di do du"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return encoder_folder(tmp_path_factory.mktemp("encoder"))
+
+
+def saved(model: BiEncoder, target: Path) -> Path:
+    with durable_folder(target) as temporary:
+        model.write_to(temporary)
+    return target
+
+
+@pytest.mark.parametrize("settings", [{}, {"shared": True}, {"pooling": "mean", "normalize": True}, {"projection_dim": 5}])
+def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(folder: Path, tmp_path: Path, settings: dict[str, object]) -> None:
+    model = tiny_model(folder, dtype=torch.float32, **settings)
+    loaded = BiEncoder.load(saved(model, tmp_path / "checkpoint"))
+    assert loaded.settings == model.settings
+    assert loaded.fingerprint == model.fingerprint
+    np.testing.assert_array_equal(loaded.encode_questions(TEXTS), model.encode_questions(TEXTS))
+    np.testing.assert_array_equal(loaded.encode_passages(TEXTS), model.encode_passages(TEXTS))
+    assert loaded.encode_questions(TEXTS).shape == (3, model.dimension)
+    same = np.allclose(model.encode_questions(TEXTS), model.encode_passages(TEXTS))
+    assert same == bool(settings.get("shared"))
+
+
+def test_the_vector_of_a_text_does_not_depend_on_its_batch(folder: Path) -> None:
+    model = tiny_model(folder, dtype=torch.float32)
+    together = model.encode_passages(TEXTS, batch_tokens=10_000)
+    for budget in (1, 11):
+        np.testing.assert_allclose(model.encode_passages(TEXTS, batch_tokens=budget), together, atol=1e-5)
+    alone = np.concatenate([model.encode_passages([text]) for text in reversed(TEXTS)])[::-1]
+    np.testing.assert_allclose(alone, together, atol=1e-5)
+    assert model.encode_passages([]).shape == (0, 16)
+
+
+def test_vectors_are_those_of_plain_hugging_face(folder: Path) -> None:
+    model = tiny_model(folder).eval()
+    ids = model.tensorizer.tokenizer("da", "ba be")["input_ids"]
+    hidden = model.ctx_model.backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    vector = model.encode_passages([Passage("ba be", "da")])[0]
+    np.testing.assert_allclose(vector, hidden[0].detach().numpy(), atol=1e-6)
+    mean = tiny_model(folder, pooling="mean").eval().encode_passages([Passage("ba be", "da")])[0]
+    np.testing.assert_allclose(mean, hidden.mean(0).detach().numpy(), atol=1e-6)
+
+
+def test_cls_pooling_reads_the_position_of_the_selector(folder: Path) -> None:
+    model = tiny_model(folder).eval()
+    tokens = model.tensorizer.question_tokens(["ba be bi"])
+    hidden = model.question_model.backbone(input_ids=torch.tensor(tokens)).last_hidden_state[0]
+    chosen = model.question_model(TokenBatch.from_lists(tokens, [2]))[0]
+    torch.testing.assert_close(chosen, hidden[2], atol=1e-12, rtol=0)
+
+
+def test_encoding_restores_the_mode_and_turns_dropout_off(folder: Path) -> None:
+    model = tiny_model(folder, dropout=0.5).train()
+    batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
+    assert not torch.equal(model.question_model(batch), model.question_model(batch)), "dropout must be on in training"
+    np.testing.assert_array_equal(model.encode_questions(TEXTS), model.encode_questions(TEXTS))
+    assert model.training
+    assert model.question_model.training
+
+
+def test_dropout_zero_means_zero(folder: Path) -> None:
+    model = tiny_model(folder, dropout=0.0).train()
+    batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
+    torch.testing.assert_close(model.question_model(batch), model.question_model(batch), rtol=0, atol=0)
+
+
+def test_a_frozen_context_tower_has_no_dropout_and_no_gradient(folder: Path) -> None:
+    model = tiny_model(folder, dropout=0.5, options=TowerOptions(fix_ctx_encoder=True)).train()
+    batch = TokenBatch.from_lists(model.tensorizer.passage_tokens([Passage(text) for text in TEXTS]))
+    vectors = model(batch, batch)
+    torch.testing.assert_close(vectors.contexts, model(batch, batch).contexts, rtol=0, atol=0)
+    assert not vectors.contexts.requires_grad
+    assert vectors.questions.requires_grad
+    assert not any(parameter.requires_grad for parameter in model.ctx_model.parameters())
+
+
+def test_both_sides_can_go_through_one_tower(folder: Path) -> None:
+    model = tiny_model(folder)
+    batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
+    for kind, tower in (("question", model.question_model), ("ctx", model.ctx_model)):
+        vectors = model(batch, batch, kind)
+        torch.testing.assert_close(vectors.questions, tower(batch), rtol=0, atol=0)
+        torch.testing.assert_close(vectors.contexts, tower(batch), rtol=0, atol=0)
+    vectors.questions.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.question_model.parameters()), "the idle tower must take part"
+
+
+def test_autocast_keeps_vectors_in_single_precision(folder: Path) -> None:
+    model = tiny_model(folder, dtype=torch.float32)
+    batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model(batch, batch).questions
+    assert low.dtype == torch.float32
+    high = model(batch, batch).questions
+    assert 1e-5 < float((low - high).detach().abs().max()) < 0.1
+
+
+def test_two_backbones_do_not_share_a_config_object(folder: Path) -> None:
+    model = tiny_model(folder)
+    assert model.question_model.config is not model.ctx_model.config
+
+
+def test_missing_weights_are_an_error(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = tiny_model(folder, dtype=torch.float32)
+    model.question_model.backbone.save_pretrained(str(tmp_path))
+    assert load_backbone(str(tmp_path)).config.hidden_size == 16
+    weights = load_file(str(tmp_path / "model.safetensors"))
+    weights.pop("encoder.layer.1.output.dense.weight")
+    save_file(weights, str(tmp_path / "model.safetensors"), metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"1 weights of BertModel are missing.*encoder\.layer\.1\.output\.dense\.weight"):
+        load_backbone(str(tmp_path))
+
+
+def test_half_precision_files_train_in_single_precision(folder: Path, tmp_path: Path) -> None:
+    tiny_model(folder, dtype=torch.float16).question_model.backbone.save_pretrained(str(tmp_path))
+    assert {parameter.dtype for parameter in load_backbone(str(tmp_path)).parameters()} == {torch.float32}
+
+
+def test_code_in_a_model_folder_is_never_run(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "custom", "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    with pytest.raises(InputError):
+        load_backbone(str(tmp_path))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_folders_that_are_no_checkpoint_and_damaged_ones_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        BiEncoder.load(tmp_path / "absent")
+    target = saved(tiny_model(folder, dtype=torch.float32), tmp_path / "checkpoint")
+    data = bytearray((target / checkpoints.MODEL_FILE).read_bytes())
+    data[-1] ^= 1
+    (target / checkpoints.MODEL_FILE).write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        BiEncoder.load(target)
+
+
+def test_weights_of_another_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    model, other = tiny_model(folder, dtype=torch.float32), tiny_model(folder, dtype=torch.float32, projection_dim=3)
+    with pytest.raises(CheckpointError, match="encode_proj"):
+        model.load_weights(other.weights(), source=tmp_path)
+
+
+def test_settings_survive_and_an_unknown_format_version_is_refused(folder: Path, tmp_path: Path) -> None:
+    target = saved(tiny_model(folder, dtype=torch.float32), tmp_path / "checkpoint")
+    stored = checkpoints.read_settings(target)
+    assert EncoderSettings(**stored).sequence_length == 24
+    changed = json.loads((target / checkpoints.SETTINGS_FILE).read_text()) | {"format_version": 99}
+    (target / checkpoints.SETTINGS_FILE).write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match="format_version is 99"):
+        checkpoints.read_settings(target)

@@ -1,0 +1,88 @@
+"""Schedules on paper, parameter groups, and optimizer state by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpr.core.errors import CheckpointError
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training.optimizer import (
+    OptimizerSettings,
+    Schedule,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+)
+from tests.helpers.tiny import tiny_model
+
+
+def factors(schedule: Schedule, total: int) -> list[float]:
+    return [round(schedule.factor(step, total), 6) for step in range(total)]
+
+
+def test_linear_rises_from_a_share_and_falls_towards_zero() -> None:
+    assert factors(Schedule("linear", warmup_steps=2), 6) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+
+def test_cosine_reaches_its_floor() -> None:
+    assert factors(Schedule("cosine", min_ratio=0.2), 4) == [1.0, 0.882843, 0.6, 0.317157]
+    assert Schedule("cosine", min_ratio=0.2).factor(4, 4) == pytest.approx(0.2)
+
+
+def test_constant_stays_after_its_warm_up() -> None:
+    assert factors(Schedule("constant", warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def test_a_step_beyond_the_end_keeps_the_floor() -> None:
+    assert Schedule("linear", min_ratio=0.1).factor(50, 10) == pytest.approx(0.1)
+
+
+def by_name(model: BiEncoder, optimizer: torch.optim.Optimizer) -> dict[str, tuple[float, float]]:
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    named = {name: groups.get(id(parameter)) for name, parameter in model.named_parameters()}
+    return {name: (group["weight_decay"], group["lr"]) for name, group in named.items() if group is not None}
+
+
+def test_biases_and_norms_do_not_decay_and_embeddings_learn_faster(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path, options=TowerOptions(learn_temperature=True))
+    optimizer = make_optimizer(model, OptimizerSettings(learning_rate=1.0, weight_decay=0.1, embedding_lr_factor=5))
+    set_learning_rate(optimizer, 2.0)
+    groups = by_name(model, optimizer)
+    assert groups["question_model.backbone.embeddings.word_embeddings.weight"] == (0.1, 10.0)
+    assert groups["question_model.backbone.embeddings.position_embeddings.weight"] == (0.1, 2.0)
+    assert groups["ctx_model.backbone.encoder.layer.0.output.dense.weight"] == (0.1, 2.0)
+    assert groups["ctx_model.backbone.encoder.layer.0.output.dense.bias"] == (0.0, 2.0)
+    assert groups["ctx_model.backbone.encoder.layer.0.output.LayerNorm.weight"] == (0.0, 2.0)
+    assert groups["log_temperature"] == (0.0, 2.0)
+    assert len(groups) == len(list(model.named_parameters()))
+
+
+def test_a_frozen_tower_is_not_in_the_optimizer(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
+    assert not any(name.startswith("ctx_model.") for name in by_name(model, make_optimizer(model, OptimizerSettings())))
+
+
+def test_state_restored_by_name_continues_exactly(tmp_path: Path) -> None:
+    def update(model: BiEncoder, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        optimizer.step()
+
+    first = tiny_model(tmp_path)
+    optimizer = make_optimizer(first, OptimizerSettings(learning_rate=0.1, weight_decay=0.1))
+    update(first, optimizer, 1)
+    second = tiny_model(tmp_path)
+    second.load_weights(first.weights(), source=tmp_path)
+    restored = make_optimizer(second, OptimizerSettings(learning_rate=0.1, weight_decay=0.1))
+    restore_optimizer(second, restored, {name: tensor.clone() for name, tensor in optimizer_tensors(first, optimizer).items()})
+    update(first, optimizer, 2)
+    update(second, restored, 2)
+    assert all(torch.equal(first.weights()[name], tensor) for name, tensor in second.weights().items())
+    missing = {name: tensor for name, tensor in optimizer_tensors(first, optimizer).items() if "layer.0" not in name}
+    with pytest.raises(CheckpointError, match="ignore_checkpoint_optimizer"):
+        restore_optimizer(second, restored, missing)

@@ -1,0 +1,227 @@
+"""The loop: when things are due, what a checkpoint restores, and how settings that contradict are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.errors import CheckpointError, ConfigError, DivergedError
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats import checkpoints
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder
+from dpr.training.callbacks import Callback, ValidateAndSave
+from dpr.training.metrics import Metrics
+from dpr.training.optimizer import OptimizerSettings, Schedule
+from dpr.training.run_state import Progress
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+
+
+class Recorder(Callback):
+    """Remembers logged figures, rows of every batch, and the moments in order."""
+
+    def __init__(self) -> None:
+        self.logs: list[Metrics] = []
+        self.moments: list[str] = []
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        self.moments.append("begin")
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.logs.append({**metrics, "step": trainer.progress.step})
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.moments.append(f"validate {trainer.progress.step}")
+
+    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+        self.moments.append(f"save {trainer.progress.step}")
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        self.moments.append("end")
+
+
+def trainer(
+    folder: Path, *callbacks: Callback, name: str = "run", dev: bool = True, dropout: float = 0.0, **options: Any
+) -> BiEncoderTrainer:
+    model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
+    defaults: dict[str, Any] = {
+        "batch_size": 8,
+        "num_train_epochs": 2,
+        "log_every_steps": 1,
+        "num_workers": 0,
+        "optimizer": OptimizerSettings(learning_rate=1e-3),
+    }
+    devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
+    train_sets = options.pop("train_sets", [ListSource(make_samples(40))])
+    return BiEncoderTrainer(model, train_sets, devs, output_dir=folder / name, callbacks=callbacks, **{**defaults, **options})
+
+
+def test_validation_and_saving_happen_once_at_the_end_of_each_epoch(tmp_path: Path) -> None:
+    recorder = Recorder()
+    best = trainer(tmp_path, recorder).train()
+    assert recorder.moments == ["begin", "validate 5", "save 5", "validate 10", "save 10", "end"]
+    assert [log["step"] for log in recorder.logs] == list(range(1, 11))
+    final = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (
+        final["best_value"]
+        == best
+        == min(
+            json.loads(line)["eval/nll_loss"]
+            for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+            if "eval/nll" in line
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "due"),
+    [
+        ({"eval_per_epoch": 1}, [10, 20]),
+        ({"eval_per_epoch": 2}, [5, 10, 15, 20]),
+        ({"eval_per_epoch": 3}, [4, 8, 10, 14, 18, 20]),
+        ({"eval_per_epoch": 0}, []),
+        ({"eval_every_steps": 7}, [7, 14]),
+    ],
+)
+def test_when_a_validation_is_due(options: dict[str, int], due: list[int]) -> None:
+    callback = ValidateAndSave(**options)
+    assert [step for step in range(1, 21) if callback.is_validation_due(step, 10)] == due
+
+
+def test_average_rank_takes_over_and_the_best_starts_afresh(tmp_path: Path) -> None:
+    job = trainer(tmp_path, val_av_rank_start_epoch=1)
+    job.train()
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["best_metric"] == "eval/avg_rank"
+    assert metrics["best_value"] == metrics["eval/avg_rank"] > 0
+    assert job.progress.is_improved_by("eval/avg_rank", 0.0)
+    assert not Progress(best_metric="a", best_value=0.0).is_improved_by("a", 0.0)
+
+
+def test_accumulation_takes_the_mean_over_pools_and_drops_an_epochs_tail(tmp_path: Path) -> None:
+    job = trainer(tmp_path, gradient_accumulation_steps=2, num_train_epochs=3)
+    assert (job.steps_per_epoch, job.total_steps) == (2, 6)
+    epochs = [batch.rows for batch in job.micro_batches()]
+    assert len(epochs) == 3 * 4
+
+
+def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
+    job = trainer(tmp_path, keep_last=2, eval_every_steps=1, dev=True)
+    job.train()
+    kept = [int(folder.name.rpartition("step")[2]) for folder in checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")]
+    best = int(str(job.progress.best_checkpoint).rpartition("step")[2])
+    assert kept == sorted({10, 9, best}, reverse=True)
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["last_checkpoint"] == "dpr_biencoder.step10"
+    assert BiEncoder.load(tmp_path / "run").fingerprint == BiEncoder.load(tmp_path / "run" / run["best_checkpoint"]).fingerprint
+
+
+def test_ignore_flags_reset_what_they_name(tmp_path: Path) -> None:
+    schedule = Schedule("linear", warmup_steps=2)
+    trainer(tmp_path, max_steps=6, schedule=schedule).train()
+    same = trainer(tmp_path, schedule=schedule)
+    assert (same.progress.step, same.progress.schedule_start) == (6, 0)
+    assert same.optimizer.state
+    assert trainer(tmp_path, ignore_checkpoint_lr=True).progress.schedule_start == 6
+    assert not trainer(tmp_path, ignore_checkpoint_optimizer=True).optimizer.state
+    assert trainer(tmp_path, ignore_checkpoint_offset=True).progress == Progress()
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path, max_steps=2).train()
+    with pytest.raises(CheckpointError, match=r"train\.hard_negatives was 1, is now 2"):
+        trainer(tmp_path, hard_negatives=2)
+    with pytest.raises(CheckpointError, match="train_datasets was"):
+        trainer(tmp_path, train_sets=[ListSource(make_samples(40, seed=9))])
+    with pytest.raises(ConfigError, match="holds a run already"):
+        trainer(tmp_path, resume="fresh")
+    assert trainer(tmp_path, hard_negatives=2, resume="force").progress.step == 2
+
+
+def test_the_pool_of_the_first_start_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer(tmp_path, max_steps=2).train()
+    assert trainer(tmp_path, batch_size=4).pool_size == 8
+
+
+def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
+    recorder = Recorder()
+    schedule = Schedule("constant")
+    job = trainer(folder, recorder, name=name, dev=False, global_batch_size=8, max_steps=max_steps, schedule=schedule)
+    rows = [batch.rows for batch in job.micro_batches()]
+    job.train()
+    return recorder.logs, rows
+
+
+def test_a_run_goes_on_with_the_same_batches_on_another_number_of_processes(tmp_path: Path) -> None:
+    encoder_folder(tmp_path / "encoder")
+    whole, rows = two_ranks(tmp_path, "whole", 10)
+    two_ranks(tmp_path, "moved", 4)
+    results = run_on_ranks(two_ranks, 2, tmp_path, "moved", 10)
+    assert [left + right for left, right in zip(results[0][1], results[1][1], strict=True)] == rows[4:]
+    assert [log["step"] for log in results[0][0]] == [5, 6, 7, 8, 9, 10]
+    for log, expected in zip(results[0][0], whole[4:], strict=True):
+        assert log["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains(tmp_path: Path, precision: str) -> None:
+    recorder, plain = Recorder(), Recorder()
+    settings = {"optimizer": OptimizerSettings(learning_rate=1e-2), "dev": False, "num_train_epochs": 6, "train_sets": [learnable()]}
+    job = trainer(tmp_path, recorder, precision=precision, **settings)
+    assert job.step.scaler.is_enabled() == (precision == "fp16")
+    job.train()
+    trainer(tmp_path, plain, name="plain", **settings).train()
+    assert recorder.logs[-1]["train/loss"] < recorder.logs[0]["train/loss"] - 0.1
+    assert recorder.logs[0]["train/loss"] == pytest.approx(plain.logs[0]["train/loss"], rel=0.05)
+    assert [log["train/loss"] for log in recorder.logs] != [log["train/loss"] for log in plain.logs]
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_saves_nothing(tmp_path: Path) -> None:
+    job = trainer(tmp_path)
+    with torch.no_grad():
+        next(job.model.parameters()).fill_(float("nan"))
+    with pytest.raises(DivergedError, match=r"lower train\.learning_rate"):
+        job.train()
+    assert not checkpoints.checkpoint_folders(tmp_path / "run", "dpr_biencoder")
+
+
+def learnable() -> ListSource:
+    """Each question stands word for word in its passage."""
+    samples = [TrainingSample(sample.question, (Passage(sample.question),)) for sample in make_samples(40)]
+    return ListSource(samples)
+
+
+def test_more_accumulation_than_an_epoch_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps=6"):
+        trainer(tmp_path, gradient_accumulation_steps=6)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(CheckpointError, match="output_dir"):
+        trainer(tmp_path)
+
+
+def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
+    job = trainer(tmp_path, optimizer=OptimizerSettings(learning_rate=1e-3, max_grad_norm=0.01), loss=BiEncoderNllLoss())
+    batches = job.micro_batches()
+    norms = []
+    original = job.optimizer.step
+
+    def step(*arguments: Any) -> Any:
+        norms.append(
+            float(torch.stack([parameter.grad.norm() for parameter in job.model.parameters() if parameter.grad is not None]).norm())
+        )
+        return original(*arguments)
+
+    job.optimizer.step = step  # type: ignore[method-assign]
+    job.metrics.add(job.step(batch := next(batches), num_pools=1, is_last=True), batch)
+    job.update()
+    assert norms[0] == pytest.approx(0.01, rel=1e-3)
+    assert float(job.grad_norm) > 0.1
