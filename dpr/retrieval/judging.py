@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dpr.core.errors import InputError
-from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.evaluation.answer_match import match_hits, top_k_accuracy, top_k_hits
 from dpr.evaluation.ranking_metrics import CUTOFFS, Qrels, coverage, evaluate_run
 from dpr.formats.results import Hit, RetrievedQuestion
 from dpr.indexer.ranking import Ranking
-
-_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -22,6 +18,8 @@ class Judged:
 
     matched: list[list[bool]] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Lines for the log."""
 
 
 def cutoffs_up_to(num_docs: int) -> tuple[int, ...]:
@@ -38,17 +36,15 @@ def judge_by_answers(
     num_docs: int,
     workers: int = 1,
 ) -> Judged:
-    """accuracy@k: the share of questions with an answer among the first k texts. Logs DPR's lists of length ``num_docs``."""
-    if not any(question.answers for question in questions):
-        raise InputError("no question has answers", hint="set match=none, or match=qrels with qrels=<file>")
+    """accuracy@k: the share of questions with an answer among the first k texts. Notes are DPR's lists of length ``num_docs``."""
     hits = [[passage for passage, _ in ranking] for ranking in rankings]
     texts = {passage_id: passages[passage_id].text for found in hits for passage_id in found}
     matched = match_hits([question.answers for question in questions], hits, texts, kind=kind, workers=workers)
     counts = top_k_hits(matched, num_docs)
-    _log.info("Validation results: top k documents hits %s", counts)
-    _log.info("Validation results: top k documents hits accuracy %s", [round(count / len(questions), 6) for count in counts])
+    shares = [round(count / len(questions), 6) for count in counts]
+    notes = (f"Validation results: top k documents hits {counts}", f"Validation results: top k documents hits accuracy {shares}")
     accuracy = top_k_accuracy(matched, cutoffs_up_to(num_docs))
-    return Judged(matched, {f"accuracy@{k}": value for k, value in accuracy.items()})
+    return Judged(matched, {f"accuracy@{k}": value for k, value in accuracy.items()}, notes)
 
 
 def judge_by_qrels(
@@ -59,19 +55,15 @@ def judge_by_qrels(
     num_docs: int,
     corpus_ids: frozenset[str] | set[str] | None = None,
 ) -> Judged:
-    """accuracy, recall, mrr and ndcg at the usual cut-offs, and map; says in one line what did not fit together.
+    """accuracy, recall, mrr and ndcg at the usual cut-offs, and map; the note says what did not fit together.
 
     Judgements of questions that were not asked do not count.
     """
     run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
     asked = {question: grades for question, grades in qrels.items() if question in run}
-    if not asked:
-        some = next(iter(qrels), "")
-        raise InputError(f"no question has judgements: a question id is {questions[0].id!r}, a judged one {some!r}")
     metrics = evaluate_run(run, asked, cutoffs_up_to(num_docs))
-    _log.info("judgements: %s", coverage(run, asked, corpus_ids))
     matched = [[asked.get(question.id, {}).get(passage, 0) > 0 for passage, _ in run[question.id]] for question in questions]
-    return Judged(matched, metrics)
+    return Judged(matched, metrics, (f"judgements: {coverage(run, asked, corpus_ids)}",))
 
 
 def relevant_ids(qrels: Qrels) -> set[str]:

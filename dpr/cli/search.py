@@ -1,0 +1,123 @@
+"""``dpr search``: one question of a finished run, or one after another."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpr.core.errors import DprError
+
+if TYPE_CHECKING:
+    from dpr.build.search import FoundPassage, Searcher
+
+_SNIPPET_LINES = 3
+EXAMPLE = """examples:
+  dpr search runs/quickstart "read a csv file"
+  dpr search runs/quickstart --mode bm25 --top 3
+  dpr search --corpus corpus.tsv --mode bm25 "read a csv file"
+  dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv "read a csv file"
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Asks a run folder a question, or opens a prompt when none is given."""
+    options = _parser().parse_args(argv)
+    if options.corpus and options.question is None and options.folder is not None and not Path(options.folder).is_dir():
+        options.folder, options.question = None, options.folder  # files are named one by one, so the one word is the question
+    from dpr.core.logs import configure_logging
+
+    configure_logging()
+    try:
+        return _run(options)
+    except DprError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    from dpr.build.search import open_searcher, search_settings
+
+    settings = search_settings(
+        None if options.folder is None else Path(options.folder),
+        model=options.model,
+        vectors=options.vectors,
+        corpus=options.corpus,
+        mode=options.mode,
+        weight=options.weight,
+    )
+    searcher = open_searcher(settings, device=options.device)
+    if options.question is not None:
+        _answer(searcher, options.question, options.top)
+        return 0
+    return _converse(searcher, options.top)
+
+
+def _converse(searcher: Searcher, top: int) -> int:
+    if sys.stdin.isatty():
+        print("Type a question; an empty line or Ctrl-D ends.")
+    while True:
+        try:
+            question = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return 0
+        if not question:
+            return 0
+        _answer(searcher, question, top)
+
+
+def _answer(searcher: Searcher, question: str, top: int) -> None:
+    found = searcher.search(question, top)
+    if not found:
+        print("nothing found")
+    for rank, hit in enumerate(found, 1):
+        print(format_hit(rank, hit, width=min(shutil.get_terminal_size((100, 24)).columns, 120)))
+
+
+def format_hit(rank: int, hit: FoundPassage, *, width: int) -> str:
+    """Rank, score, title and the first lines of the text. Control characters become spaces: a corpus must not drive a terminal."""
+    title, text, name = (_printable(part) for part in (hit.passage.title, hit.passage.text, str(hit.passage.id)))
+    heading = f"{rank:>2}. {hit.score:9.4f}  {title or name}" + (f"  [{name}]" if title else "")
+    lines = textwrap.wrap(text, max(width - 4, 20), max_lines=_SNIPPET_LINES, placeholder=" ...")
+    return "\n".join([heading, *(f"    {line}" for line in lines)])
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dpr search", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="folder with a search.json (dpr retrieve search_folder=...)")
+    parser.add_argument("question", nargs="?", help="what to look for (default: read questions from the terminal)")
+    parser.add_argument("--top", "-k", type=_positive, default=5, metavar="N", help="passages to show (default %(default)s)")
+    parser.add_argument("--mode", choices=("dense", "bm25", "hybrid"), help="how to search (default: as the folder says)")
+    parser.add_argument("--weight", type=_share, metavar="W", help="share of the dense side in a hybrid, 0 to 1")
+    parser.add_argument("--model", metavar="FOLDER", help="checkpoint or run folder")
+    parser.add_argument("--vectors", nargs="+", default=[], metavar="FOLDER", help="vectors of the corpus")
+    parser.add_argument(
+        "--corpus", action="append", default=[], metavar="FILE", help="passages, DPR's TSV or BEIR's JSON lines; again for more"
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 1")
+    return value

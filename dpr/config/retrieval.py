@@ -1,0 +1,204 @@
+"""Settings of ``dpr retrieve`` / ``dense_retriever.py``. Key names are DPR's where DPR has the setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpr.config.training import require_at_least, require_choice
+from dpr.core.errors import ConfigError
+
+FAISS_KINDS = ("flat", "hnsw", "hnsw_sq")
+
+
+@dataclass
+class IndexerConfig:
+    """How passages are searched."""
+
+    kind: str = "exact"
+    """exact (blocks from disk, nothing held in memory), flat, hnsw, hnsw_sq (faiss, in memory), or bm25 (words, no model)."""
+    store_n: int = 0
+    """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq."""
+    ef_search: int = 128
+    """Breadth of a search in an HNSW graph; n_docs where that is larger."""
+    ef_construction: int = 200
+    """Breadth of the search while an HNSW graph is built."""
+    buffer_size: int = 50000
+    """Vectors added to a faiss index at a time."""
+    block_rows: int = 32768
+    """Passages per matrix product of the exact search."""
+    k1: float = 0.9
+    """BM25: how soon more occurrences of a word stop counting."""
+    b: float = 0.4
+    """BM25: how much long passages are marked down, 0 to 1."""
+
+    def check(self) -> None:
+        require_choice("indexer", self.kind, ("exact", *FAISS_KINDS, "bm25"))
+        for key in ("store_n", "k1"):
+            require_at_least(f"indexer.{key}", getattr(self, key), 0)
+        for key in ("ef_search", "ef_construction", "buffer_size", "block_rows"):
+            require_at_least(f"indexer.{key}", getattr(self, key), 1)
+        if not 0 <= self.b <= 1:
+            raise ConfigError(f"indexer.b={self.b} is out of range; it must be in [0, 1]")
+
+
+@dataclass
+class QuestionSetConfig:
+    """Options of one question set (an entry of ``datasets``)."""
+
+    file: str | None = None
+    """CSV/TSV (question, answers), JSON lines, or BEIR's queries.jsonl, plain or .gz."""
+    question_col: int = 0
+    answers_col: int = 1
+    id_col: int = -1
+    """Columns of a CSV, counted from 0; -1 = the set has none (ids are then row numbers)."""
+    question_attr: str = "question"
+    answers_attr: str = "answers"
+    id_attr: str = "id"
+    """Keys of JSON lines."""
+    special_query_token: str | None = None
+    """Put before every question."""
+    query_special_suffix: str | None = None
+    """Appended to questions that do not end with it."""
+    selector: Any = None
+    """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
+    data_range_start: int = -1
+    """First question to take, counted from 0; negative = all."""
+    data_size: int = -1
+    """How many questions to take from data_range_start on; negative = all."""
+    source: str | None = None
+    """Where the set is published, for the message when the file is missing."""
+
+    def check(self, name: str) -> None:
+        require_at_least(f"datasets.{name}.question_col", self.question_col, 0)
+        if self.selector is not None and (isinstance(self.selector, bool) or not isinstance(self.selector, int | str)):
+            raise ConfigError(f"datasets.{name}.selector={self.selector!r} is neither a position nor a token")
+
+
+@dataclass
+class RetrievalConfig:
+    """Everything ``dpr retrieve`` can be told."""
+
+    qa_dataset: str | None = None
+    """A name of ``datasets``, or the path of a question file."""
+    ctx_datatsets: Any = None
+    """The passages that were embedded: names of ``ctx_sources`` or paths of corpora (DPR's spelling; ctx_datasets means the same)."""
+    ctx_datasets: Any = None
+    encoded_ctx_files: Any = None
+    """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]."""
+    model_file: str | None = None
+    """Checkpoint folder, or run folder (its best checkpoint is taken)."""
+    out_file: str | None = None
+    """DPR's results JSON to write: questions with the texts of their hits."""
+    trec_run_file: str | None = None
+    """TREC run file to write."""
+    metrics_file: str | None = None
+    """JSON file to write the figures into."""
+    search_folder: str | None = None
+    """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
+    match: str = "auto"
+    """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels where given, string where there are answers."""
+    qrels: str | None = None
+    """Relevance judgements, BEIR's TSV or TREC's four columns."""
+    n_docs: int = 100
+    """Passages per question."""
+    batch_size: int = 128
+    """Questions encoded at a time."""
+    validation_workers: int = 1
+    """Processes that match answers."""
+    encoder_path: str | None = None
+    """Tower that encodes the questions: question_model (when absent) or ctx_model."""
+    index_path: str | None = None
+    """Folder of a faiss index: loaded when it is there, else built and saved."""
+    bm25_index_path: str | None = None
+    """Folder of a BM25 index: loaded when it is there, else built and saved."""
+    hybrid: str = "none"
+    """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking with BM25's."""
+    hybrid_weight: float = 0.5
+    """Share of the dense side in hybrid=linear, 0 to 1."""
+    hybrid_normalisation: str = "minmax"
+    """minmax or zscore, per question."""
+    hybrid_depth: int = 100
+    """Passages taken from each side; n_docs where that is larger."""
+    tune_hybrid_weight: bool = False
+    """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file says which it was."""
+    tune_metric: str = "mrr@10"
+    """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one. Encodes the questions, and does the exact search."""
+    no_cuda: bool = False
+    indexer: IndexerConfig = field(default_factory=IndexerConfig)
+    datasets: dict[str, Any] = field(default_factory=dict)
+    """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
+    ctx_sources: dict[str, Any] = field(default_factory=dict)
+    """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
+
+    def passage_names(self) -> list[str]:
+        """``ctx_datatsets`` as a list."""
+        return _listed("ctx_datatsets", self.ctx_datatsets if self.ctx_datatsets is not None else self.ctx_datasets)
+
+    def vector_patterns(self) -> list[str]:
+        """``encoded_ctx_files`` as a list."""
+        return _listed("encoded_ctx_files", self.encoded_ctx_files)
+
+    def check(self) -> None:
+        """Checks every field and the pairs that contradict each other.
+
+        Raises:
+            ConfigError: names the key, the value and what it may be.
+        """
+        self.indexer.check()
+        require_choice("match", self.match, ("auto", "string", "regex", "qrels", "none"))
+        require_choice("hybrid", self.hybrid, ("none", "linear", "rrf"))
+        require_choice("hybrid_normalisation", self.hybrid_normalisation, ("minmax", "zscore"))
+        for key in ("n_docs", "batch_size", "validation_workers", "hybrid_depth"):
+            require_at_least(key, getattr(self, key), 1)
+        if not 0 <= self.hybrid_weight <= 1:
+            raise ConfigError(f"hybrid_weight={self.hybrid_weight} is out of range; it must be in [0, 1]")
+        if self.encoder_path not in (None, "question_model", "ctx_model"):
+            raise ConfigError(f"encoder_path={self.encoder_path} is not known; choose question_model or ctx_model")
+        if not self.qa_dataset:
+            raise ConfigError("qa_dataset is not set, e.g. qa_dataset=questions.jsonl")
+        if self.ctx_datatsets is not None and self.ctx_datasets is not None:
+            raise ConfigError("ctx_datatsets and ctx_datasets are the same setting; give one of them")
+        self._check_search()
+        self._check_judging()
+
+    def _check_search(self) -> None:
+        if self.indexer.kind == "bm25":
+            if self.hybrid != "none":
+                raise ConfigError(
+                    f"indexer=bm25 and hybrid={self.hybrid} contradict; hybrid adds BM25 to a dense indexer, e.g. indexer=exact"
+                )
+        else:
+            if not self.model_file:
+                raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
+            if not self.vector_patterns() and not (self.index_path and self.indexer.kind in FAISS_KINDS):
+                raise ConfigError("encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]")
+        if self.index_path and self.indexer.kind not in FAISS_KINDS:
+            instead = "; use bm25_index_path" if self.indexer.kind == "bm25" else "; exact search needs no index"
+            raise ConfigError(f"index_path is for {', '.join(FAISS_KINDS)}, not indexer={self.indexer.kind}{instead}")
+        if (self.indexer.kind == "bm25" or self.hybrid != "none" or self.out_file) and not self.passage_names():
+            raise ConfigError("ctx_datatsets is not set; BM25, hybrid and out_file need the texts, e.g. ctx_datatsets=[corpus.tsv]")
+        if self.tune_hybrid_weight and self.hybrid != "linear":
+            raise ConfigError(f"tune_hybrid_weight=true needs hybrid=linear, not {self.hybrid}")
+        if self.hybrid == "rrf" and self.hybrid_weight != 0.5:
+            raise ConfigError("hybrid=rrf has no weight; leave hybrid_weight out, or use hybrid=linear")
+
+    def _check_judging(self) -> None:
+        if self.match == "qrels" and not self.qrels:
+            raise ConfigError("match=qrels needs qrels=<file>")
+        if self.match == "none" and self.qrels:
+            raise ConfigError(f"match=none and qrels={self.qrels} contradict; leave one of them out")
+        if self.match in ("string", "regex") and not self.passage_names():
+            raise ConfigError(f"match={self.match} looks for answers in texts, so set ctx_datatsets=[<corpus>], or match=none")
+        if self.tune_hybrid_weight and self.match == "none":
+            raise ConfigError("tune_hybrid_weight=true needs answers or qrels to compare by, not match=none")
+
+
+def _listed(key: str, value: Any) -> list[str]:
+    items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise ConfigError(f"{key}: {item!r} is not a name or path")
+    return items

@@ -1,0 +1,214 @@
+"""``dpr retrieve`` from the command line to its files, on a tiny corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.cli.retrieve import main
+from dpr.core.records import Passage, Question
+from dpr.evaluation.answer_match import has_answer
+from dpr.evaluation.ranking_metrics import evaluate_run
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.question_sets import read_qrels, write_questions
+from dpr.formats.results import read_results, read_trec_run
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.ranking import to_rankings
+from tests.helpers.tiny import tiny_model
+from tests.unit.retrieval.conftest import World
+
+
+def dense(world: World, *more: str) -> list[str]:
+    vectors = world.path("vectors_*")
+    return [f"model_file={world.path('model')}", f"encoded_ctx_files=[{vectors}]", f"qa_dataset={world.path('questions.jsonl')}", *more]
+
+
+def metrics_of(path: Path) -> dict[str, float]:
+    return dict(json.loads(path.read_text())["metrics"])
+
+
+def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    assert main(dense(world, f"ctx_datatsets=[{world.path('corpus.tsv')}]", f"out_file={out}", "n_docs=7")) == 0
+    model = world.model
+    vectors, queries = model.encode_passages(world.passages), model.encode_questions([question.text for question in world.questions])
+    expected = to_rankings(ExactIndex.from_arrays([str(passage.id) for passage in world.passages], vectors).search(queries, 7))
+    by_id = {passage.id: passage for passage in world.passages}
+    found = read_results(out)
+    assert [result.id for result in found] == [question.id for question in world.questions]
+    for result, ranking in zip(found, expected, strict=True):
+        assert [hit.id for hit in result.hits] == [passage for passage, _ in ranking]
+        np.testing.assert_allclose([hit.score for hit in result.hits], [score for _, score in ranking], atol=1e-5)
+        assert [(hit.title, hit.text) for hit in result.hits] == [(by_id[hit.id].title, by_id[hit.id].text) for hit in result.hits]
+        assert [hit.has_answer for hit in result.hits] == [has_answer(result.answers, by_id[hit.id].text) for hit in result.hits]
+
+
+def test_metrics_of_the_run_file_are_those_in_memory(world: World, tmp_path: Path) -> None:
+    run_file, metrics_file = tmp_path / "test.run", tmp_path / "metrics.json"
+    qrels = world.path("qrels.tsv")
+    assert main(dense(world, f"qrels={qrels}", "n_docs=30", f"trec_run_file={run_file}", f"metrics_file={metrics_file}")) == 0
+    in_memory = metrics_of(metrics_file)
+    assert evaluate_run(read_trec_run(run_file), read_qrels(qrels), (1, 5, 10, 20)) == pytest.approx(in_memory, abs=1e-12)
+    assert 0 < in_memory["mrr@20"] < 1, "a metric that is 0 or 1 would agree by itself"
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "hnsw_sq"])
+def test_a_faiss_index_is_built_once_and_used_again(world: World, tmp_path: Path, kind: str) -> None:
+    runs = [tmp_path / "exact.run", tmp_path / "built.run", tmp_path / "loaded.run"]
+    faiss = [f"indexer={kind}", f"index_path={tmp_path / 'index'}"]
+    assert main(dense(world, f"trec_run_file={runs[0]}", "n_docs=5")) == 0
+    assert main(dense(world, f"trec_run_file={runs[1]}", "n_docs=5", *faiss)) == 0
+    manifest = tmp_path / "index" / "manifest.json"
+    written = manifest.stat().st_mtime_ns
+    assert main(dense(world, f"trec_run_file={runs[2]}", "n_docs=5", *faiss)) == 0
+    assert manifest.stat().st_mtime_ns == written
+    assert runs[2].read_text() == runs[1].read_text()
+    if kind != "hnsw_sq":
+        assert runs[1].read_text() == runs[0].read_text()
+
+
+def test_bm25_needs_no_model_and_finds_the_passages_of_the_words(world: World, tmp_path: Path) -> None:
+    metrics_file = tmp_path / "metrics.json"
+    corpus, questions = world.path("corpus.tsv"), world.path("questions.jsonl")
+    arguments = ["indexer=bm25", f"qa_dataset={questions}", f"ctx_datasets={corpus}", f"metrics_file={metrics_file}", "n_docs=20"]
+    assert main([*arguments, f"qrels={world.path('qrels.tsv')}", "match=qrels", f"bm25_index_path={tmp_path / 'bm25'}"]) == 0
+    first = metrics_of(metrics_file)
+    assert first["accuracy@5"] > 0.8
+    assert main([*arguments, f"qrels={world.path('qrels.tsv')}", "match=qrels", f"bm25_index_path={tmp_path / 'bm25'}"]) == 0
+    assert metrics_of(metrics_file) == first
+    assert main([*arguments, "match=string"]) == 0
+    assert metrics_of(metrics_file)["accuracy@5"] == first["accuracy@5"], "a question's answer is in its own passage only"
+
+
+def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_is_at_least_as_good(world: World, tmp_path: Path) -> None:
+    corpus, qrels = f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}"
+
+    def mrr(*arguments: str) -> float:
+        metrics_file = tmp_path / "metrics.json"
+        assert main(dense(world, corpus, qrels, "match=qrels", "n_docs=60", f"metrics_file={metrics_file}", *arguments)) == 0
+        return metrics_of(metrics_file)["mrr@10"]
+
+    assert mrr("hybrid=linear", "hybrid_weight=1") == pytest.approx(mrr())
+    lexical = mrr("hybrid=linear", "hybrid_weight=0")
+    assert lexical == pytest.approx(mrr("indexer=bm25"))
+    tuned = mrr("hybrid=linear", "tune_hybrid_weight=true")
+    chosen = json.loads((tmp_path / "metrics.json").read_text())["hybrid_weight"]
+    assert tuned >= lexical
+    assert mrr("hybrid=linear", f"hybrid_weight={chosen}") == pytest.approx(tuned)
+    assert 0 < mrr("hybrid=rrf") < 1
+
+
+def test_more_documents_asked_than_the_corpus_has(world: World, tmp_path: Path) -> None:
+    run_file = tmp_path / "test.run"
+    assert main(dense(world, f"trec_run_file={run_file}", "n_docs=1000")) == 0
+    assert all(sorted(passage for passage, _ in hits) == [str(p.id) for p in world.passages] for hits in read_trec_run(run_file).values())
+
+
+def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: World, tmp_path: Path) -> None:
+    options = f"datasets.mine={{file: '{world.path('questions.jsonl')}', special_query_token: 'ba', query_special_suffix: ' bu?'}}"
+    arguments = dense(world, f"ctx_datasets=[{world.path('corpus.tsv')}]", "n_docs=3", f"out_file={tmp_path / 'results.json'}")
+    arguments[2] = "qa_dataset=mine"
+    assert main([*arguments, options, "encoder_path=ctx_model"]) == 0
+    model = world.model
+    for result, question in zip(read_results(tmp_path / "results.json"), world.questions, strict=True):
+        assert result.question == question.text + " bu?", "results show the suffix, not the prefix token"
+        query = model.encode_tokens(model.tensorizer.question_tokens([f"ba {question.text} bu?"]), encoder_type="ctx")
+        vectors = model.encode_passages(world.passages)
+        assert result.hits[0].score == pytest.approx(float((vectors @ query[0]).max()), abs=1e-5)
+
+
+def test_ids_get_the_prefix_of_their_source(world: World, tmp_path: Path) -> None:
+    options = f"ctx_sources.mine={{file: '{world.path('corpus.tsv')}', id_prefix: 'wiki:'}}"
+    out = tmp_path / "results.json"
+    assert main(dense(world, "ctx_datatsets=[mine]", options, f"out_file={out}", "n_docs=2")) == 0
+    assert all(hit.id.startswith("wiki:p") and hit.text for result in read_results(out) for hit in result.hits)
+
+
+def test_vectors_of_another_model_are_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with durable_folder(tmp_path / "other") as folder:
+        tiny_model(tmp_path / "encoder", seed=5, dtype=torch.float32).write_to(folder)
+    arguments = dense(world)
+    arguments[0] = f"model_file={tmp_path / 'other'}"
+    assert main(arguments) == 3
+    assert "vectors of another model" in capsys.readouterr().err
+
+
+def test_an_index_of_other_vectors_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = ["indexer=flat", f"index_path={tmp_path / 'index'}"]
+    assert main(dense(world, *index)) == 0
+    manifest = tmp_path / "index" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"vectors": "', '"vectors": "0'))
+    assert main(dense(world, *index)) == 3
+    assert "was built from other vectors" in capsys.readouterr().err
+
+
+def test_a_corpus_without_the_passages_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_passages(tmp_path / "short.tsv", [*world.passages[:30], Passage("unrelated", "", "new")])
+    assert main(dense(world, f"ctx_datasets=[{tmp_path / 'short.tsv'}]", "n_docs=60")) == 3
+    assert "30 retrieved passages are not in the corpus, the first is 'p030'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"n_docs": "0"}, 2, "n_docs=0"),
+        ({"qa_dataset": "nq_tset"}, 2, "did you mean nq_test"),
+        ({"qa_dataset": "nq_test"}, 2, "it is published at https://"),
+        ({"encoded_ctx_files": "[nowhere_*]"}, 3, "no vectors found"),
+        ({"encoded_ctx_files": "null"}, 2, "encoded_ctx_files is not set"),
+        ({"model_file": "null"}, 2, "model_file is not set"),
+        ({"match": "string"}, 2, "ctx_datatsets"),
+        ({"match": "qrels"}, 2, "qrels=<file>"),
+        ({"out_file": "x.json"}, 2, "ctx_datatsets is not set"),
+        ({"index_path": "x"}, 2, "index_path is for flat"),
+        ({"hybrid": "linear"}, 2, "ctx_datatsets is not set"),
+        ({"hybrid": "both"}, 2, "choose one of none, linear, rrf"),
+        ({"indexer": "ivf"}, 2, "no such option"),
+        ({"encoder_path": "reader"}, 2, "question_model or ctx_model"),
+        ({"n_doc": "3"}, 2, "did you mean n_docs"),
+    ],
+)
+def test_mistakes_are_named(world: World, changes: dict[str, str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {key: value for key, _, value in (argument.partition("=") for argument in dense(world))} | changes
+    assert main([f"{key}={value}" for key, value in arguments.items()]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_missing_shard_is_named(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = dense(world)
+    arguments[1] = f"encoded_ctx_files={world.path('vectors_1')}"
+    assert main(arguments) == 3
+    assert "of 2 shards, these are missing: 0" in capsys.readouterr().err
+
+
+def test_an_empty_question_file_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none.jsonl").write_text("")
+    arguments = dense(world)
+    arguments[2] = f"qa_dataset={tmp_path / 'none.jsonl'}"
+    assert main(arguments) == 3
+    assert "at least one question" in capsys.readouterr().err
+
+
+def test_questions_without_judgements_are_refused_before_the_search(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_questions(tmp_path / "others.jsonl", [Question("ba be", "unknown")])
+    arguments = dense(world, f"qrels={world.path('qrels.tsv')}")
+    arguments[2] = f"qa_dataset={tmp_path / 'others.jsonl'}"
+    assert main(arguments) == 3
+    assert "no question of" in (error := capsys.readouterr().err)
+    assert "searched" not in error
+
+
+def test_several_processes_are_refused(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for key, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, value)
+    assert main(dense(world)) == 2
+    assert "one process" in capsys.readouterr().err
