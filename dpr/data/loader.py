@@ -10,9 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Collator, SetOptions
-from dpr.data.iterators import MultiSetDataIterator, PoolRows
+from dpr.data.iterators import LocalShardedDataIterator, MultiSetDataIterator, PoolRows, ShardedDataIterator
 
 
 class SampleSource(Protocol):
@@ -53,6 +54,28 @@ class PoolDataset(Dataset[BiEncoderBatch]):
             epoch=pool.epoch,
             dataset=pool.dataset,
         )
+
+
+def cut_into_pools(
+    sets: Sequence[tuple[SampleSource, SetOptions]],
+    collator: Collator,
+    *,
+    global_batch_size: int,
+    ranks: Ranks,
+    seed: int,
+    sampling_rates: Sequence[float] | None = None,
+    local_shards: bool = False,
+) -> PoolDataset:
+    """This rank's view of the pools of ``global_batch_size`` questions that the data sets give.
+
+    Raises:
+        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, rates and sets do not match.
+    """
+    kind = LocalShardedDataIterator if local_shards else ShardedDataIterator
+    shared = {"global_batch_size": global_batch_size, "seed": seed, "rank": ranks.rank, "world_size": ranks.world_size}
+    iterators = [kind(len(source), dataset=number, **shared) for number, (source, _) in enumerate(sets)]
+    order = MultiSetDataIterator(iterators, seed=seed, sampling_rates=sampling_rates, names=[source.name for source, _ in sets])
+    return PoolDataset([source for source, _ in sets], [options for _, options in sets], order, collator)
 
 
 class PoolOrder(Sampler[tuple[int, int]]):

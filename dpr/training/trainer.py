@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import Augmentation, Collator, SetOptions
-from dpr.data.iterators import LocalShardedDataIterator, MultiSetDataIterator, ShardedDataIterator
-from dpr.data.loader import PoolDataset, PoolOrder, SampleSource, pool_loader
+from dpr.data.loader import PoolOrder, SampleSource, cut_into_pools, pool_loader
 from dpr.data.order import DROPOUT
 from dpr.formats import checkpoints
 from dpr.formats.durable import write_json
@@ -108,18 +109,19 @@ class BiEncoderTrainer:
         stored = None if resumed is None else CheckpointFolder.read_state(resumed)
         self.pool_size = global_batch_size or _stored_pool_size(stored) or batch_size * self.ranks.world_size
 
-        iterators = [self._iterator(len(source), number, local_shards) for number, (source, _) in enumerate(trains)]
-        order = MultiSetDataIterator(iterators, seed=seed, sampling_rates=sampling_rates, names=[source.name for source, _ in trains])
         augmentation = augmentation or Augmentation()
         collator = Collator(model.tensorizer, num_hard=hard_negatives, num_other=other_negatives, seed=seed, augmentation=augmentation)
-        self.dataset = PoolDataset([source for source, _ in trains], [options for _, options in trains], order, collator)
-        self.steps_per_epoch = order.pools_per_epoch // self.accumulation
-        if self.steps_per_epoch == 0:
-            raise ConfigError(
-                f"train.gradient_accumulation_steps={self.accumulation} is more than an epoch's {order.pools_per_epoch} pools; lower it"
-            )
-        self.total_steps = num_train_epochs * self.steps_per_epoch
-        self.total_steps = min(max_steps, self.total_steps) if max_steps else self.total_steps
+        self.dataset = cut_into_pools(
+            trains,
+            collator,
+            global_batch_size=self.pool_size,
+            ranks=self.ranks,
+            seed=seed,
+            sampling_rates=sampling_rates,
+            local_shards=local_shards,
+        )
+        self.steps_per_epoch = self._steps_per_epoch()
+        self.total_steps = min(num_train_epochs * self.steps_per_epoch, max_steps or sys.maxsize)
 
         self.loss = loss or BiEncoderNllLoss()
         self.step = DirectStep(self._parallel(model), self.loss, ranks=self.ranks, device=self.device, precision=precision)
@@ -143,22 +145,7 @@ class BiEncoderTrainer:
             ValidateAndSave(eval_per_epoch=eval_per_epoch, eval_every_steps=eval_every_steps, save_every_steps=save_every_steps),
             *callbacks,
         ]
-        self.identity = RunIdentity(
-            fixed={
-                "seed": seed,
-                "train_datasets": [source.fingerprint for source, _ in trains],
-                "train_sampling_rates": list(order.pools_of_set),
-                "train.global_batch_size": self.pool_size,
-                "train.gradient_accumulation_steps": self.accumulation,
-                "train.hard_negatives": hard_negatives,
-                "train.other_negatives": other_negatives,
-                "train.augment": [augmentation.crop_tokens, augmentation.mask_probability],
-                "local_shards_dataloader": self.ranks.world_size if local_shards else 0,
-                "loss.candidates": self.loss.candidates,
-                "encoder": model.settings.as_dict(),
-            },
-            free={"total_steps": self.total_steps, "train.precision": precision, **environment_facts(self.ranks.world_size, self.device)},
-        )
+        self.identity = self._identity(augmentation, precision, local_shards)
         self.progress = Progress()
         self.learning_rate = 0.0
         self.grad_norm: Tensor | float = 0.0
@@ -180,10 +167,7 @@ class BiEncoderTrainer:
         self.model.train()
         while self.progress.step < self.total_steps:
             for number in range(self.accumulation):
-                batch = next(batches)
-                self._seed_dropout(number)
-                is_last = number == self.accumulation - 1
-                self.metrics.add(self.step(batch, num_pools=self.accumulation, is_last=is_last), batch)
+                self.forward_backward(next(batches), number)
             self.update()
             self.progress.step += 1
             self.emit("on_step_end")
@@ -208,6 +192,12 @@ class BiEncoderTrainer:
                 pin_memory=self.device.type == "cuda",
             )
         )
+
+    def forward_backward(self, batch: BiEncoderBatch, number: int) -> None:
+        """Adds the gradient of micro-batch ``number`` of the coming update; dropout depends on (seed, step, number, rank) alone."""
+        seed_torch(DROPOUT, self.seed, self.progress.step, number, self.ranks.rank)
+        result = self.step(batch, num_pools=self.accumulation, is_last=number == self.accumulation - 1)
+        self.metrics.add(result, batch)
 
     def update(self) -> None:
         """One optimizer step: unscale, clip once, set the learning rate, update, clear."""
@@ -261,18 +251,39 @@ class BiEncoderTrainer:
         for callback in self.callbacks:
             getattr(callback, moment)(self, *arguments)
 
-    def _seed_dropout(self, micro_batch: int) -> None:
-        seed_torch(DROPOUT, self.seed, self.progress.step, micro_batch, self.ranks.rank)
+    def _steps_per_epoch(self) -> int:
+        pools = self.dataset.iterator.pools_per_epoch
+        if pools < self.accumulation:
+            raise ConfigError(f"train.gradient_accumulation_steps={self.accumulation} is more than an epoch's {pools} pools; lower it")
+        return pools // self.accumulation
 
-    def _iterator(self, num_rows: int, number: int, local_shards: bool) -> ShardedDataIterator | LocalShardedDataIterator:
-        kind = LocalShardedDataIterator if local_shards else ShardedDataIterator
-        return kind(
-            num_rows,
-            global_batch_size=self.pool_size,
-            seed=self.seed,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            dataset=number,
+    def _identity(self, augmentation: Augmentation, precision: str, local_shards: bool) -> RunIdentity:
+        return RunIdentity(
+            fixed={
+                "seed": self.seed,
+                "train_datasets": [source.fingerprint for source in self.dataset.sources],
+                "datasets": [asdict(options) for options in self.dataset.options],
+                "train_sampling_rates": list(self.dataset.iterator.pools_of_set),
+                "train.global_batch_size": self.pool_size,
+                "train.gradient_accumulation_steps": self.accumulation,
+                "train.hard_negatives": self.dataset.collator.num_hard,
+                "train.other_negatives": self.dataset.collator.num_other,
+                "train.augment": asdict(augmentation),
+                "local_shards_dataloader": self.ranks.world_size if local_shards else 0,
+                "loss.candidates": self.loss.candidates,
+                "loss.temperature": self.model.options.temperature,
+                "encoder": {**self.model.settings.as_dict(), "fix_ctx_encoder": self.model.options.fix_ctx_encoder},
+            },
+            free={
+                "train.max_steps": self.total_steps,
+                "train.precision": precision,
+                "train.learning_rate": self.optimizer_settings.learning_rate,
+                "train.weight_decay": self.optimizer_settings.weight_decay,
+                "train.max_grad_norm": self.optimizer_settings.max_grad_norm,
+                "train.warmup_steps": self.schedule.warmup_steps,
+                "train.lr_schedule": self.schedule.kind,
+                **environment_facts(self.ranks.world_size, self.device),
+            },
         )
 
     def _parallel(self, model: BiEncoder) -> torch.nn.Module:
