@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -49,22 +50,15 @@ def read_passages(
     """
     file = Path(path)
     if is_json_name(file):
-        rows = _json_passages(file, id_prefix, start, stop)
+        rows = _json_passages(file, id_prefix, start)
     else:
-        rows = _tsv_passages(file, (id_col, text_col, title_col), id_prefix, start, stop)
-    for number, passage in enumerate(rows):
-        if stop is not None and number >= stop:
-            return
-        if passage is not None:
-            yield passage
+        rows = _tsv_passages(file, (id_col, text_col, title_col), id_prefix, start)
+    yield from (passage for passage in islice(rows, stop) if passage is not None)
 
 
 def count_passages(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
     """Number of passages in a file."""
-    columns = (id_col, text_col, title_col)
-    if is_json_name(path):
-        return sum(1 for _ in _json_passages(Path(path), "", 0, 0))
-    return sum(1 for _ in _tsv_passages(Path(path), columns, "", 0, 0))
+    return sum(1 for _ in _numbered_ids(Path(path), (id_col, text_col, title_col)))
 
 
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
@@ -183,22 +177,20 @@ def _checked_rows(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[i
         yield line, row, 0 <= title_col < width
 
 
-def _tsv_passages(
-    path: Path, columns: tuple[int, int, int], prefix: str, start: int, stop: int | None
-) -> Iterator[Passage | None]:
-    """One item per row; None outside the range, where making records would be wasted."""
+def _tsv_passages(path: Path, columns: tuple[int, int, int], prefix: str, start: int) -> Iterator[Passage | None]:
+    """One item per row; None before ``start``, where making records would be wasted."""
     id_col, text_col, title_col = columns
     for number, (_, row, has_title) in enumerate(_checked_rows(path, columns)):
-        if number < start or (stop is not None and number >= stop):
+        if number < start:
             yield None
         else:
             yield Passage(row[text_col].strip('"'), row[title_col] if has_title else "", prefix + row[id_col])
 
 
-def _json_passages(path: Path, prefix: str, start: int, stop: int | None) -> Iterator[Passage | None]:
+def _json_passages(path: Path, prefix: str, start: int) -> Iterator[Passage | None]:
     for number, record in enumerate(iter_json_records(path)):
         key = json_id(record, path, ("_id", "id"))
-        if number < start or (stop is not None and number >= stop):
+        if number < start:
             yield None
             continue
         text, title = record.value.get("text"), record.value.get("title")

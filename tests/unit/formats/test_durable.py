@@ -49,12 +49,20 @@ def test_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_folder_or_file_whose_writer_failed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
-    with pytest.raises(RuntimeError), durable_folder(tmp_path / "out") as folder:
-        (folder / "half").write_text("x")
-        raise RuntimeError
-    with pytest.raises(RuntimeError), durable_file(tmp_path / "file") as file:
-        file.write("new")
-        raise RuntimeError
+
+    def fail_in_folder() -> None:
+        with durable_folder(tmp_path / "out") as folder:
+            (folder / "half").write_text("x")
+            raise RuntimeError
+
+    def fail_in_file() -> None:
+        with durable_file(tmp_path / "file") as file:
+            file.write("new")
+            raise RuntimeError
+
+    for fail in (fail_in_folder, fail_in_file):
+        with pytest.raises(RuntimeError):
+            fail()
     assert names(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "old"
 
@@ -71,10 +79,14 @@ def test_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
 
 
 def test_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="exists already"), durable_folder(tmp_path / "out") as folder:
-        (folder / "a").write_text("mine")
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "a").write_text("theirs")
+    def write_beside() -> None:
+        with durable_folder(tmp_path / "out") as folder:
+            (folder / "a").write_text("mine")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "a").write_text("theirs")
+
+    with pytest.raises(InputError, match="exists already"):
+        write_beside()
     assert (tmp_path / "out" / "a").read_text() == "theirs"
 
 

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.formats.corpora import check_unique_ids, count_passages, read_passages, write_passages
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=15)
+IDS = st.lists(TEXT.filter(bool), unique=True, max_size=5)
+
+
+def tsv(path: Path, text: str) -> Path:
+    path.write_bytes(text.encode())
+    return path
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=IDS, data=st.data(), name=st.sampled_from(["c.tsv", "c.tsv.gz", "c.jsonl", "c.jsonl.gz"]))
+def test_what_is_written_is_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, ids: list[str], data: Any, name: str) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    passages = [Passage(data.draw(TEXT), data.draw(TEXT), key) for key in ids]
+    path = tmp_path_factory.mktemp("round") / name
+    cannot = any(p.id == "id" or p.text != p.text.strip('"') or "\r" in f"{p.id}{p.text}{p.title}" for p in passages)
+    if "tsv" in name and cannot:
+        with pytest.raises(InputError, match=r"write \.jsonl instead"):  # instead of changing it silently
+            write_passages(path, passages)
+        return
+    assert write_passages(path, passages) == len(passages)
+    assert list(read_passages(path)) == passages
+    assert count_passages(path) == check_unique_ids(path) == len(passages)
+
+
+TRAPS = (
+    "id\ttext\ttitle\r\n"
+    '1\t"Aaron ""the"" prophet"\tAaron\r\n'
+    '2\t"""Quoted"" all around"""\t"Ti""tle"""\r\n'
+    '3\t"two\nlines\tand a tab"\t\r\n'
+    "id\tanother header\tx\r\n"
+    "\r\n"
+    "4\tit's \u2019plain\"\t T \r\n"
+    '5\t""\tempty\r\n'
+    "6\ta single \" inside\tT"
+)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_dpr_tsv_with_traps_is_read_as_stated(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "psgs.tsv"
+    path.write_bytes(gzip.compress(TRAPS.encode()) if packed else TRAPS.encode())
+    assert [(p.id, p.text, p.title) for p in read_passages(path, id_prefix="wiki:")] == [
+        ("wiki:1", 'Aaron "the" prophet', "Aaron"),
+        ("wiki:2", "Quoted\" all around", 'Ti"tle"'),  # quotes at both ends of a text go, also when they belong to it; a title keeps its
+        ("wiki:3", "two\nlines\tand a tab", ""),
+        ("wiki:4", "it's \u2019plain", " T "),
+        ("wiki:5", "", "empty"),
+        ("wiki:6", 'a single " inside', "T"),
+    ]
+    assert [p.id for p in read_passages(path, start=2, stop=4)] == ["3", "4"]
+    assert [p.id for p in read_passages(path, start=4)] == ["5", "6"]
+    assert list(read_passages(path, start=6)) == list(read_passages(path, start=3, stop=3)) == []
+    assert count_passages(path) == 6
+
+
+def test_long_fields_and_missing_titles_are_read(tmp_path: Path) -> None:
+    path = tsv(tmp_path / "c.tsv", "1\t" + "x" * 200_000 + "\n2\ty\n")  # csv's own limit is 131072
+    assert [(len(p.text), p.title) for p in read_passages(path)] == [(200_000, ""), (1, "")]
+    path = tsv(tmp_path / "d.tsv", "Title\t1\ttext\n")
+    (passage,) = read_passages(path, id_col=1, text_col=2, title_col=0)
+    assert passage == Passage("text", "Title", "1")
+    (passage,) = read_passages(path, id_col=1, text_col=2, title_col=-1)
+    assert passage.title == ""
+
+
+def test_beir_corpus_is_read(tmp_path: Path) -> None:
+    path = tsv(tmp_path / "corpus.jsonl", '{"_id": 7, "title": null, "text": "a", "metadata": {}}\n{"_id": "x", "text": ""}\n')
+    assert list(read_passages(path, id_prefix="p-")) == [Passage("a", "", "p-7"), Passage("", "", "p-x")]
+    assert [p.id for p in read_passages(path, start=1)] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.tsv", "1\ttext\ttitle\n2\ttext\n", "c.tsv:2: 2 columns, expected 3, as in the first row"),
+        ("c.tsv", "1 text\n", "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs"),
+        ("c.tsv", "1\ta\tt\n\tb\tt\n", "c.tsv:2: empty passage id"),
+        ("c.tsv", '1\ta\tt\n2\t"never closed\tt\n3\tb\tt\n', "c.tsv:3: 2 columns, expected 3"),
+        ("c.tsv", "1\t\xff\tt\n", None),
+        ("c.tsv", "1\ta\rb\tt\n", "c.tsv:1: not a tab-separated row: new-line character"),
+        ("c.jsonl", '{"_id": "1", "text": "a"}\n{"text": "b"}\n', "c.jsonl:2: no '_id'"),
+        ("c.jsonl", '{"_id": "1", "title": "a"}\n', "c.jsonl:1: no 'text', expected a string"),
+        ("c.jsonl", '{"_id": "1", "text": 5}\n', "c.jsonl:1: text is the number 5"),
+        ("c.jsonl", '{"_id": "1", "text": "a", "title": []}\n', "c.jsonl:1: title is an empty list"),
+        ("c.jsonl", '{"_id": true, "text": "a"}\n', "c.jsonl:1: _id is the boolean True"),
+    ],
+)
+def test_bad_rows_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, said: str | None) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode("latin-1" if said is None else "utf-8"))
+    with pytest.raises(InputError) as caught:
+        list(read_passages(path))
+    assert str(caught.value).startswith(f"{tmp_path}/{said or 'c.tsv:1: byte 3 of the line (0xff) is not UTF-8'}")
+
+
+@pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
+def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_passages(path, [Passage("a", "", key) for key in ("1", "2", "3", "2", "1")])
+    with pytest.raises(InputError, match=rf"{name}:{'5' if name == 'c.tsv' else '4'}: passage id '2' is already used at line"):
+        check_unique_ids(path)
+
+
+def test_uniqueness_does_not_rest_on_hashes(tmp_path: Path) -> None:
+    path = tsv(tmp_path / "c.tsv", "".join(f"{number}\tx\n" for number in range(1000)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.hash", lambda text: len(text))
+        assert check_unique_ids(path) == 1000
+
+
+def test_range_reading_does_not_parse_behind_its_end(tmp_path: Path) -> None:
+    path = tsv(tmp_path / "c.tsv", "1\ta\n2\tb\nbroken\n")
+    assert [p.id for p in read_passages(path, stop=2)] == ["1", "2"]
+
+
+def test_real_corpora_are_read_whole(shared_data: Path) -> None:
+    assert check_unique_ids(shared_data / "npl" / "corpus.jsonl.gz") == 11429
+    assert sum(1 for p in read_passages(shared_data / "cranfield" / "corpus.jsonl") if not p.text) == 2

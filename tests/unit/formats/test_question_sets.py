@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpr.core.errors import InputError
+from dpr.core.records import Question
+from dpr.formats.question_sets import read_qrels, read_questions, write_qrels, write_questions
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=15)
+ANSWERS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=10), max_size=3).map(tuple)
+IDS = st.lists(TEXT.filter(bool), unique=True, min_size=1, max_size=4)
+WORDS = st.text("abcXYZ019-_.:/", min_size=1, max_size=8)
+
+
+def questions(text: str, path: Path, **options: Any) -> list[Question]:
+    path.write_text(text, encoding="utf-8")
+    return read_questions(path, **options)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), ids=IDS, name=st.sampled_from(["q.csv", "q.tsv.gz", "q.jsonl"]))
+def test_questions_written_are_read_back(
+    tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, data: Any, ids: list[str], name: str
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    written = [Question(data.draw(TEXT.filter(lambda text: bool(text.strip()))), key, data.draw(ANSWERS)) for key in ids]
+    path = tmp_path_factory.mktemp("round") / name
+    write_questions(path, written)
+    numbered = ids == [str(number) for number in range(len(ids))]
+    assert read_questions(path, id_col=-1 if numbered else 2) == written
+
+
+def test_csv_without_own_ids_has_dprs_two_columns(tmp_path: Path) -> None:
+    write_questions(tmp_path / "q.csv", [Question("who?", "0", ("Ann", "B'ob"))])
+    assert (tmp_path / "q.csv").read_text() == "who?\t\"['Ann', \"\"B'ob\"\"]\"\n"
+
+
+def test_dpr_csv_with_traps_is_read_as_stated(tmp_path: Path) -> None:
+    text = (
+        "who wrote it\t['Ann', \"Bob's\"]\n"
+        "\"a \"\"quoted\"\" question\"\t\"[\"\"x\"\", 'y']\"\r\n"
+        "\n"
+        "regex\t['\\\\d+ men', '\\d']\n"
+        "tuple and numbers\t(1989, 2.5)\n"
+        "none\t[]\n"
+        "one string\t'Ann'"
+    )
+    assert questions(text, tmp_path / "q.csv") == [
+        Question("who wrote it", "0", ("Ann", "Bob's")),
+        Question('a "quoted" question', "1", ("x", "y")),
+        Question("regex", "2", ("\\d+ men", "\\d")),
+        Question("tuple and numbers", "3", ("1989", "2.5")),
+        Question("none", "4"),
+        Question("one string", "5", ("Ann",)),
+    ]
+
+
+def test_answers_are_literals_and_never_run(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    for code in (f"open({str(target)!r}, 'w')", f"[__import__('os').mkdir({str(target)!r})]", "['a'] * 10**9", "[x for x in 'ab']"):
+        with pytest.raises(InputError, match=r"q\.csv:2: the answers .* cannot be read, expected a Python list literal"):
+            questions(f"q\t['a']\nr\t{code}\n", tmp_path / "q.csv")
+    assert not target.exists()
+
+
+NO_ANSWERS = ["[" * 3000, "['a'", "{'a': 1}", "[None]", "[['a']]", "[True]", "7", "[1e999]", "a\\", "['\\ud800']", ""]
+
+
+@pytest.mark.parametrize("answers", NO_ANSWERS)
+def test_answers_that_are_no_list_of_texts_are_refused(tmp_path: Path, answers: str) -> None:
+    with pytest.raises(InputError, match=r"q\.csv:1: "):
+        questions(f"q\t{answers}\n", tmp_path / "q.csv")
+
+
+def test_columns_can_be_chosen(tmp_path: Path) -> None:
+    text = "7\t['a']\twho?\n"
+    assert questions(text, tmp_path / "q.tsv", question_col=2, answers_col=1, id_col=0) == [Question("who?", "7", ("a",))]
+    assert questions(text, tmp_path / "q.tsv", question_col=2, answers_col=-1) == [Question("who?", "0")]
+    with pytest.raises(InputError, match=r"q\.tsv:1: 1 columns, expected at least 2; .*answers_col=-1"):
+        questions("who?\n", tmp_path / "q.tsv")
+
+
+def test_json_of_every_source_is_read(tmp_path: Path) -> None:
+    dpr = '{"question": "a", "answers": ["x"], "id": 5}\n{"question": "b", "answers": [], "id": null}\n'
+    assert questions(dpr, tmp_path / "q.jsonl") == [Question("a", "5", ("x",)), Question("b", "1")]
+    nq_open = '[{"question": "a", "answer": ["x", "y"]},\n {"question": "b", "answer": "z"}]'
+    assert questions(nq_open, tmp_path / "q.json") == [Question("a", "0", ("x", "y")), Question("b", "1", ("z",))]
+    assert questions('{"_id": "q-1", "text": "a", "metadata": {}}', tmp_path / "queries.jsonl") == [Question("a", "q-1")]
+    webquestions = '[{"qId": "w", "qText": "a", "gold": ["x"]}]'
+    found = questions(webquestions, tmp_path / "q.json", question_attr="qText", answers_attr="gold", id_attr="qId")
+    assert found == [Question("a", "w", ("x",))]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("q.jsonl", '{"question": "a"}\n{"answers": []}', "q.jsonl:2: no 'question', expected a string"),
+        ("q.jsonl", '{"question": 5}', "q.jsonl:1: question is the number 5"),
+        ("q.jsonl", '{"question": " "}', "q.jsonl:1: empty question"),
+        ("q.jsonl", '{"question": "a", "id": "1"}\n{"question": "b", "id": 1}', "q.jsonl:2: question id '1' is already used at line 1"),
+        ("q.jsonl", '{"question": "a", "answers": {"x": 1}}', "q.jsonl:1: the answers are not a list"),
+        ("q.jsonl", '{"question": "a", "id": [1]}', "q.jsonl:1: id is a list"),
+        ("q.jsonl", '{"question": "a"}\nx', "q.jsonl:2: not JSON"),
+        ("q.jsonl", "", "q.jsonl: no rows"),
+        ("q.csv", "\n", "q.csv: no rows"),
+        ("q.csv", "\t['a']\n", "q.csv:1: empty question"),
+    ],
+)
+def test_bad_questions_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        questions(text, tmp_path / name)
+    assert str(caught.value).startswith(f"{tmp_path}/{said}")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    qrels=st.dictionaries(WORDS, st.dictionaries(WORDS, st.integers(-2, 5), min_size=1, max_size=3), min_size=1, max_size=3),
+    name=st.sampled_from(["r.tsv", "r.txt", "r.tsv.gz"]),
+)
+def test_qrels_written_are_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, qrels: Any, name: str) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    path = tmp_path_factory.mktemp("round") / name
+    write_qrels(path, qrels)
+    assert read_qrels(path) == qrels
+
+
+def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "qrels"
+    for text in ("query-id\tcorpus-id\tscore\n1\td 1\t2\n2\td2\t0\n", "1\td 1\t2\n2\td2\t0\n2\td2\t0\n", "1\t0\td 1\t2\r\n\n2\t0\td2\t0.0"):
+        path.write_text(text)
+        assert read_qrels(path) == {"1": {"d 1": 2}, "2": {"d2": 0}}
+    path.write_text("1 0 d1  2\n1  Q0  d2 1\n")
+    assert read_qrels(path) == {"1": {"d1": 2, "d2": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 d1\n", "qrels:1: 2 columns, expected 3"),
+        ("q\tc\ts\n1\td1\thigh\n", "qrels:2: the grade 'high' is no integer"),
+        ("1 0 d1 1.5\n", "qrels:1: the grade '1.5' is no integer"),
+        ("1\td1\t1\n1\td1\t2\n", "qrels:2: a second, different grade"),
+        ("\td1\t1\n", "qrels:1: an empty id"),
+        ("q\tc\ts\n", "qrels: no rows"),
+    ],
+)
+def test_bad_qrels_are_refused_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "qrels").write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_qrels(tmp_path / "qrels")
+    assert str(caught.value).startswith(f"{tmp_path}/{said}")
+
+
+def test_ids_that_the_layout_cannot_carry_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'a b' is empty or holds white space"):
+        write_qrels(tmp_path / "r.tsv", {"1": {"a b": 1}})
+    assert not (tmp_path / "r.tsv").exists()
+
+
+def test_real_sets_are_read_whole(shared_data: Path) -> None:
+    assert len(read_questions(shared_data / "nq-open" / "NQ-open.dev.jsonl")) == 3610
+    web = read_questions(shared_data / "webquestions" / "test.json", question_attr="qText", id_attr="qId")
+    assert len(web) == 2032
+    assert all(question.answers for question in web)
+    assert sum(map(len, read_qrels(shared_data / "npl" / "qrels" / "test.tsv").values())) == 2083

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats import training_sets
+from dpr.formats.training_sets import Counts, TrainingSet, open_training_set, write_training_set
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+SOLID = TEXT.filter(lambda text: bool(text.strip()))
+PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT, st.none() | TEXT, st.booleans()), max_size=3).map(tuple)
+ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
+SAMPLES = st.lists(st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS), min_size=1, max_size=4)
+
+
+def opened(path: Path | list[Path], **options: Any) -> TrainingSet:
+    return open_training_set(path, name="set", cache_dir=(path[0] if isinstance(path, list) else path).parent / "cache", **options)
+
+
+def rows(data: TrainingSet) -> list[TrainingSample]:
+    return [data[row] for row in range(len(data))]
+
+
+def record(question: str = "q", **more: Any) -> dict[str, Any]:
+    return {"question": question, "positive_ctxs": [{"text": "p"}], **more}
+
+
+def lines(path: Path, *records: Any) -> Path:
+    path.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records), encoding="utf-8")
+    return path
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(samples=SAMPLES, name=st.sampled_from(["x.json", "x.jsonl", "x.json.gz", "x.jsonl.gz"]))
+def test_what_is_written_is_read_back(
+    tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, samples: list[TrainingSample], name: str
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    path = tmp_path_factory.mktemp("round") / name
+    assert write_training_set(path, samples) == len(samples)
+    data = opened(path)
+    assert rows(data) == samples
+    assert data.counts == Counts(len(samples), len(samples), 0, 0)
+
+
+def test_written_files_are_what_dpr_reads(tmp_path: Path) -> None:
+    sample = TrainingSample("who?", (Passage("text", "title", "7", True),), (Passage("hard"),), (), ("a",))
+    write_training_set(tmp_path / "x.json", [sample])
+    (read,) = json.loads((tmp_path / "x.json").read_text())
+    assert read == {
+        "question": "who?",
+        "answers": ["a"],
+        "positive_ctxs": [{"title": "title", "text": "text", "passage_id": "7", "score": None}],
+        "negative_ctxs": [],
+        "hard_negative_ctxs": [{"title": "", "text": "hard"}],
+    }
+    write_training_set(tmp_path / "a.json.gz", [sample])
+    write_training_set(tmp_path / "b.json.gz", [sample])
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+TRAPS = [
+    {
+        "dataset": "an extra key",
+        "question": "  first \u2019question ",
+        "answers": "one answer",
+        "positive_ctxs": [
+            {"title": "T", "text": "gold", "passage_id": "12", "title_score": 1},
+            {"title": None, "text": "mined", "id": 13, "score": 1.5},
+            {"text": " spaces stay \n", "psg_id": "14", "score": None},
+        ],
+        "negative_ctxs": None,
+        "hard_negative_ctxs": [{"text": "hard", "passage_id": None, "id": "a"}],
+    },
+    {"question": "no positives", "answers": [], "positive_ctxs": [], "negative_ctxs": [], "hard_negative_ctxs": []},
+    {"question": "last", "answers": ["x", 1989, 2.5], "positive_ctxs": [{"text": "p", "title": ""}], "new_key_far_down": {"a": [1]}},
+]
+
+
+@pytest.mark.parametrize("layout", ["array", "lines"])
+def test_dpr_file_with_traps_is_read_as_stated(tmp_path: Path, layout: str) -> None:
+    path = tmp_path / "traps.txt"  # the name says nothing
+    path.write_text(json.dumps(TRAPS) if layout == "array" else "\n".join(map(json.dumps, TRAPS)))
+    data = opened(path)
+    assert data.counts == Counts(read=3, kept=2, dropped=1, rejected=0)
+    assert rows(data) == [
+        TrainingSample(
+            "  first \u2019question ",
+            (Passage("gold", "T", "12", False), Passage("mined", "", "13", True), Passage(" spaces stay \n", "", "14", True)),
+            (Passage("hard", "", "a"),),
+            (),
+            ("one answer",),
+        ),
+        TrainingSample("last", (Passage("p"),), (), (), ("x", "1989", "2.5")),
+    ]
+
+
+BAD = [
+    ({"positive_ctxs": [{"text": "p"}]}, "question is missing, expected a string"),
+    ({"question": 3, "positive_ctxs": [{"text": "p"}]}, "question is the number 3, expected a string"),
+    (record(" \n"), "question is empty"),
+    ({"question": "q"}, "positive_ctxs is missing, expected a list"),
+    ({"question": "q", "positive_ctxs": None}, "positive_ctxs is null, expected a list"),
+    ({"question": "q", "positive_ctxs": {"text": "p"}}, "positive_ctxs is an object, expected a list"),
+    ({"question": "q", "positive_ctxs": ["p"]}, "positive_ctxs[0] is the string 'p', expected an object"),
+    ({"question": "q", "positive_ctxs": [{"text": "p"}, {"title": "t"}]}, "positive_ctxs[1].text is missing"),
+    ({"question": "q", "positive_ctxs": [{"text": " "}]}, "positive_ctxs[0] has an empty text"),
+    (record(hard_negative_ctxs=[{"text": "h"}, {"text": ""}]), "hard_negative_ctxs[1] has an empty text"),
+    (record(negative_ctxs="n"), "negative_ctxs is the string 'n', expected a list"),
+    (record(negative_ctxs=[{"text": "n", "title": 5}]), "negative_ctxs[0].title is the number 5"),
+    (record(negative_ctxs=[{"text": "n", "id": [1]}]), "negative_ctxs[0].id is a list"),
+    (record(negative_ctxs=[{"text": "n", "id": True}]), "negative_ctxs[0].id is the boolean True"),
+    (record(answers={"a": 1}), "answers is an object"),
+    (record(answers=["a", None]), "answers[1] is null"),
+    ('{"question": "\\ud800", "positive_ctxs": [{"text": "p"}]}', "question holds half of a character"),
+    ('{"question": "q", "positive_ctxs": [{"text": "p", "score": NaN}]}', "NaN is not a JSON number"),
+    ('{"question": "q", "question": "r", "positive_ctxs": [{"text": "p"}]}', "the key 'question' appears twice"),
+    ('["question"]', "the row is a list, expected an object"),
+    ("{", "not JSON: Expecting property name"),
+]
+
+
+@pytest.mark.parametrize(("bad", "said"), BAD, ids=[said for _, said in BAD])
+def test_bad_row_is_refused_by_file_and_line_or_set_aside(tmp_path: Path, bad: Any, said: str) -> None:
+    path = lines(tmp_path / "t.jsonl", record("first"), "", bad, record("last"))
+    with pytest.raises(InputError) as caught:
+        opened(path)
+    assert str(caught.value).startswith(f"{path}:3: {said}")
+    assert "on_bad_row=skip" in str(caught.value)
+    data = opened(path, on_bad_row="skip")
+    assert [sample.question for sample in rows(data)] == ["first", "last"]
+    assert data.counts == Counts(read=3, kept=2, dropped=0, rejected=1)
+    (reject,) = map(json.loads, (tmp_path / "cache" / f"rejected-{data.fingerprint[:16]}.jsonl").read_text().splitlines())
+    assert (reject["file"], reject["line"]) == (str(path), 3)
+    assert said in reject["reason"]
+    assert len(reject["sha256"]) == 64
+
+
+def test_skipping_stops_at_the_cap(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", record(), *[{}] * 3)
+    assert opened(path, on_bad_row="skip", max_bad_rows=3).counts.rejected == 3
+    with pytest.raises(InputError, match=r"t.jsonl:4: more than max_bad_rows=2 bad rows"):
+        opened(path, on_bad_row="skip", max_bad_rows=2)
+    with pytest.raises(InputError, match=r"t.jsonl:2: question is missing"):
+        opened(path)  # what was parsed with skip is not reused for fail
+    with pytest.raises(ConfigError, match="on_bad_row=ignore"):
+        opened(path, on_bad_row="ignore")
+
+
+def test_files_without_usable_rows_say_why(tmp_path: Path) -> None:
+    for text in ("", " \n\n", "[]", "[ \n ]"):
+        (tmp_path / "t.json").write_text(text)
+        with pytest.raises(InputError, match="no rows"):
+            opened(tmp_path / "t.json")
+    path = lines(tmp_path / "u.jsonl", {"question": "q", "positive_ctxs": []}, "{}")
+    with pytest.raises(InputError, match="none of the 2 records can be used: 1 have no positive passage, 1 are bad"):
+        opened(path, on_bad_row="skip")
+    assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
+
+
+def test_several_files_and_patterns_are_one_set_in_order(tmp_path: Path) -> None:
+    for name in ("b-2", "b-1", "a[1]"):
+        write_training_set(tmp_path / f"{name}.json", [TrainingSample(name, (Passage("p"),))])
+    data = opened([tmp_path / "a[1].json", tmp_path / "b-*.json"])  # a path that exists is not a pattern
+    assert [sample.question for sample in rows(data)] == ["a[1]", "b-1", "b-2"]
+    with pytest.raises(InputError, match=r"c\*\.json: this pattern matches no file"):
+        opened(tmp_path / "c*.json")
+    with pytest.raises(InputError, match=r"c\.json: no such file"):
+        opened(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("bad", ["folder", "unreadable", "cut", "loop"])
+def test_unusable_files_are_clear_errors(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "t.json.gz"
+    if bad == "folder":
+        path.mkdir()
+    elif bad == "loop":
+        path.symlink_to(path)
+    else:
+        path.write_bytes(gzip.compress(json.dumps([record(str(number)) for number in range(500)]).encode()))
+        if bad == "cut":
+            path.write_bytes(path.read_bytes()[:-50])
+        else:
+            path.chmod(0)
+            if os.access(path, os.R_OK):
+                pytest.skip("this user may read everything")
+    with pytest.raises(InputError, match=r"t\.json\.gz: "):
+        opened(path)
+
+
+def test_known_positives_join_rows_with_the_very_same_question(tmp_path: Path) -> None:
+    a, b, c, d = (Passage(letter) for letter in "abcd")
+    samples = [
+        TrainingSample("same", (a, b)),
+        TrainingSample("other", (c,)),
+        TrainingSample("same", (d, a)),
+        TrainingSample("Same", (c,)),
+        TrainingSample("same", (c,)),
+    ]
+    write_training_set(tmp_path / "t.json", samples)
+    data = opened(tmp_path / "t.json")
+    assert [data.known_positives(row) for row in range(5)] == [(a, b, d, c), (c,), (d, a, b, c), (c,), (c, a, b, d)]
+
+
+def test_questions_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpr.formats import training_store
+
+    monkeypatch.setattr(training_store, "_hash", lambda text: 1)
+    samples = [TrainingSample(question, (Passage(text),)) for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))]
+    write_training_set(tmp_path / "t.json", samples)
+    data = opened(tmp_path / "t.json")
+    assert [len(data.known_positives(row)) for row in range(4)] == [2, 1, 2, 1]
+
+
+def test_parsing_happens_once_and_again_when_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[Path] = []
+    real = training_sets.iter_json_records
+    monkeypatch.setattr(training_sets, "iter_json_records", lambda path, *rest: parsed.append(path) or real(path, *rest))
+    path = lines(tmp_path / "t.jsonl", record("one"))
+    first = opened(path)
+    assert rows(opened(path)) == rows(first)
+    assert len(parsed) == 1
+    lines(path, record("two!"))
+    second = opened(path)
+    assert len(parsed) == 2
+    assert second[0].question == "two!"
+    assert first[0].question == "one"  # what is open stays
+    assert second.fingerprint != first.fingerprint
+    copied = lines(tmp_path / "copy.jsonl", record("two!"))
+    assert opened(copied).fingerprint == second.fingerprint
+
+
+def test_damaged_cache_is_built_again(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", record("one"))
+    opened(path)
+    (arrow,) = (tmp_path / "cache").glob("training-*/rows.arrow")
+    os.truncate(arrow, 100)
+    assert opened(path)[0].question == "one"
+
+
+def test_set_pickles_small_and_opens_elsewhere(tmp_path: Path) -> None:
+    write_training_set(tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p" * 1000),)) for number in range(200)])
+    data = opened(tmp_path / "t.json")
+    pickled = pickle.dumps(data)
+    assert len(pickled) < 500
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(data.__getitem__, (150,)) == data[150]
+    assert pickle.loads(pickled)[199] == data[199]
+    for row in (-1, 200):
+        with pytest.raises(IndexError):
+            data[row]
+
+
+def _open_in_process(path: Path, start: Any, out: Any) -> None:
+    start.wait()
+    data = opened(path)
+    out.put((data.fingerprint, len(data)))
+
+
+def test_ranks_that_start_together_build_one_cache(tmp_path: Path) -> None:
+    write_training_set(tmp_path / "t.json", [TrainingSample(f"q{number}", (Passage("p"),)) for number in range(300)])
+    context = multiprocessing.get_context("fork")
+    start, out = context.Event(), context.Queue()
+    processes = [context.Process(target=_open_in_process, args=(tmp_path / "t.json", start, out)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    start.set()
+    results = {out.get(timeout=30) for _ in processes}
+    for process in processes:
+        process.join()
+    assert len(results) == 1
+    assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
+
+
+def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpr.formats import training_store
+
+    monkeypatch.setattr(training_store, "_BATCH_CHARACTERS", 50)
+    samples = [TrainingSample(f"q{number}", (Passage("p" * (number % 40 + 1), id=str(number)),)) for number in range(101)]
+    write_training_set(tmp_path / "t.jsonl", samples)
+    data = opened(tmp_path / "t.jsonl")
+    assert len(data._store._batches) > 10
+    assert rows(data) == samples
+
+
+def test_one_line_says_what_was_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = lines(tmp_path / "t.jsonl", record(), {"question": "q", "positive_ctxs": []}, "{}")
+    with caplog.at_level(logging.INFO, "dpr.formats.training_sets"):
+        opened(path, on_bad_row="skip")
+    assert [entry.getMessage() for entry in caplog.records if entry.levelno == logging.INFO] == [
+        "set: read 3 records, kept 1, dropped 1 without positives, rejected 1"
+    ]
+
+
+def test_unwritable_cache_names_the_way_out(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", record())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="set DPR_CACHE"):
+        open_training_set(path, name="set", cache_dir=tmp_path / "file" / "cache")
+
+
+def test_the_arrow_file_opens_with_datasets_too(tmp_path: Path) -> None:
+    import datasets
+
+    write_training_set(tmp_path / "t.jsonl", [TrainingSample("q", (Passage("p", "t", None, True),))])
+    opened(tmp_path / "t.jsonl")
+    (arrow,) = (tmp_path / "cache").glob("training-*/rows.arrow")
+    (row,) = datasets.Dataset.from_file(str(arrow))
+    assert row["positives"] == [{"text": "p", "title": "t", "id": None, "has_score": True}]

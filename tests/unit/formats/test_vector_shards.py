@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import InputError
+from dpr.formats.durable import verify_folder
+from dpr.formats.shard_checks import hash_ids
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+
+METADATA: dict[str, Any] = {"model_fingerprint": "m", "settings_fingerprint": "s", "encoder_type": "ctx", "corpus": "c.tsv"}
+IDS = ["1", "wiki:22", "\u00e9"]
+
+
+def vectors(rows: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
+
+
+def writer(target: Path, *, dtype: str = "float32", **metadata: Any) -> VectorShardWriter:
+    return VectorShardWriter(target, metadata={**METADATA, **metadata}, dimension=4, dtype=dtype)
+
+
+def shard(target: Path, *, ids: list[list[str]] | None = None, **metadata: Any) -> Path:
+    made = writer(target, **metadata)
+    for number, chunk in enumerate(ids if ids is not None else [IDS, ["4"]]):
+        made.write_chunk(number, chunk, vectors(len(chunk), number))
+    made.finish(None if ids is None else len(ids))
+    return target
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_vectors_written_are_read_back_memory_mapped(tmp_path: Path, dtype: str) -> None:
+    made = writer(tmp_path / "X_0", dtype=dtype)
+    made.write_chunk(1, ["4"], vectors(1, 1))  # in any order
+    made.write_chunk(0, IDS, vectors())
+    assert not made.is_complete()
+    made.finish(2)
+    opened = VectorShard(tmp_path / "X_0")
+    assert (opened.num_vectors, opened.dimension, opened.metadata["corpus"]) == (4, 4, "c.tsv")
+    chunks = list(opened.chunks())
+    assert [[key.decode() for key in ids.tolist()] for ids, _ in chunks] == [IDS, ["4"]]
+    assert [ids.dtype.kind for ids, _ in chunks] == ["S", "S"]
+    assert all(isinstance(part, np.memmap) and part.dtype == dtype for _, part in chunks)
+    np.testing.assert_array_equal(chunks[0][1], vectors().astype(dtype))
+    assert verify_folder(tmp_path / "X_0") == []
+    assert sorted(path.name for path in (tmp_path / "X_0").iterdir()) == [
+        *("ids-00000.npy", "ids-00001.npy", "manifest.json", "vectors-00000.npy", "vectors-00001.npy")
+    ]
+
+
+def test_bytes_do_not_depend_on_order_or_interruptions(tmp_path: Path) -> None:
+    shard(tmp_path / "A")
+    for number, chunk in ((1, ["4"]), (0, IDS)):
+        writer(tmp_path / "B").write_chunk(number, chunk, vectors(len(chunk), number))
+    (tmp_path / "B" / ".tmp-vectors-00002.npy-999999999").write_bytes(b"half")  # of a killed process
+    writer(tmp_path / "B").finish()
+    files = {path.name: path.read_bytes() for path in (tmp_path / "A").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "B").iterdir()}
+
+
+def test_unfinished_shard_keeps_its_good_chunks_only(tmp_path: Path) -> None:
+    made = writer(tmp_path / "X_0")
+    for number in range(4):
+        made.write_chunk(number, [str(number)], vectors(1, number))
+    flip_last_byte(tmp_path / "X_0" / "vectors-00000.npy")
+    (tmp_path / "X_0" / "ids-00001.npy").unlink()
+    (tmp_path / "X_0" / "chunk-00002.json").write_text("{")
+    again = writer(tmp_path / "X_0")
+    assert again.finished_chunks() == {3}
+    with pytest.raises(InputError, match="1 chunks are missing"):
+        again.finish(4)
+    with pytest.raises(InputError, match="unfinished; run the embedding command again"):
+        open_shards([str(tmp_path / "X_*")])
+
+
+def test_damaged_finished_shard_is_refused_then_mended_by_its_writer(tmp_path: Path) -> None:
+    shard(tmp_path / "X_0")
+    good = {path.name: path.read_bytes() for path in (tmp_path / "X_0").iterdir()}
+    flip_last_byte(tmp_path / "X_0" / "vectors-00001.npy")
+    with pytest.raises(InputError, match="content has changed"):
+        VectorShard(tmp_path / "X_0")
+    again = writer(tmp_path / "X_0")
+    assert not again.is_complete()
+    assert again.finished_chunks() == {0}
+    again.write_chunk(1, ["4"], vectors(1, 1))
+    again.finish()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "X_0").iterdir()} == good
+
+
+def test_every_damage_is_refused(tmp_path: Path) -> None:
+    original = shard(tmp_path / "good")
+    for number, name in enumerate(sorted(path.name for path in original.iterdir())):
+        for kind in ("flip", "cut", "remove"):
+            target = tmp_path / f"{kind}{number}"
+            shutil.copytree(original, target)
+            if kind == "flip" and name != "manifest.json":
+                flip_last_byte(target / name)
+            elif kind == "remove":
+                (target / name).unlink()
+            else:
+                os.truncate(target / name, (target / name).stat().st_size - 3)
+            with pytest.raises(InputError, match=str(target)):
+                VectorShard(target)
+
+
+def test_ids_swapped_between_chunks_are_noticed(tmp_path: Path) -> None:
+    shard(tmp_path / "X_0", ids=[["a", "b"], ["c", "d"]])
+    first, second = tmp_path / "X_0" / "ids-00000.npy", tmp_path / "X_0" / "ids-00001.npy"
+    swapped = first.read_bytes(), second.read_bytes()
+    first.write_bytes(swapped[1])
+    second.write_bytes(swapped[0])
+    with pytest.raises(InputError, match=r"ids-0000\d\.npy: content has changed"):
+        open_shards([tmp_path / "X_0"])
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_shard_of_another_model_is_not_continued(tmp_path: Path, is_finished: bool) -> None:
+    made = writer(tmp_path / "X_0")
+    made.write_chunk(0, IDS, vectors())
+    if is_finished:
+        made.finish()
+    with pytest.raises(InputError, match=r"finished vectors with model_fingerprint='m', this run has 'n'; choose another out_file"):
+        writer(tmp_path / "X_0", model_fingerprint="n")
+    with pytest.raises(InputError, match="dtype='float32', this run has 'float16'"):
+        writer(tmp_path / "X_0", dtype="float16")
+
+
+def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "X_0").mkdir()
+    (tmp_path / "X_0" / "thesis.txt").write_text("x")
+    with pytest.raises(InputError, match=r"holds other files \(thesis\.txt\)"):
+        writer(tmp_path / "X_0")
+    (tmp_path / "X_1").write_text("x")
+    with pytest.raises(InputError, match="is a file"):
+        writer(tmp_path / "X_1")
+
+
+def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(tmp_path: Path) -> None:
+    made = writer(tmp_path / "X_0", dtype="float16")
+    for value, said in ((np.nan, "not finite"), (np.inf, "not finite"), (1e6, "not finite as float16"), (0.0, "all zero")):
+        bad = vectors(9)
+        bad[[2, 5]] = value
+        with pytest.raises(InputError, match=f"2 of 9 vectors are {said}.*first ids: k2, k5"):
+            made.write_chunk(0, [f"k{row}" for row in range(9)], bad)
+    assert made.finished_chunks() == set()
+
+
+@pytest.mark.parametrize(("ids", "said"), [(["a", "b", "a"], "'a' occurs twice"), (["a", "", "b"], "empty"), (["a", "b\0", "c"], "NUL")])
+def test_bad_ids_are_refused(tmp_path: Path, ids: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        writer(tmp_path / "X_0").write_chunk(0, ids, vectors())
+
+
+def test_empty_shard_is_a_shard(tmp_path: Path) -> None:
+    shard(tmp_path / "X_0", ids=[["a"]], shard_id=0, num_shards=2)
+    shard(tmp_path / "X_1", ids=[], shard_id=1, num_shards=2)
+    assert [opened.num_vectors for opened in open_shards([tmp_path / "X_*"])] == [1, 0]
+    with pytest.raises(InputError, match="1 chunks are missing"):
+        writer(tmp_path / "Y_0").finish()
+
+
+def test_shards_come_in_natural_order(tmp_path: Path) -> None:
+    for number in (10, 2, 1):
+        shard(tmp_path / f"X_{number}", ids=[[str(number)]])
+    assert [opened.path.name for opened in open_shards([str(tmp_path / "X_*")])] == ["X_1", "X_2", "X_10"]
+    assert [opened.path.name for opened in open_shards([tmp_path / "X_2", str(tmp_path / "X_[12]")])] == ["X_2", "X_1"]
+
+
+def test_missing_shards_are_listed(tmp_path: Path) -> None:
+    for number in (0, 2):
+        shard(tmp_path / f"X_{number}", ids=[[str(number)]], shard_id=number, num_shards=5)
+    with pytest.raises(InputError, match="of 5 shards, these are missing: 1, 3, 4"):
+        open_shards([str(tmp_path / "X_*")])
+    assert len(open_shards([str(tmp_path / "X_*")], allow_missing=True)) == 2
+    shard(tmp_path / "other", ids=[["o"]], shard_id=0, num_shards=1, corpus="other.tsv")
+    for number in (1, 3, 4):
+        shard(tmp_path / f"X_{number}", ids=[[str(number)]], shard_id=number, num_shards=5)
+    assert len(open_shards([str(tmp_path / "X_*"), tmp_path / "other"])) == 6  # each corpus has its own count
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("model_fingerprint", "another model"), ("settings_fingerprint", "other tokenizer or encoder settings"), ("encoder_type", "the other tower")],
+)
+def test_vectors_of_different_origin_are_not_mixed(tmp_path: Path, key: str, said: str) -> None:
+    shard(tmp_path / "X_0", ids=[["a"]])
+    shard(tmp_path / "X_1", ids=[["b"]], **{key: "different"})
+    with pytest.raises(InputError, match=f"X_1: these vectors are made with {said} than .*X_0"):
+        open_shards([str(tmp_path / "X_*")])
+
+
+def test_an_id_in_two_shards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard(tmp_path / "X_0", ids=[["a", "bb"], ["c"]])
+    shard(tmp_path / "X_1", ids=[["d", "a-longer-one", "bb"]])
+    with pytest.raises(InputError, match="'bb' occurs twice"):
+        open_shards([str(tmp_path / "X_*")])
+    monkeypatch.setattr("dpr.formats.shard_checks.hash_ids", lambda ids: np.zeros(len(ids), dtype=np.uint64))
+    assert len(open_shards([tmp_path / "X_0"])) == 1  # equal hashes alone are no duplicates
+
+
+def test_hash_of_an_id_does_not_depend_on_the_width_it_is_stored_in() -> None:
+    narrow, wide = np.array([b"a", b"b", b"ab"]), np.array([b"a", b"b", b"ab", b"x" * 50])[:3]
+    assert narrow.dtype != wide.dtype
+    assert len(set(hash_ids(narrow).tolist())) == 3
+    np.testing.assert_array_equal(hash_ids(narrow), hash_ids(wide))
+
+
+def test_paths_that_hold_no_vectors_are_clear_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"X_\*: no vectors found"):
+        open_shards([str(tmp_path / "X_*")])
+    (tmp_path / "pickle_0").write_bytes(b"\x80\x04")
+    with pytest.raises(InputError, match="is a file, expected a folder"):
+        open_shards([tmp_path / "pickle_0"])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        open_shards([tmp_path / "folder"])
