@@ -48,7 +48,6 @@ class ShardedDataIterator:
         rank: int = 0,
         world_size: int = 1,
         dataset: int = 0,
-        shuffle: bool = True,
     ) -> None:
         if global_batch_size % world_size:
             raise ConfigError(
@@ -57,14 +56,12 @@ class ShardedDataIterator:
             )
         self.num_rows, self.global_batch_size = num_rows, global_batch_size
         self.num_pools = num_rows // global_batch_size
-        self._seed, self._dataset, self._shuffle = seed, dataset, shuffle
+        self._seed, self._dataset = seed, dataset
         self._slice = rank_slice(global_batch_size, rank, world_size)
 
     def rows(self, epoch: int, pool: int) -> np.ndarray:
         lap, pool = divmod(pool, self.num_pools)
         start = pool * self.global_batch_size
-        if not self._shuffle:
-            return np.arange(start, start + self.global_batch_size)[self._slice]
         order = permutation(self.num_rows, self._seed, epoch, self._dataset, lap)
         return order[start : start + self.global_batch_size][self._slice]
 

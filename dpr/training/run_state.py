@@ -38,6 +38,11 @@ class Progress:
     last_metrics: Metrics = field(default_factory=dict)
     """Figures of the last validation."""
 
+    def summary(self) -> dict[str, Any]:
+        """What ``metrics.json`` holds: the figures of the last validation, and the best."""
+        best = {"best_metric": self.best_metric, "best_value": self.best_value, "best_checkpoint": self.best_checkpoint}
+        return {"step": self.step, **self.last_metrics, **best}
+
     def is_improved_by(self, metric: str, value: float) -> bool:
         """Whether ``value`` (lower is better) is the best so far; another metric than before starts afresh."""
         return self.best_metric != metric or self.best_value is None or value < self.best_value

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core.batch import BiEncoderBatch
@@ -102,11 +101,7 @@ class BiEncoderTrainer:
         trains, devs = [_with_options(item) for item in train_sets], [_with_options(item) for item in dev_sets]
 
         self.checkpoints = CheckpointFolder(self.output_dir, checkpoint_name, keep_last=keep_last)
-        self.checkpoints.prepare()
-        resumed = self.checkpoints.newest()
-        if resumed is not None and resume == "fresh":
-            raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
-        stored = None if resumed is None else CheckpointFolder.read_state(resumed)
+        resumed, stored = self._existing_run(resume)
         self.pool_size = global_batch_size or _stored_pool_size(stored) or batch_size * self.ranks.world_size
 
         augmentation = augmentation or Augmentation()
@@ -147,8 +142,7 @@ class BiEncoderTrainer:
         ]
         self.identity = self._identity(augmentation, precision, local_shards)
         self.progress = Progress()
-        self.learning_rate = 0.0
-        self.grad_norm: Tensor | float = 0.0
+        self.learning_rate, self.grad_norm = 0.0, torch.zeros(())
         if resumed is not None and stored is not None:
             self._resume(
                 resumed,
@@ -172,7 +166,7 @@ class BiEncoderTrainer:
             self.progress.step += 1
             self.emit("on_step_end")
         self.emit("on_train_end")
-        on_main(lambda: write_json(self.output_dir / "metrics.json", {"step": self.progress.step, **self._final_metrics()}))
+        on_main(lambda: write_json(self.output_dir / "metrics.json", self.progress.summary()))
         return self.progress.best_value
 
     def micro_batches(self) -> Iterator[BiEncoderBatch]:
@@ -250,6 +244,13 @@ class BiEncoderTrainer:
         """Calls one moment of every callback, in order."""
         for callback in self.callbacks:
             getattr(callback, moment)(self, *arguments)
+
+    def _existing_run(self, resume: str) -> tuple[Path | None, tuple[Progress, dict[str, Any]] | None]:
+        self.checkpoints.prepare()
+        folder = self.checkpoints.newest()
+        if folder is not None and resume == "fresh":
+            raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
+        return folder, None if folder is None else CheckpointFolder.read_state(folder)
 
     def _steps_per_epoch(self) -> int:
         pools = self.dataset.iterator.pools_per_epoch
@@ -332,14 +333,6 @@ class BiEncoderTrainer:
             self.total_steps,
             self.accumulation,
         )
-
-    def _final_metrics(self) -> Metrics | dict[str, Any]:
-        best = {
-            "best_metric": self.progress.best_metric,
-            "best_value": self.progress.best_value,
-            "best_checkpoint": self.progress.best_checkpoint,
-        }
-        return {**self.progress.last_metrics, **best}
 
 
 def _with_options(item: SampleSource | tuple[SampleSource, SetOptions]) -> tuple[SampleSource, SetOptions]:
