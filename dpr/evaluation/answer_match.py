@@ -85,12 +85,32 @@ def _match_item(item: tuple[str, list[tuple[str, ...]], str]) -> list[bool]:
 
 def _match_text(text: str, askers: list[tuple[str, ...]], kind: str) -> list[bool]:
     if kind == "string":
-        haystack = _joined_tokens(text)
-        return [any(_needle(answer) in haystack for answer in answers) for answers in askers]
+        return _match_strings(text, askers)
     if kind == "regex":
         normalised = unicodedata.normalize("NFD", text)
         return [any(_finds(answer, normalised) for answer in answers) for answers in askers]
     raise ValueError(f"match={kind!r} is not known; choose one of {', '.join(KINDS)}")
+
+
+def _match_strings(text: str, askers: list[tuple[str, ...]]) -> list[bool]:
+    """Tokenises the text only where all tokens of some answer occur in it as plain substrings, which is rare and ten times as fast to see.
+
+    Lower-casing a whole text equals lower-casing its tokens but for the capital sigma, whose lower case depends on what follows.
+    """
+    lowered = None if "\N{GREEK CAPITAL LETTER SIGMA}" in text else unicodedata.normalize("NFD", text).lower()
+    joined: str | None = None
+    matched = []
+    for answers in askers:
+        is_found = False
+        for needle, tokens in map(_needle, answers):
+            if lowered is not None and not all(token in lowered for token in tokens):
+                continue
+            joined = _joined_tokens(text) if joined is None else joined
+            if needle in joined:
+                is_found = True
+                break
+        matched.append(is_found)
+    return matched
 
 
 def _joined_tokens(text: str) -> str:
@@ -98,7 +118,10 @@ def _joined_tokens(text: str) -> str:
     return _SEPARATOR + "".join(token.lower() + _SEPARATOR for token in tokens)
 
 
-_needle = lru_cache(maxsize=65536)(_joined_tokens)
+@lru_cache(maxsize=65536)
+def _needle(answer: str) -> tuple[str, tuple[str, ...]]:
+    joined = _joined_tokens(answer)
+    return joined, tuple(joined.split(_SEPARATOR)[1:-1])
 
 
 @lru_cache(maxsize=65536)
