@@ -15,7 +15,7 @@ from dpr.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# DPR's dataset classes say how a file is read; here the file's suffix does.
+# DPR's dataset classes say how a file is read; here its content does.
 _KNOWN_TARGETS = ("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset")
 # Settings of those classes that need no counterpart: JSONL is never counted wrongly, so nobody has to say how long it is.
 _WITHOUT_EFFECT = ("_target_", "total_data_size", "data_range_start")

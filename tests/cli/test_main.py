@@ -1,0 +1,53 @@
+"""The command ``dpr`` itself and its two small subcommands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dpr
+from dpr.cli.main import COMMANDS, main
+from dpr.formats.durable import durable_folder
+
+
+def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert main([]) == 2
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dpr {dpr.__version__}\n"
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retreive"]) == 2
+    assert "did you mean retrieve" in capsys.readouterr().err
+
+
+def test_errors_of_any_command_are_told_without_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["new-encoder", "--corpus", str(tmp_path / "nothing.tsv"), "--out", str(tmp_path / "out")]) == 3
+    message = capsys.readouterr().err
+    assert "nothing.tsv" in message
+    assert "Traceback" not in message
+
+
+def test_verify_tells_whole_from_damaged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "written"
+    with durable_folder(target) as folder:
+        (folder / "a.txt").write_text("one")
+    assert main(["verify", str(target)]) == 0
+    assert "good" in capsys.readouterr().out
+    (target / "a.txt").write_text("two")
+    assert main(["verify", str(target)]) == 3
+    assert "a.txt" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "missing")]) == 2
+
+
+def test_doctor_names_versions_and_what_is_absent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("torch", "transformers", "faiss-cpu", "cores", "GB free", "wandb"))
