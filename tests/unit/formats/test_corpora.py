@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.formats.corpora import check_unique_ids, count_passages, read_passages, write_passages
+from dpr.formats.corpora import check_unique_ids, count_passages, iter_csv_rows, read_passages, write_passages
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=15)
 IDS = st.lists(TEXT.filter(bool), unique=True, max_size=5)
@@ -91,7 +93,7 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
         ("c.tsv", "1\ttext\ttitle\n2\ttext\n", "c.tsv:2: 2 columns, expected 3, as in the first row"),
         ("c.tsv", "1 text\n", "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs"),
         ("c.tsv", "1\ta\tt\n\tb\tt\n", "c.tsv:2: empty passage id"),
-        ("c.tsv", '1\ta\tt\n2\t"never closed\tt\n3\tb\tt\n', "c.tsv:3: 2 columns, expected 3"),
+        ("c.tsv", '1\ta\tt\n2\t"never closed\tt\n3\tb\tt\n', "c.tsv:2: a quote opens in this row that never closes"),
         ("c.tsv", "1\t\xff\tt\n", None),
         ("c.tsv", "1\ta\rb\tt\n", "c.tsv:1: not a tab-separated row: new-line character"),
         ("c.jsonl", '{"_id": "1", "text": "a"}\n{"text": "b"}\n', "c.jsonl:2: no '_id'"),
@@ -132,3 +134,16 @@ def test_range_reading_does_not_parse_behind_its_end(tmp_path: Path) -> None:
 def test_real_corpora_are_read_whole(shared_data: Path) -> None:
     assert check_unique_ids(shared_data / "npl" / "corpus.jsonl.gz") == 11429
     assert sum(1 for p in read_passages(shared_data / "cranfield" / "corpus.jsonl") if not p.text) == 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text('a"\t\n ', max_size=25))
+def test_rows_are_split_as_the_csv_module_splits_them(tmp_path_factory: Any, text: str) -> None:
+    path = tmp_path_factory.mktemp("csv") / "x.tsv"
+    path.write_text(text + "\nend", newline="")
+    expected = [row for row in csv.reader(io.StringIO(text + "\nend", newline=""), delimiter="\t") if row]
+    if expected[-1] == ["end"]:
+        assert [row for _, row in iter_csv_rows(path)] == expected
+    else:  # csv takes all that follows an unclosed quote into its field, without a word
+        with pytest.raises(InputError, match="a quote opens in this row that never closes"):
+            list(iter_csv_rows(path))

@@ -191,7 +191,11 @@ def test_missing_shards_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "said"),
-    [("model_fingerprint", "another model"), ("settings_fingerprint", "other tokenizer or encoder settings"), ("encoder_type", "the other tower")],
+    [
+        ("model_fingerprint", "another model"),
+        ("settings_fingerprint", "other tokenizer or encoder settings"),
+        ("encoder_type", "the other tower"),
+    ],
 )
 def test_vectors_of_different_origin_are_not_mixed(tmp_path: Path, key: str, said: str) -> None:
     shard(tmp_path / "X_0", ids=[["a"]])
