@@ -13,11 +13,22 @@ def get_logger(module: str) -> logging.Logger:
     return logging.getLogger(module)
 
 
+class _BesideProgressBars(logging.StreamHandler):
+    """Writes a line above a progress bar instead of into it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm = sys.modules.get("tqdm")
+        if tqdm is None or not self.stream.isatty():
+            super().emit(record)
+        else:
+            tqdm.tqdm.write(self.format(record), file=self.stream)
+
+
 def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
     """Sends this package's messages to standard error. Called by the command line only; a library user keeps their own set-up."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers.clear()
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _BesideProgressBars(sys.stderr)
     prefix = "" if rank == 0 else f"[rank {rank}] "
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(levelname).1s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)

@@ -320,6 +320,12 @@ class BiEncoderTrainer:
         logger.info("resuming from %s at step %d", folder, progress.step)
 
     def _describe(self) -> None:
+        if self.schedule.warmup_steps >= self.total_steps:
+            logger.warning(
+                "train.warmup_steps=%d is not below the %d steps of the run, so the full learning rate is never reached",
+                self.schedule.warmup_steps,
+                self.total_steps,
+            )
         width = 1 + self.dataset.collator.num_hard + self.dataset.collator.num_other
         logger.info(
             "pool: %d questions (%d ranks), %d contexts, so %d negatives per question of which %d are its own; %d steps per epoch, "
