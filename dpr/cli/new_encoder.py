@@ -38,14 +38,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="dpr new-encoder", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--corpus", type=Path, required=True, metavar="FILE", help="passages: DPR's TSV or BEIR's JSON lines")
-    parser.add_argument("--questions", type=Path, nargs="*", default=[], metavar="FILE", help="question sets or training sets to learn from too")
+    parser.add_argument("--questions", type=Path, nargs="*", default=[], metavar="FILE", help="more text to learn from")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument("--vocab-size", type=int, default=30000, metavar="N", help="tokens, reserved ones included (default %(default)s)")
     parser.add_argument("--layers", type=int, default=1, metavar="N", help="transformer layers (default %(default)s)")
     parser.add_argument("--hidden", type=int, default=256, metavar="N", help="width, also that of the vectors (default %(default)s)")
     parser.add_argument("--heads", type=int, default=0, metavar="N", help="attention heads (default: one per 64 of the width)")
     parser.add_argument("--max-positions", type=int, default=512, metavar="N", help="longest sequence in tokens (default %(default)s)")
-    parser.add_argument("--unused-slots", type=int, default=32, metavar="N", help="[unusedN] tokens kept for special_tokens (default %(default)s)")
+    parser.add_argument("--unused-slots", type=int, default=32, metavar="N", help="[unusedN] tokens (default %(default)s)")
     parser.add_argument("--cased", action="store_true", help="keep upper case and accents apart")
     parser.add_argument("--overwrite", action="store_true", help="replace what is at --out")
     return parser

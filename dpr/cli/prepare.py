@@ -30,11 +30,16 @@ def _docstrings(options: argparse.Namespace) -> int:
         num_dev=options.dev,
         num_test=options.test,
         num_negatives=options.hard_negatives,
-        processes=options.processes or len(os.sched_getaffinity(0)),
+        processes=options.processes or _cores(),
         overwrite=options.overwrite,
     )
     print(f"{options.out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
     return 0
+
+
+def _cores() -> int:
+    """Cores this process may use, where the system tells; not all of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,12 +52,16 @@ def _parser() -> argparse.ArgumentParser:
     docstrings.set_defaults(run=_docstrings)
     docstrings.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
     docstrings.add_argument(
-        "--packages", nargs="+", default=["all"], metavar="NAME", help="top-level package names, stdlib for the standard library (default: all)"
+        "--packages",
+        nargs="+",
+        default=["all"],
+        metavar="NAME",
+        help="top-level names, stdlib for the standard library (default: all)",
     )
     docstrings.add_argument("--seed", type=int, default=0, metavar="N", help="decides which modules are held out (default %(default)s)")
     docstrings.add_argument("--dev", type=int, default=1000, metavar="N", help="dev questions, about (default %(default)s)")
     docstrings.add_argument("--test", type=int, default=2000, metavar="N", help="test questions, about (default %(default)s)")
     docstrings.add_argument("--hard-negatives", type=int, default=2, metavar="N", help="BM25 negatives per question (default %(default)s)")
-    docstrings.add_argument("--processes", type=int, default=0, metavar="N", help="that read files (default: one per core); does not change the result")
+    docstrings.add_argument("--processes", type=int, default=0, metavar="N", help="processes that read files (default: one per core)")
     docstrings.add_argument("--overwrite", action="store_true", help="replace what is at --out")
     return parser

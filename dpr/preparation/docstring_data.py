@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
@@ -59,7 +60,7 @@ def prepare_docstrings(
 
     Raises:
         ConfigError: an unknown package.
-        InputError: ``out`` exists and ``overwrite`` is false.
+        InputError: ``out`` exists and ``overwrite`` is false, or there are too few docstrings.
     """
     with durable_folder(out, overwrite=overwrite) as folder:
         sources = find_sources(packages)
@@ -68,8 +69,13 @@ def prepare_docstrings(
         distinct = drop_repeats(docstrings)
         logger.info("%d docstrings of use, %d after near-duplicate removal", len(docstrings), len(distinct))
         pairs = split_pairs(distinct, seed=seed, num_dev=num_dev, num_test=num_test)
-        _write_pairs(folder, pairs, num_negatives)
         splits = Counter(pair.split for pair in pairs)
+        if not (splits[TRAIN] and splits[DEV] and splits[TEST]):
+            raise InputError(
+                f"{len(pairs)} usable docstrings do not suffice for train, dev and test questions from different modules",
+                hint="give --packages more names, or all",
+            )
+        _write_pairs(folder, pairs, num_negatives)
     return {
         "files": len(sources),
         "docstrings": len(docstrings),

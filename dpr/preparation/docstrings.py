@@ -86,7 +86,9 @@ def find_sources(packages: Sequence[str] | None = None, *, roots: Sequence[tuple
             found.setdefault(module, SourceFile(path, module))
     missing = [package for package in packages or () if package not in packages_seen]
     if missing:
-        raise ConfigError(f"--packages {' '.join(missing)}: no Python source of that name in this environment; use all or {STANDARD_LIBRARY}")
+        raise ConfigError(
+            f"--packages {' '.join(missing)}: no Python source of that name in this environment; use all or {STANDARD_LIBRARY}"
+        )
     return [found[module] for module in sorted(found)]
 
 
@@ -131,8 +133,8 @@ def clean_markup(text: str) -> str:
         if in_session or _RULE.fullmatch(stripped) or _VERSION_NOTE.match(stripped):
             continue
         lines.append(_DIRECTIVE.sub("", stripped))
-    joined = _LINK.sub(r"\1", _ROLE.sub(r"\1", "\n".join(lines)))
-    return "".join(sign for sign in joined.replace("`", "") if sign.isprintable() or sign == "\n")
+    lines = [line if line.isprintable() else "".join(sign if sign.isprintable() else " " for sign in line) for line in lines]
+    return _LINK.sub(r"\1", _ROLE.sub(r"\1", "\n".join(lines))).replace("`", "")
 
 
 _WORD = re.compile(r"[A-Za-z]{2,}|\d+")
@@ -142,7 +144,9 @@ _DIRECTIVE = re.compile(r"\.\. *[\w:-]+::|^:(param|type|return|returns|rtype|rai
 _ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
 _LINK = re.compile(r"`([^`<]+?)\s*<[^`>]+>`_{1,2}")
 # "name (type): what", "Args:", "x : float": the docstring starts with a list of fields, not with a sentence.
-_FIELD = re.compile(r"[*\w.]+ *(\([^)]*\))?\)* *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$", re.IGNORECASE)
+_FIELD = re.compile(
+    r"[*\w.]+ *(\([^)]*\))?\)* *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$", re.IGNORECASE
+)
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z(\[\"'*<])")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|resp|approx|[A-Z])\.$")
 

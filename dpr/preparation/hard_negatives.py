@@ -8,7 +8,9 @@ from dpr.core.records import Passage
 from dpr.indexer.bm25 import Bm25Index
 
 
-def lexical_negatives(questions: Sequence[str], positives: Sequence[Passage], pool: Sequence[Passage], *, num_negatives: int) -> list[list[Passage]]:
+def lexical_negatives(
+    questions: Sequence[str], positives: Sequence[Passage], pool: Sequence[Passage], *, num_negatives: int
+) -> list[list[Passage]]:
     """For each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its positive, best first.
 
     A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where fewer passages share a word with

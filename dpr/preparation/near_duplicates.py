@@ -1,6 +1,6 @@
 """Finds texts that say the same as an earlier one but for spacing, punctuation, case or a few words.
 
-A text is seen as the set of its words and word pairs; two texts are near-duplicates when their sets have a Jaccard similarity of at least the
+A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard similarity of their sets reaches a
 threshold. The search is exact, not sampled: two sets that similar must share one of their rarest members (prefix filtering as in
 Bayardo, Ma and Srikant, "Scaling up all pairs similarity search", WWW 2007), so only texts that share one are compared.
 
@@ -17,6 +17,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,7 +41,8 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
     kept: dict[int, frozenset[int]] = {}
     for index, members in enumerate(_members_from_rare_to_common(texts)):
         own = frozenset(members)
-        prefix = members[: len(members) - math.ceil(threshold * len(members)) + 1]
+        # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly at the threshold.
+        prefix = members[: len(members) - math.ceil(threshold * len(members) - 1e-9) + 1]
         candidates = {other for member in prefix for other in register.get(member, ())}
         match = min((other for other in candidates if _jaccard_reaches(threshold, own, kept[other])), default=None)
         original.append(match)
@@ -53,10 +55,10 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
 
 def _jaccard_reaches(threshold: float, first: frozenset[int], second: frozenset[int]) -> bool:
     smaller, larger = sorted((len(first), len(second)))
-    if smaller < threshold * larger:
+    if smaller < threshold * larger - 1e-9:
         return False
     common = len(first & second)
-    return common >= threshold * (smaller + larger - common)
+    return common >= threshold * (smaller + larger - common) - 1e-9
 
 
 def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
@@ -65,7 +67,7 @@ def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
     sets = []
     for text in texts:
         words = _WORD.findall(text.casefold())
-        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in [*words, *zip(words, words[1:], strict=False)]]))
+        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in [*words, *pairwise(words)]]))
     counts = np.zeros(len(numbers), dtype=np.int64)
     for members in sets:
         counts[members.astype(np.int64)] += 1

@@ -8,16 +8,16 @@ from hashlib import blake2b
 
 TRAIN = "train"
 
-# A group above this share of a held-out set would make the set a test of one topic.
-LARGEST_SHARE = 0.15
+# A group above the first share of a held-out set would make it a test of one topic; larger ones are taken where nothing else is left.
+LARGEST_SHARES = (0.15, 0.5, 1.0)
 
 
 def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int) -> list[str]:
     """Names the split of each record; all records of a group get the same one.
 
     Groups are taken in an order that depends on ``seed`` and their names alone, and fill the held-out splits (``sizes``: name -> number of
-    records) one after the other up to a tenth above the wanted size; the rest is ``train``. Groups larger than ``LARGEST_SHARE`` of a
-    split never enter it. A split stays smaller than asked when the groups do not suffice, and never takes more than a third of all records.
+    records) one after the other; the rest is ``train``. Small groups come first. A split exceeds its size by less than one group, and a
+    group larger than a whole split never enters it, so a split can stay smaller than asked, or empty. None gets more than about a third.
     """
     members: defaultdict[str, int] = defaultdict(int)
     for group in groups:
@@ -28,10 +28,9 @@ def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int
     for split, wanted in sizes.items():
         wanted = min(wanted, len(groups) // 3)
         filled = 0
-        for group in queue:
-            if filled >= wanted:
-                break
-            if split_of[group] == TRAIN and members[group] <= max(1, wanted * LARGEST_SHARE):
-                split_of[group] = split
-                filled += members[group]
+        for share in LARGEST_SHARES:
+            for group in queue:
+                if filled < wanted and split_of[group] == TRAIN and members[group] <= max(1, wanted * share):
+                    split_of[group] = split
+                    filled += members[group]
     return [split_of[group] for group in groups]

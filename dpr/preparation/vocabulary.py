@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from dpr.core.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from tokenizers.normalizers import Normalizer
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 CONTINUATION = "##"
@@ -58,7 +62,7 @@ def train_vocabulary(
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def bert_normalizer(lower_case: bool) -> object:
+def bert_normalizer(lower_case: bool) -> Normalizer:
     """BERT's clean-up: control characters, Chinese characters apart, and, in lower case, accents stripped."""
     from tokenizers import normalizers
 

@@ -1,0 +1,78 @@
+"""``dpr compare``: the figures of several retrieval runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import ConfigError, InputError
+
+COLUMNS = {
+    "accuracy@1": "top-1",
+    "accuracy@5": "top-5",
+    "accuracy@20": "top-20",
+    "accuracy@100": "top-100",
+    "mrr@10": "MRR@10",
+    "ndcg@10": "nDCG@10",
+}
+EXAMPLE = """example:
+  dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
+  dense_retriever.py ... model_file=runs/first metrics_file=runs/first/dense.json
+  dpr compare BM25=runs/first/bm25.json trained=runs/first/dense.json
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Prints one table from metrics files of dpr retrieve that answer the same questions."""
+    options = _parser().parse_args(argv)
+    from dpr.evaluation.reports import format_table
+    from dpr.formats.durable import write_json
+
+    reports = read_reports(options.runs)
+    rows = {label: report["metrics"] for label, report in reports.items()}
+    first = next(iter(reports.values()))
+    print(f"{first['question_set']}, {first['num_questions']} questions")
+    print(format_table(rows, {name: heading for name, heading in COLUMNS.items() if any(name in row for row in rows.values())}))
+    if options.out is not None:
+        write_json(options.out, {"question_set": first["question_set"], "num_questions": first["num_questions"], "runs": reports})
+    return 0
+
+
+def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Reports by label, in the order given; ``runs`` are ``label=file``, or files, whose names are then the labels.
+
+    Raises:
+        ConfigError: a label stands twice.
+        InputError: a file is no metrics file, or they are not about the same questions.
+    """
+    from dpr.formats.durable import read_json
+
+    reports: dict[str, dict[str, Any]] = {}
+    questions: tuple[Any, Any, Path] | None = None
+    for run in runs:
+        label, has_label, name = run.partition("=")
+        file = Path(name if has_label else run)
+        label = label if has_label else file.stem
+        report = read_json(file)
+        if not isinstance(report, dict) or not isinstance(report.get("metrics"), dict) or "num_questions" not in report:
+            raise InputError("not a metrics file", file=file, expected="what dpr retrieve metrics_file=... writes")
+        if label in reports:
+            raise ConfigError(f"{label} stands for two files; name them apart: label=file")
+        asked = (report.get("question_set"), report["num_questions"])
+        if questions is not None and questions[:2] != asked:
+            found = f"is about {asked[1]} questions of {asked[0]}"
+            raise InputError(found, file=file, expected=f"{questions[1]} of {questions[0]}, as {questions[2]}")
+        questions = questions or (*asked, file)
+        reports[label] = report
+    return reports
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dpr compare", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]FILE", help="metrics files, with the label of their line")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all figures into")
+    return parser

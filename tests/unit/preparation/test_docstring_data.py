@@ -1,0 +1,143 @@
+"""The prepared folder: readable by every other command, without leaks between splits, the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.prepare import main
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.formats.corpora import read_passages
+from dpr.formats.durable import verify_folder
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.preparation.docstring_data import drop_repeats, name_as_words, prepare_docstrings, split_pairs
+from dpr.preparation.docstrings import Docstring
+from dpr.preparation.hard_negatives import lexical_negatives
+from dpr.preparation.splits import TRAIN, split_by_group
+
+WORDS = "array file index merge column window socket thread matrix vector symbol parser tree graph node edge query cache".split()
+
+
+def some_docstrings(number: int, seed: int = 0) -> list[Docstring]:
+    generator = random.Random(seed)
+
+    def text(length: int) -> str:
+        return " ".join(generator.choice(WORDS) + str(generator.randrange(30)) for _ in range(length))
+
+    return [
+        Docstring(f"pack{row % 7}.mod{row % 31}.part{row % 3}.f{row}", f"pack{row % 7}.mod{row % 31}.part{row % 3}", text(6), text(30))
+        for row in range(number)
+    ]
+
+
+def group_of(docstring_id: str | None) -> str:
+    return ".".join(str(docstring_id).split(".")[:2])
+
+
+def test_no_module_is_in_two_splits() -> None:
+    pairs = split_pairs(some_docstrings(2000), seed=1, num_dev=100, num_test=200)
+    splits_of: dict[str, set[str]] = {}
+    for pair in pairs:
+        splits_of.setdefault(group_of(pair.passage.id), set()).add(pair.split)
+    assert all(len(splits) == 1 for splits in splits_of.values())
+    sizes = {split: sum(pair.split == split for pair in pairs) for split in ("train", "dev", "test")}
+    assert 100 <= sizes["dev"] <= 115 and 200 <= sizes["test"] <= 230 and sizes["train"] > 1600
+
+
+def test_a_new_group_leaves_the_train_groups_of_the_others_in_place() -> None:
+    groups = [f"g{row % 100}" for row in range(1000)]
+    before = split_by_group(groups, {"test": 100}, seed=3)
+    after = split_by_group([*groups, *["new"] * 5], {"test": 100}, seed=3)
+    moved = {group for group, old, new in zip(groups, before, after, strict=False) if old != new}
+    assert len(moved) <= 1  # the group at the border, if the new one came before it
+    assert split_by_group(groups, {"test": 100}, seed=4) != before
+
+
+def test_large_groups_stay_in_train_and_small_sets_are_not_used_up() -> None:
+    groups = ["large"] * 500 + [f"small{row}" for row in range(500)]
+    splits = split_by_group(groups, {"test": 100, "dev": 50}, seed=0)
+    assert set(splits[:500]) == {TRAIN}
+    assert splits.count("test") == 100 and splits.count("dev") == 50
+    few = split_by_group([f"g{row}" for row in range(9)], {"test": 100, "dev": 100}, seed=0)
+    assert few.count("test") == 3 and few.count("dev") == 3 and few.count(TRAIN) == 3
+
+
+def test_hard_negatives_are_never_the_positive_nor_its_text() -> None:
+    docstrings = some_docstrings(300)
+    passages = [Passage(docstring.body, "", docstring.name) for docstring in docstrings]
+    copies = [Passage(passage.text, "", f"copy of {passage.id}") for passage in passages[:50]]
+    questions = [passage.text[:60] for passage in passages]
+    negatives = lexical_negatives(questions, passages, [*passages, *copies], num_negatives=4)
+    for positive, found in zip(passages, negatives, strict=True):
+        assert 3 <= len(found) <= 4
+        assert all(passage.id != positive.id and passage.text != positive.text for passage in found)
+        assert len({passage.id for passage in found}) == len(found)
+
+
+def test_repeated_names_questions_and_passages_are_dropped_and_the_first_is_kept() -> None:
+    first, second, third, fourth = some_docstrings(4)
+    same_name = Docstring(first.name, first.module, second.summary + " x", second.body)
+    same_question = Docstring("a.b", "a", first.summary.upper() + "!", third.body)
+    same_passage = Docstring("a.c", "a", fourth.summary, first.body.replace(" ", "\n"))
+    assert drop_repeats([first, same_name, same_question, second, same_passage]) == [first, second]
+
+
+def test_names_become_words() -> None:
+    assert name_as_words("pandas.io.parsers.TextFileReader.get_chunk") == "pandas io parsers Text File Reader get chunk"
+    assert name_as_words("http.HTTPServer._run2") == "http HTTP Server run2"
+
+
+def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_path: Path) -> None:
+    def prepare(name: str, **options: int) -> dict[str, int]:
+        return prepare_docstrings(
+            tmp_path / name, packages=["fsspec", "huggingface_hub", "hydra", "jinja2"], num_dev=50, num_test=100, **options
+        )
+
+    counts = prepare("first", processes=1)
+    prepare("second", processes=2)
+    files = sorted(path.name for path in (tmp_path / "first").iterdir())
+    expected = "corpus.tsv dev.json dev_qrels.tsv dev_questions.jsonl manifest.json test_qrels.tsv test_questions.jsonl train.json"
+    assert files == expected.split()
+    for name in files:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+    assert verify_folder(tmp_path / "first") == []
+
+    folder = tmp_path / "first"
+    corpus = {passage.id: passage for passage in read_passages(folder / "corpus.tsv")}
+    assert len(corpus) == counts["passages"] > 300
+    train = json.loads((folder / "train.json").read_text())
+    dev = json.loads((folder / "dev.json").read_text())
+    assert (len(train), len(dev)) == (counts["train questions"], counts["dev questions"])
+    for split in ("dev", "test"):
+        questions = read_questions(folder / f"{split}_questions.jsonl")
+        qrels = read_qrels(folder / f"{split}_qrels.tsv")
+        assert len(questions) == counts[f"{split} questions"]
+        assert {question.id for question in questions} == set(qrels)
+        assert all(passage in corpus for grades in qrels.values() for passage in grades)
+    held_out = {passage for split in ("dev", "test") for grades in read_qrels(folder / f"{split}_qrels.tsv").values() for passage in grades}
+    in_train = {passage["passage_id"] for row in train for key in ("positive_ctxs", "hard_negative_ctxs") for passage in row[key]}
+    assert in_train and held_out.isdisjoint(in_train)
+    assert {group_of(passage) for passage in held_out}.isdisjoint(group_of(row["positive_ctxs"][0]["passage_id"]) for row in train)
+    assert sum(bool(row["hard_negative_ctxs"]) for row in train) > 0.9 * len(train)
+
+    with pytest.raises(InputError, match="exists already"):
+        prepare("first")
+
+
+def test_the_command_prints_counts_and_refuses_unknown_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "docstrings --packages hydra omegaconf --dev 20 --test 20 --processes 1 --out".split()
+    assert main([*arguments, str(tmp_path / "data")]) == 0
+    assert "train questions" in capsys.readouterr().out
+    assert (tmp_path / "data" / "corpus.tsv").is_file()
+    with pytest.raises(SystemExit):
+        main(["websites", "--out", "x"])
+
+
+def test_too_few_docstrings_are_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="do not suffice"):
+        prepare_docstrings(tmp_path / "data", packages=["typing_extensions"], num_dev=1, num_test=1)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,147 @@
+"""Docstrings are read, never run, and come out the same whatever the number of processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpr.core.errors import ConfigError
+from dpr.preparation.docstrings import MAX_PASSAGE_WORDS, clean_markup, find_sources, read_docstrings, split_docstring
+
+REST = "The rest has more than enough words to be a passage of its own, since every one of these words is counted here."
+
+
+def write_package(root: Path, files: dict[str, str]) -> None:
+    for name, code in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code, encoding="utf-8")
+
+
+def documented(kind: str, name: str, summary: str, indent: str = "") -> str:
+    return f'{indent}{kind} {name}:\n{indent}    """{summary}\n\n{indent}    {REST}\n{indent}    """\n'
+
+
+def test_a_module_that_raises_and_prints_at_import_is_read_but_never_run(tmp_path: Path) -> None:
+    trap = tmp_path / "trap.txt"
+    code = f'"""Does harm to everyone who imports it.\n\n{REST}\n"""\nopen({str(trap)!r}, "w").write("ran")\nraise SystemExit(9)\n'
+    write_package(tmp_path, {"evil_package.py": code})
+    found = read_docstrings(find_sources(roots=[(tmp_path, False)]))
+    assert [docstring.summary for docstring in found] == ["Does harm to everyone who imports it."]
+    assert not trap.exists()
+    assert "evil_package" not in sys.modules
+
+
+def test_modules_classes_functions_and_methods_are_found_with_their_qualified_names(tmp_path: Path) -> None:
+    code = (
+        f'"""The module says what it is.\n\n{REST}\n"""\n'
+        + documented("def", "plain(x)", "Returns what was given to it.")
+        + documented("async def", "later(x)", "Waits for what was given.")
+        + documented("class", "Thing", "A thing with one method.")
+        + documented("def", "method(self)", "Does what the method does.", "    ")
+        + documented("def", "__init__(self)", "Makes a thing out of nothing.", "    ")
+        + "try:\n"
+        + documented("def", "guarded(x)", "Exists only under some condition.", "    ")
+        + "except ImportError:\n    pass\n"
+        + "def outer():\n"
+        + documented("def", "inner(x)", "Cannot be reached from outside.", "    ")
+    )
+    write_package(tmp_path, {"pack/__init__.py": "", "pack/mod.py": code})
+    found = read_docstrings(find_sources(roots=[(tmp_path, False)]))
+    names = {docstring.name for docstring in found}
+    assert names == {"pack.mod", "pack.mod.plain", "pack.mod.later", "pack.mod.Thing", "pack.mod.Thing.method", "pack.mod.guarded"}
+    assert {docstring.module for docstring in found} == {"pack.mod"}
+    assert all(docstring.body == REST for docstring in found)
+
+
+def test_tests_vendored_copies_own_package_and_broken_files_are_left_out(tmp_path: Path) -> None:
+    good = documented("def", "f(x)", "Returns what was given to it.")
+    skipped = ("pack/tests/a.py", "pack/_vendor/b.py", "pack/test_c.py", "pack/conftest.py", "dpr/d.py", "site-packages/e.py", "x-y/f.py")
+    broken = {"pack/python2.py": "print 'hello'\n", "pack/null.py": "\0", "pack/latin.py": "x = 'a'\n"}
+    write_package(tmp_path, dict.fromkeys(skipped, good) | broken | {"pack/good.py": good})
+    (tmp_path / "pack/latin.py").write_bytes(b"# -*- coding: utf-8 -*-\nx = '\xe9'\n")
+    sources = find_sources(roots=[(tmp_path, False)])
+    assert [source.module for source in sources] == ["pack.good", "pack.latin", "pack.null", "pack.python2"]
+    assert [docstring.name for docstring in read_docstrings(sources)] == ["pack.good.f"]
+
+
+def test_packages_are_chosen_by_name_and_an_unknown_name_is_an_error(tmp_path: Path) -> None:
+    good = documented("def", "f(x)", "Returns what was given to it.")
+    write_package(tmp_path / "lib", {"json/decoder.py": good, "csv.py": good})
+    write_package(tmp_path / "site", {"alpha/core.py": good, "beta.py": good})
+    roots = [(tmp_path / "lib", True), (tmp_path / "site", False)]
+
+    def modules(packages: list[str] | None) -> list[str]:
+        return [source.module for source in find_sources(packages, roots=roots)]
+
+    assert modules(None) == ["alpha.core", "beta", "csv", "json.decoder"]
+    assert modules(["stdlib"]) == ["csv", "json.decoder"]
+    assert modules(["alpha", "stdlib"]) == ["alpha.core", "csv", "json.decoder"]
+    with pytest.raises(ConfigError, match="gamma"):
+        modules(["alpha", "gamma"])
+
+
+def test_the_running_environment_has_the_standard_library_and_not_this_package() -> None:
+    modules = {source.module for source in find_sources()}
+    assert {"json.decoder", "csv", "argparse", "numpy"} <= modules
+    assert not any(module == "dpr" or module.startswith("dpr.") for module in modules)
+
+
+def test_two_processes_read_what_one_reads() -> None:
+    sources = find_sources(["stdlib"])[:150]
+    alone = read_docstrings(sources, processes=1)
+    assert len(alone) > 100
+    assert read_docstrings(sources, processes=2) == alone
+
+
+def test_the_first_sentence_is_the_question_and_the_rest_the_passage() -> None:
+    wrapped = "Read a file that\n    is wrapped. With a second sentence.\n\n    " + REST
+    assert split_docstring(wrapped) == ("Read a file that is wrapped.", "With a second sentence. " + REST)
+    assert split_docstring("Shortens names, e.g. Like this one, to length.\n\n" + REST) == (
+        "Shortens names, e.g. Like this one, to length.",
+        REST,
+    )
+    heading = "The Title\n=========\n\nWhat stands under a title.\n\n" + REST
+    assert split_docstring(heading) == ("What stands under a title.", REST)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "One line that has no rest at all.",
+        "Too short here.\n\n" + REST,
+        "The rest is short though.\n\nOnly five words are here.",
+        "x (int): the first of the arguments, which is no sentence.\n\n" + REST,
+        "Parameters\n----------\nx : int\n    The first of the arguments.\n",
+        "word " * 40 + "\n\n" + REST,
+    ],
+)
+def test_docstrings_without_a_usable_question_or_passage_are_dropped(text: str) -> None:
+    assert split_docstring(text) is None
+
+
+def test_passages_are_bounded_and_survive_a_tsv() -> None:
+    parts = split_docstring("Says the same word very often.\n\n" + '"quoted" ' * 1000)
+    assert parts is not None
+    assert len(parts[1].split()) == MAX_PASSAGE_WORDS
+    assert parts[1] == parts[1].strip('"')
+
+
+def test_markup_goes_and_prose_stays() -> None:
+    text = (
+        "Calls :func:`~os.path.join` and :py:class:`a thing <x.Y>` with ``code``,\n"
+        "see `the site <https://example.org>`_.\n"
+        ".. versionadded:: 3.7\n"
+        ".. note:: mind this\n"
+        "Examples\n"
+        "--------\n"
+        ">>> print(1)\n"
+        "1\n"
+        "\n"
+        "After the session\tcomes\x07prose."
+    )
+    cleaned = " ".join(clean_markup(text).split())
+    assert cleaned == "Calls os.path.join and a thing with code, see the site. mind this Examples After the session comes prose."

@@ -1,0 +1,108 @@
+"""An encoder folder that Hugging Face's loaders read, the same from run to run."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.new_encoder import main
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import verify_folder
+from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import EncoderSettings
+from dpr.preparation.vocabulary import reserved_tokens, train_vocabulary
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    generator = random.Random(0)
+    syllables = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
+    words = ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(400)]
+    path = tmp_path / "corpus.tsv"
+    write_passages(path, (Passage(" ".join(generator.choices(words, k=30)) + ", Caf\u00e9!", "A Title", str(row)) for row in range(200)))
+    return path
+
+
+def make(corpus: Path, out: Path, *more: str) -> int:
+    return main(["--corpus", str(corpus), "--out", str(out), "--vocab-size", "300", "--hidden", "32", "--heads", "2", *more])
+
+
+def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> None:
+    # Separate processes: the trainer's hash tables are seeded anew in each, which is what made vocabularies differ.
+    for name in ("first", "second"):
+        code = "import sys; from dpr.cli.new_encoder import main; sys.exit(main(sys.argv[1:]))"
+        arguments = ["--corpus", str(corpus), "--out", str(tmp_path / name), "--vocab-size", "300", "--hidden", "32", "--heads", "2"]
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+    files = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert files == ["config.json", "manifest.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    for name in files:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+    assert verify_folder(tmp_path / "first") == []
+
+
+def test_the_folder_loads_as_an_encoder_with_its_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    assert make(corpus, tmp_path / "encoder", "--layers", "2", "--max-positions", "64") == 0
+    model = BiEncoder.from_pretrained(str(tmp_path / "encoder"), EncoderSettings(sequence_length=32), pretrained=False)
+    assert model.question_model.config.num_hidden_layers == 2
+    assert model.encode_questions(["baba caf\u00e9"]).shape == (1, 32)
+    tokenizer = model.tensorizer.tokenizer
+    assert len(tokenizer) == model.question_model.config.vocab_size == 300
+    names = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token)
+    assert names == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert tokenizer.pad_token_id == 0
+    vocabulary = (tmp_path / "encoder" / "vocab.txt").read_text().splitlines()
+    assert tokenizer.convert_tokens_to_ids(vocabulary) == list(range(300))
+    pair = tokenizer("A", "b")["input_ids"]
+    assert [vocabulary[token] for token in pair] == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
+    assert tokenizer.decode(tokenizer("CAF\u00c9!")["input_ids"], skip_special_tokens=True) == "cafe!"
+
+
+def test_unused_slots_take_special_tokens(corpus: Path, tmp_path: Path) -> None:
+    make(corpus, tmp_path / "encoder", "--unused-slots", "3")
+    settings = EncoderSettings(sequence_length=32)
+    model = BiEncoder.from_pretrained(str(tmp_path / "encoder"), settings, pretrained=False, special_tokens=["[Q]", "[P]"])
+    assert model.tensorizer.tokenizer.convert_tokens_to_ids(["[Q]", "[P]"]) == [1, 2]
+
+
+def test_questions_enter_the_vocabulary(corpus: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "train.json"
+    questions.write_text(json.dumps([{"question": "xyzzy xyzzy", "positive_ctxs": []}] * 200))
+    make(corpus, tmp_path / "without")
+    make(corpus, tmp_path / "with", "--questions", str(questions))
+    assert "xyzzy" not in (tmp_path / "without" / "vocab.txt").read_text().splitlines()
+    assert "xyzzy" in (tmp_path / "with" / "vocab.txt").read_text().splitlines()
+
+
+def test_a_vocabulary_has_the_asked_size_each_token_once_and_reserved_ones_first() -> None:
+    texts = ["some words and some more words", "and yet other words"]
+    vocabulary = train_vocabulary(lambda: texts, size=70, num_unused=2)
+    assert vocabulary[:7] == reserved_tokens(2)
+    assert len(set(vocabulary)) == len(vocabulary) <= 70
+    assert "words" in vocabulary
+
+
+def test_a_cased_vocabulary_keeps_case() -> None:
+    vocabulary = train_vocabulary(lambda: ["Alpha Alpha Beta"], size=60, lower_case=False, num_unused=0)
+    assert "Alpha" in vocabulary and "alpha" not in vocabulary
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--vocab-size", "20"], "--vocab-size 20"), (["--hidden", "33"], "--hidden 33"), (["--layers", "0"], "--layers")],
+)
+def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(corpus: Path, tmp_path: Path, options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(corpus, tmp_path / "encoder", *options)
+    assert not (tmp_path / "encoder").exists()
+
+
+def test_a_corpus_without_text_is_refused() -> None:
+    with pytest.raises(InputError, match="no text"):
+        train_vocabulary(lambda: ["", "  "], size=100)
