@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dpr.core.errors import InputError
+from dpr.indexer import exact
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
 from dpr.indexer.vectors import ArraySource, PrefixedSource
@@ -62,19 +63,38 @@ def test_query_tiles_and_shards_do_not_change_the_result() -> None:
     assert split[0].tobytes() == whole[0].tobytes()
 
 
-def test_low_precision_products_still_give_the_exact_result() -> None:
+def test_products_that_are_off_by_the_rounding_bound_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     ids, vectors = corpus_with_ties(rng, 300, 64)
     queries = rng.standard_normal((4, 64)).astype(np.float32)
     expected = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        found = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    nominate = exact._candidates
+    largest = []
+
+    def disturbed(scores: torch.Tensor, error: torch.Tensor, least: torch.Tensor, k: int) -> torch.Tensor:
+        noise = (torch.rand(scores.shape) * 2 - 1) * 0.9 * error[:, None]
+        largest.append(float(noise.abs().max()))
+        return nominate(scores + noise, error, least, k)
+
+    monkeypatch.setattr(exact, "_candidates", disturbed)
+    # Reduced precision, so that the bound is wide and the disturbance reorders the products.
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    found = ExactIndex.from_arrays(ids, vectors, block_rows=50).search(queries, 20)
+    assert max(largest) > 0.1
     assert found[1] == expected[1]
     assert found[0].tobytes() == expected[0].tobytes()
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("highest", torch.float32), ("medium", torch.bfloat16)])
+def test_the_rounding_bound_holds(precision: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    rng = np.random.default_rng(5)
+    queries, block = (torch.from_numpy(rng.standard_normal((rows, 96)).astype(np.float32)) for rows in (20, 500))
+    products = queries.to(dtype).float() @ block.to(dtype).float().T
+    off = (products.double() - queries.double() @ block.double().T).abs()
+    error = ExactIndex.from_arrays(["x"], np.ones((1, 96), dtype=np.float32))._rounding_error(queries.norm(dim=1), block)
+    assert (off <= error[:, None]).all()
+    assert off.max() > 0
 
 
 @pytest.mark.gpu

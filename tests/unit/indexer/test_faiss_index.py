@@ -65,6 +65,18 @@ def test_more_passages_asked_than_there_are_gives_shorter_lists(kind: str) -> No
     assert build(kind, ids, vectors).search(np.zeros((0, 24)), 3)[1] == []
 
 
+def test_what_a_graph_cannot_reach_is_left_out_not_repeated() -> None:
+    """faiss fills up with id -1, which as a list index would be the last passage."""
+    ids, vectors, queries = make(num_vectors=400)
+    sparse = FaissSettings("hnsw", store_n=2, ef_construction=2)
+    scores, found = FaissIndex.build([ArraySource(encode_ids(ids), vectors)], sparse).search(queries, 400)
+    assert min(len(row) for row in found) < 400, "nothing was unreachable, so nothing was tested"
+    for line, row in zip(scores, found, strict=True):
+        assert len(set(row)) == len(row)
+        assert np.isfinite(line[: len(row)]).all()
+        assert np.isneginf(line[len(row) :]).all()
+
+
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_a_saved_index_answers_the_same(kind: str, tmp_path: Path) -> None:
     ids, vectors, queries = make(num_vectors=300)

@@ -122,6 +122,23 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
         assert result.hits[0].score == pytest.approx(float((vectors @ query[0]).max()), abs=1e-5)
 
 
+@pytest.mark.parametrize("selector", ["2", "'[SEP]'"])
+def test_a_selector_moves_where_the_question_vector_is_read(world: World, tmp_path: Path, selector: str) -> None:
+    options = f"datasets.mine={{file: '{world.path('questions.jsonl')}', selector: {selector}}}"
+    arguments = dense(world, options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
+    arguments[2] = "qa_dataset=mine"
+    assert main(arguments) == 0
+    model = world.model
+    tokens = model.tensorizer.question_tokens([question.text for question in world.questions])
+    places = [2 if selector == "2" else len(sequence) - 1 for sequence in tokens]
+    queries = model.encode_tokens(tokens, encoder_type="question", positions=places)
+    best = (queries @ model.encode_passages(world.passages).T).max(axis=1)
+    found = [hits[0][1] for hits in read_trec_run(tmp_path / "test.run").values()]
+    np.testing.assert_allclose(found, best, atol=1e-5)
+    first_tokens = model.encode_questions([question.text for question in world.questions])
+    assert np.abs(queries - first_tokens).max() > 0.01, "another position gives another vector"
+
+
 def test_ids_get_the_prefix_of_their_source(world: World, tmp_path: Path) -> None:
     options = f"ctx_sources.mine={{file: '{world.path('corpus.tsv')}', id_prefix: 'wiki:'}}"
     out = tmp_path / "results.json"
