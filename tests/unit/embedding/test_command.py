@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.build.embedding import run
+from dpr.build.passage_sources import resolve_passage_source
+from dpr.cli.embed import main
+from dpr.config.embedding import EmbedConfig
+from dpr.core.errors import ConfigError
+from dpr.core.logs import LOGGER_NAME
+from dpr.core.records import Passage
+from dpr.embedding.source import PassageSource
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import sentence, tiny_model
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command sends the log to the standard error of its test, which is gone afterwards."""
+    logger = logging.getLogger(LOGGER_NAME)
+    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with durable_folder(tmp_path / "model") as target:
+        tiny_model(tmp_path / "encoder", dtype=torch.float32).write_to(target)
+    rng = random.Random(0)
+    write_passages(tmp_path / "corpus.tsv", (Passage(sentence(rng, 8), sentence(rng, 1), str(row)) for row in range(20)))
+    return tmp_path
+
+
+def config(folder: Path, **options: Any) -> EmbedConfig:
+    paths = {"model_file": str(folder / "model"), "ctx_src": str(folder / "corpus.tsv"), "out_file": str(folder / "X")}
+    made = EmbedConfig(**{**paths, "no_cuda": True, "chunk_size": 4, **options})
+    made.check()
+    return made
+
+
+def test_the_script_writes_the_shard_of_dprs_command_line(folder: Path) -> None:
+    arguments = [f"model_file={folder / 'model'}", f"ctx_src={folder / 'corpus.tsv'}", f"out_file={folder / 'X'}", "no_cuda=true"]
+    arguments += ["shard_id=1", "num_shards=3", "batch_size=4", "fp16=false", "do_lower_case=true", "local_rank=-1"]
+    command = [sys.executable, str(ROOT / "generate_embeddings.py"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert VectorShard(folder / "X_1").num_vectors == 7
+    assert "7 vectors of 16 dimensions" in result.stderr
+
+
+def test_ranks_of_a_launcher_take_chunks_in_turn_and_write_the_same_bytes(folder: Path) -> None:
+    torch.set_num_threads(1)  # as on the ranks; sums are cut up differently for other numbers of threads
+    run(config(folder))
+    assert run_on_ranks(_chunks_written, 3, config(folder, out_file=str(folder / "many")), join=False) == [[0, 3], [1, 4], [2]]
+    single, many = ({path.name: path.read_bytes() for path in (folder / name).iterdir()} for name in ("X_0", "many_0"))
+    assert single == many
+
+
+def _chunks_written(settings: EmbedConfig) -> list[int]:
+    written: list[int] = []
+    real = VectorShardWriter.write_chunk
+    VectorShardWriter.write_chunk = lambda self, number, *rest: written.append(number) or real(self, number, *rest)  # type: ignore
+    assert run(settings).embedded == 20
+    return written
+
+
+def test_catalogue_source_with_prefix_is_embedded(folder: Path) -> None:
+    catalogue = {"mine": {"file": str(folder / "corpus.tsv"), "id_prefix": "m:"}}
+    run(config(folder, ctx_src="mine", ctx_sources=catalogue))
+    (shard,) = open_shards([str(folder / "X_*")])
+    assert next(shard.id_chunks())[0] == b"m:0"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model_file": None}, "model_file is not set"),
+        ({"ctx_src": None}, "ctx_src is not set"),
+        ({"out_file": None}, "out_file is not set"),
+        ({"encoder_type": "passage"}, "encoder_type=passage is not known; choose one of ctx, question"),
+        ({"out_dtype": "bf16"}, "out_dtype=bf16"),
+        ({"precision": "half"}, "precision=half"),
+        ({"num_shards": 0}, "num_shards=0 is out of range"),
+        ({"shard_id": 4, "num_shards": 4}, "shard_id=4 does not exist with num_shards=4"),
+        ({"chunk_size": 0}, "chunk_size=0"),
+        ({"batch_tokens": -1}, "batch_tokens=-1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(tmp_path, **options)
+
+
+def test_data_errors_end_with_three_and_usage_errors_with_two(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"model_file={folder / 'model'}", f"out_file={folder / 'X'}", "no_cuda=true"]
+    assert main([*arguments, f"ctx_src={folder / 'corpus.csv'}"]) == 2
+    assert "neither a file nor a passage collection of ctx_sources" in capsys.readouterr().err
+    assert main([*arguments, "ctx_src=dpr_wiki"]) == 2
+    assert "it is published at https://" in capsys.readouterr().err
+    (folder / "bad.tsv").write_text("1\ttext\ttitle\n2\n")
+    assert main([*arguments, f"ctx_src={folder / 'bad.tsv'}"]) == 3
+    assert f"{folder / 'bad.tsv'}:2: 1 columns, expected 3" in capsys.readouterr().err
+    assert main([f"model_file={folder / 'nothing'}", *arguments[1:], f"ctx_src={folder / 'corpus.tsv'}"]) == 3
+    assert "nothing" in capsys.readouterr().err
+
+
+def test_sources_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.v1.tsv").write_text("1\ta\n")
+    (tmp_path / "wiki.tsv.gz").write_text("")
+    options = {"file": str(tmp_path / "wiki.tsv"), "id_prefix": "w:", "title_col": 1, "text_col": 2, "normalize": True}
+    catalogue = {"wiki": {**options, "_target_": "dpr.data.retriever_data.CsvCtxSrc"}, "short": str(tmp_path / "c.v1.tsv")}
+    assert resolve_passage_source(str(tmp_path / "c.v1.tsv"), catalogue) == PassageSource(tmp_path / "c.v1.tsv", name="c")
+    assert resolve_passage_source("short", catalogue) == PassageSource(tmp_path / "c.v1.tsv", name="short")
+    assert resolve_passage_source("wiki", catalogue) == PassageSource(tmp_path / "wiki.tsv.gz", "wiki", 0, 2, 1, "w:", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_text("")
+    assert resolve_passage_source("short", catalogue).file == Path("short"), "a path wins over a name"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"file": "none.tsv"}, "passages wiki: none.tsv does not exist"),
+        ({"file": "none.tsv", "source": "https://host/x.tsv.gz"}, "published at https://host/x.tsv.gz"),
+        ({"file": None}, "ctx_sources.wiki.file is not set"),
+        ({"file": "f", "id_cl": 1}, "unknown setting ctx_sources.wiki.id_cl; did you mean id_col"),
+        ({"file": "f", "id_col": "1"}, "ctx_sources.wiki.id_col='1' is not a int"),
+        ({"file": "f", "id_col": -1}, "id_col=-1 is out of range"),
+        ({"file": "f", "_target_": "os.system"}, "_target_=os.system is not supported"),
+        (5, "is not a set of options"),
+    ],
+)
+def test_bad_catalogue_entries_are_refused(entry: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve_passage_source("wiki", {"wiki": entry})
+    with pytest.raises(ConfigError, match="did you mean wiki"):
+        resolve_passage_source("wikki", {"wiki": entry})
+
+
+def test_normalised_texts_and_a_fingerprint_that_follows_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.tsv"
+    path.write_text('1\t"two\nlines \u2019x\u2019"\tT\n', encoding="utf-8")
+    assert [passage.text for passage in PassageSource(path, normalize=True).read()] == ["two lines 'x'"]
+    before = PassageSource(path).fingerprint()
+    path.write_text(path.read_text() + "2\ty\tT\n")
+    assert PassageSource(path).fingerprint() != before

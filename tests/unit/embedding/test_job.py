@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.embedding import job
+from dpr.embedding.encode import encode_tokens, tokenize_passages
+from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard, shard_range
+from dpr.embedding.source import PassageSource
+from dpr.formats import vector_shards
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.vector_shards import VectorShard, open_shards
+from dpr.models.biencoder import BiEncoder
+from tests.helpers.processes import RankFailed, run_on_ranks
+from tests.helpers.tiny import sentence, tiny_model
+
+NUM_PASSAGES = 53
+SMALL = EmbedSettings(chunk_size=8, batch_tokens=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds ``model``, a checkpoint, and ``corpus.tsv``."""
+    folder = tmp_path_factory.mktemp("embedding")
+    with durable_folder(folder / "model") as target:
+        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
+    rng = random.Random(0)
+    rows = (Passage(sentence(rng, rng.randint(1, 30)), sentence(rng, 2), f"p{row}") for row in range(NUM_PASSAGES))
+    write_passages(folder / "corpus.tsv", rows)
+    return folder
+
+
+def embed(folder: Path, out: Path, settings: EmbedSettings = SMALL, **options: Any) -> EmbedReport:
+    torch.set_num_threads(1)
+    source = PassageSource(options.pop("corpus", folder / "corpus.tsv"), **options.pop("source", {}))
+    return embed_shard(BiEncoder.load(folder / "model"), source, out, settings=settings, **options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def vectors_by_id(shards: list[VectorShard]) -> dict[str, np.ndarray]:
+    return {key.decode(): row for shard in shards for ids, rows in shard.chunks() for key, row in zip(ids.tolist(), rows, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("passages", "shards", "expected"),
+    [
+        (10, 1, [range(10)]),
+        (10, 3, [range(4), range(4, 8), range(8, 10)]),
+        (5, 4, [range(2), range(2, 4), range(4, 5), range(5, 5)]),
+        (1, 3, [range(1), range(1, 1), range(1, 1)]),
+    ],
+)
+def test_shards_are_consecutive_ranges_of_equal_size_as_in_dpr(passages: int, shards: int, expected: list[range]) -> None:
+    assert [shard_range(passages, number, shards) for number in range(shards)] == expected
+
+
+def test_shards_together_hold_every_passage_once_with_its_vector(folder: Path, tmp_path: Path) -> None:
+    for number in (2, 0, 1, 3):
+        embed(folder, tmp_path / "X", shard_id=number, num_shards=4)
+    found = vectors_by_id(open_shards([str(tmp_path / "X_*")]))
+    model = BiEncoder.load(folder / "model")
+    passages = list(PassageSource(folder / "corpus.tsv").read())
+    expected = encode_tokens(model, tokenize_passages(model.tensorizer, passages), batch_tokens=10_000)
+    assert list(found) == [str(passage.id) for passage in passages]
+    np.testing.assert_allclose(np.stack(list(found.values())), expected, atol=1e-5)
+
+
+def test_more_shards_than_passages_leave_the_last_empty(folder: Path, tmp_path: Path) -> None:
+    write_passages(tmp_path / "c.tsv", [Passage("ba", "", str(row)) for row in range(5)])
+    reports = [embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv", shard_id=number, num_shards=4) for number in range(4)]
+    assert [report.passages for report in reports] == [2, 2, 1, 0]
+    assert len(vectors_by_id(open_shards([str(tmp_path / "X_*")]))) == 5
+
+
+def _embed_until_killed(folder: Path, out: Path, point: str, count: int) -> None:
+    """Ends itself with SIGKILL at call number ``count`` (from 0) of a function that writes."""
+    real, left = getattr(vector_shards, point), [count]
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+
+    setattr(vector_shards, point, counted)
+    embed(folder, out)
+
+
+def test_a_killed_run_is_continued_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    """One shard, killed again and again: before a file, between files and their hashes, before a marker, before the manifest."""
+    embed(folder, tmp_path / "whole")
+    kept = []
+    for point, count in (("durable_file", 3), ("describe_file", 6), ("write_json", 2), ("write_manifest", 0)):
+        arguments = (folder, tmp_path / "killed", point, count)
+        process = multiprocessing.get_context("fork").Process(target=_embed_until_killed, args=arguments)
+        process.start()
+        process.join(timeout=60)
+        assert process.exitcode == -signal.SIGKILL, point
+        with pytest.raises(InputError):
+            VectorShard(tmp_path / "killed_0")
+        kept.append(len(list((tmp_path / "killed_0").glob("chunk-*.json"))))
+    assert kept == sorted(kept)
+    assert 0 < kept[0] < kept[-1] == 7
+    report = embed(folder, tmp_path / "killed")
+    assert report.embedded == 0
+    assert contents(tmp_path / "killed_0") == contents(tmp_path / "whole_0")
+
+
+def test_finished_chunks_are_kept_and_damaged_ones_made_again(folder: Path, tmp_path: Path) -> None:
+    embed(folder, tmp_path / "X")
+    good = contents(tmp_path / "X_0")
+    assert embed(folder, tmp_path / "X") == EmbedReport(tmp_path / "X_0", NUM_PASSAGES, 0, 0)
+    damaged = tmp_path / "X_0" / "vectors-00002.npy"
+    damaged.write_bytes(good[damaged.name][:-1] + b"\0")
+    assert embed(folder, tmp_path / "X").embedded == 8
+    assert contents(tmp_path / "X_0") == good
+
+
+def test_a_killed_run_of_two_ranks_is_continued_by_one(folder: Path, tmp_path: Path) -> None:
+    embed(folder, tmp_path / "whole")
+    with pytest.raises(RankFailed, match="died"):
+        run_on_ranks(_die_at_second_chunk, 2, folder, tmp_path / "X")
+    assert not (tmp_path / "X_0" / "manifest.json").exists()
+    assert 0 < embed(folder, tmp_path / "X").embedded < NUM_PASSAGES
+    assert contents(tmp_path / "X_0") == contents(tmp_path / "whole_0")
+
+
+def _die_at_second_chunk(folder: Path, out: Path) -> None:
+    real = job._embed_chunk
+
+    def embed_or_die(model: Any, writer: Any, chunk: Any, settings: Any) -> None:
+        if chunk.number >= 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(model, writer, chunk, settings)
+
+    job._embed_chunk = embed_or_die
+    embed(folder, out)
+
+
+def test_a_rank_that_fails_stops_all_with_its_message(folder: Path, tmp_path: Path) -> None:
+    outcomes = run_on_ranks(_outcome_with_failing_rank, 2, folder, tmp_path / "X")
+    assert "2 of 8 vectors are not finite" in outcomes[1]
+    assert "another rank stopped while embedding" in outcomes[0]
+
+
+def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
+    real = job.encode_tokens
+
+    def broken(*arguments: Any, **options: Any) -> np.ndarray:
+        vectors = real(*arguments, **options)
+        if os.environ["RANK"] == "1":
+            vectors[[1, 4]] = np.nan
+        return vectors
+
+    job.encode_tokens = broken
+    try:
+        embed(folder, out)
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"settings": EmbedSettings(chunk_size=9)}, "chunk_size"),
+        ({"settings": EmbedSettings(chunk_size=8, encoder_type="question")}, "encoder_type"),
+        ({"settings": EmbedSettings(chunk_size=8, dtype="float16")}, "dtype"),
+        ({"settings": EmbedSettings(chunk_size=8, precision="bf16")}, "precision"),
+        ({"source": {"id_prefix": "wiki:"}}, "id_prefix"),
+        ({"source": {"normalize": True}}, "normalize_text"),
+        ({"num_shards": 2}, "end_row"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_vectors_made_otherwise_are_not_continued(folder: Path, tmp_path: Path, change: dict[str, Any], key: str) -> None:
+    embed(folder, tmp_path / "X")
+    with pytest.raises(InputError, match=rf"X_0: holds finished vectors with {key}=.* this run has .*choose another out_file"):
+        embed(folder, tmp_path / "X", **change)
+
+
+def test_vectors_of_another_model_or_corpus_are_not_continued(folder: Path, tmp_path: Path) -> None:
+    embed(folder, tmp_path / "X")
+    other = tiny_model(folder / "encoder", seed=1, dtype=torch.float32)
+    with pytest.raises(InputError, match="model_fingerprint"):
+        embed_shard(other, PassageSource(folder / "corpus.tsv"), tmp_path / "X", settings=SMALL)
+    (tmp_path / "corpus.tsv").write_text((folder / "corpus.tsv").read_text().replace("\t", "\tba ", 3))
+    with pytest.raises(InputError, match="corpus_fingerprint"):
+        embed(folder, tmp_path / "X", corpus=tmp_path / "corpus.tsv")
+
+
+def test_the_question_tower_makes_other_vectors(folder: Path, tmp_path: Path) -> None:
+    """The original wrote context vectors whatever encoder_type said."""
+    embed(folder, tmp_path / "ctx")
+    embed(folder, tmp_path / "question", EmbedSettings(chunk_size=8, batch_tokens=200, encoder_type="question"))
+    model = BiEncoder.load(folder / "model")
+    tokens = tokenize_passages(model.tensorizer, list(PassageSource(folder / "corpus.tsv").read()))
+    for name in ("ctx", "question"):
+        found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / f"{name}_0").chunks()])
+        np.testing.assert_allclose(found, encode_tokens(model, tokens, encoder_type=name, batch_tokens=10_000), atol=1e-5)
+    with pytest.raises(InputError, match="made with the other tower"):
+        open_shards([tmp_path / "ctx_0", tmp_path / "question_0"])
+
+
+def test_ids_are_prefixed_and_float16_halves_the_size(folder: Path, tmp_path: Path) -> None:
+    embed(folder, tmp_path / "X", EmbedSettings(chunk_size=8, dtype="float16"), source={"id_prefix": "wiki:"})
+    shard = VectorShard(tmp_path / "X_0")
+    assert next(iter(vectors_by_id([shard]))) == "wiki:p0"
+    assert shard.dtype == np.float16
+
+
+def test_metadata_say_where_vectors_come_from(folder: Path, tmp_path: Path) -> None:
+    embed(folder, tmp_path / "X", shard_id=1, num_shards=2)
+    metadata = VectorShard(tmp_path / "X_1").metadata
+    origin = {"model_fingerprint": BiEncoder.load(folder / "model").fingerprint, "encoder_type": "ctx", "similarity": "dot"}
+    place = {"corpus": "corpus.tsv", "shard_id": 1, "num_shards": 2, "first_row": 27, "end_row": 53, "num_vectors": 26, "num_chunks": 4}
+    expected = origin | place | {"dimension": 16, "dtype": "float32", "precision": "fp32"}
+    assert {key: metadata[key] for key in expected} == expected
+    assert str(tmp_path) not in str(metadata)
+
+
+def test_passages_without_text_are_counted_and_embedded(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_passages(tmp_path / "c.tsv", [Passage("ba", "", "a"), Passage("", "be", "b"), Passage(" ", "", "c")])
+    with caplog.at_level(logging.WARNING, "dpr"):
+        assert embed(folder, tmp_path / "X", corpus=tmp_path / "c.tsv").empty == 2
+    assert "2 passages have no text, such as b, c" in caplog.text
+    assert list(vectors_by_id([VectorShard(tmp_path / "X_0")])) == ["a", "b", "c"]
+
+
+def test_a_corpus_with_an_id_twice_or_without_rows_is_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    write_passages(tmp_path / "twice.tsv", [Passage("ba", "", key) for key in "aba"])
+    with pytest.raises(InputError, match=r"twice\.tsv:4: passage id 'a' is already used at line 2"):
+        embed(folder, tmp_path / "X", corpus=tmp_path / "twice.tsv")
+    (tmp_path / "empty.tsv").write_text("id\ttext\ttitle\n")
+    with pytest.raises(InputError, match=r"empty\.tsv: no passages"):
+        embed(folder, tmp_path / "X", corpus=tmp_path / "empty.tsv")
+    assert not (tmp_path / "X_0").exists()
+
+
+def test_only_two_chunks_are_held_at_a_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, written, ahead = [0], [0], []
+    real_read, real_write = PassageSource.read, job.VectorShardWriter.write_chunk
+
+    def counted_read(self: PassageSource, *arguments: Any) -> Any:
+        for passage in real_read(self, *arguments):
+            read[0] += 1
+            yield passage
+
+    def counted_write(self: Any, number: int, ids: list[str], vectors: np.ndarray) -> None:
+        ahead.append(read[0] - written[0])
+        written[0] += len(ids)
+        real_write(self, number, ids, vectors)
+
+    monkeypatch.setattr(PassageSource, "read", counted_read)
+    monkeypatch.setattr(job.VectorShardWriter, "write_chunk", counted_write)
+    embed(folder, tmp_path / "X")
+    assert written[0] == NUM_PASSAGES
+    assert max(ahead) <= 2 * SMALL.chunk_size
