@@ -23,7 +23,7 @@ from dpr.formats.question_sets import Qrels, read_qrels
 from dpr.formats.results import write_results, write_trec_run
 from dpr.indexer.ranking import Ranking
 from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, relevant_ids, to_results
-from dpr.retrieval.passages import find_passages, require_passages
+from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
 
@@ -51,13 +51,12 @@ def run(config: RetrievalConfig) -> float | None:
     start = time.monotonic()
     rankings, weight = _retrieve(config, inputs, retriever, texts)
     logger.info("%d questions searched in %.1f s", len(texts), time.monotonic() - start)
-    passages = _passages_for(config, inputs, rankings)
-    corpus_ids = set(find_passages(inputs.sources, relevant_ids(inputs.qrels))) if inputs.qrels and inputs.sources else None
-    judged = _judge(config, inputs, rankings, passages, corpus_ids)
+    passages = _look_up(inputs, rankings, with_texts=bool(config.out_file or inputs.answer_match))
+    judged = _judge(config, inputs, rankings, passages)
     for line in judged.notes:
         logger.info(line)
     if config.out_file:
-        write_results(config.out_file, to_results(inputs.questions, texts, rankings, passages, judged.matched))
+        write_results(config.out_file, to_results(inputs.questions, texts, rankings, passages or {}, judged.matched))
         logger.info("results written to %s", config.out_file)
     if config.trec_run_file:
         run_by_id = {question.id: ranking for question, ranking in zip(inputs.questions, rankings, strict=True)}
@@ -118,7 +117,7 @@ def _retrieve(config: RetrievalConfig, inputs: _Inputs, retriever: Retriever, te
 
 def _tune(config: RetrievalConfig, inputs: _Inputs, fusion: Fusion, dense: list[Ranking], lexical: list[Ranking]) -> float:
     """The weight with the best ``tune_metric``; of equal ones the smallest."""
-    passages = _passages_for(replace(config, out_file="both sides"), inputs, [*dense, *lexical]) if inputs.answer_match else {}
+    passages = _look_up(inputs, [*dense, *lexical], with_texts=inputs.answer_match is not None)
     values: dict[float, float] = {}
     for step in range(21):
         weight = step / 20
@@ -133,33 +132,34 @@ def _tune(config: RetrievalConfig, inputs: _Inputs, fusion: Fusion, dense: list[
     return best
 
 
-def _passages_for(config: RetrievalConfig, inputs: _Inputs, rankings: Sequence[Ranking]) -> dict[str, Passage]:
-    """The passages that results or answer matching need; with qrels alone none."""
-    if not config.out_file and not inputs.answer_match:
-        return {}
-    return require_passages(inputs.sources, {passage for ranking in rankings for passage, _ in ranking})
+def _look_up(inputs: _Inputs, rankings: Sequence[Ranking], *, with_texts: bool) -> dict[str, Passage] | None:
+    """What the corpus has of the retrieved passages (all of them must be there) and of those judged relevant, in one pass over it."""
+    hits = {passage for ranking in rankings for passage, _ in ranking} if with_texts else set()
+    relevant = relevant_ids(inputs.qrels or {})
+    if not inputs.sources or not (hits or relevant):
+        return None
+    return require_passages(inputs.sources, hits, also=relevant)
 
 
 def _judge(
     config: RetrievalConfig,
     inputs: _Inputs,
     rankings: Sequence[Ranking],
-    passages: dict[str, Passage],
-    corpus_ids: set[str] | None = None,
+    passages: dict[str, Passage] | None,
 ) -> Judged:
     by_answers = None
     if inputs.answer_match is not None:
         by_answers = judge_by_answers(
             inputs.questions,
             rankings,
-            passages,
+            passages or {},
             kind=inputs.answer_match,
             num_docs=config.n_docs,
             workers=config.validation_workers,
         )
     if inputs.qrels is None:
         return by_answers or Judged()
-    by_qrels = judge_by_qrels(inputs.questions, rankings, inputs.qrels, num_docs=config.n_docs, corpus_ids=corpus_ids)
+    by_qrels = judge_by_qrels(inputs.questions, rankings, inputs.qrels, num_docs=config.n_docs, corpus_ids=passages)
     if by_answers is None:
         return by_qrels
     # Both: judgements own the plain names, answers in texts are told apart; has_answer in the results means what it says.
@@ -184,7 +184,8 @@ def _search_settings(config: RetrievalConfig, sources: Sequence[PassageSource], 
         model_file=config.model_file if config.indexer.kind != "bm25" else None,
         encoded_ctx_files=config.vector_patterns(),
         passages=list(sources),
-        indexer=config.indexer.kind,
+        # An index that was not saved would be built again for every question.
+        indexer=config.indexer.kind if config.index_path or config.indexer.kind == "bm25" else "exact",
         index_path=config.index_path,
         bm25_index_path=config.bm25_index_path,
         hybrid=config.hybrid,

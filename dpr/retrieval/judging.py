@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpr.core.records import Passage, Question
@@ -53,7 +53,7 @@ def judge_by_qrels(
     qrels: Qrels,
     *,
     num_docs: int,
-    corpus_ids: frozenset[str] | set[str] | None = None,
+    corpus_ids: Collection[str] | None = None,
 ) -> Judged:
     """accuracy, recall, mrr and ndcg at the usual cut-offs, and map; the note says what did not fit together.
 

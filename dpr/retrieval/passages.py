@@ -23,13 +23,13 @@ def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dic
     return found
 
 
-def require_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
-    """As ``find_passages``; every id must be there.
+def require_passages(sources: Sequence[PassageSource], ids: Collection[str], *, also: Collection[str] = ()) -> dict[str, Passage]:
+    """As ``find_passages``, for ``ids``, which must all be there, and for ``also``, which need not.
 
     Raises:
         InputError: names a missing id and the files searched.
     """
-    found = find_passages(sources, ids) if ids else {}
+    found = find_passages(sources, {*ids, *also}) if ids or also else {}
     missing = sorted(set(ids) - found.keys())
     if missing:
         raise InputError(

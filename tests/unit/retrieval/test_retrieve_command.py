@@ -11,6 +11,7 @@ import torch
 
 from dpr.cli.retrieve import main
 from dpr.core.records import Passage, Question
+from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer
 from dpr.evaluation.ranking_metrics import evaluate_run
 from dpr.formats.corpora import write_passages
@@ -168,6 +169,26 @@ def test_a_corpus_without_the_passages_is_refused(world: World, tmp_path: Path, 
     write_passages(tmp_path / "short.tsv", [*world.passages[:30], Passage("unrelated", "", "new")])
     assert main(dense(world, f"ctx_datasets=[{tmp_path / 'short.tsv'}]", "n_docs=60")) == 3
     assert "30 retrieved passages are not in the corpus, the first is 'p030'" in capsys.readouterr().err
+
+
+def test_the_corpus_is_read_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    real = PassageSource.read
+    monkeypatch.setattr(PassageSource, "read", lambda self, *bounds: read.append(self.file) or real(self, *bounds))
+    corpus, qrels = f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}"
+    assert main(dense(world, corpus, qrels, f"out_file={tmp_path / 'results.json'}")) == 0
+    assert len(read) == 1
+
+
+def test_what_does_not_fit_together_is_reported(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "qrels.tsv").write_text("q0\tp000\t1\nq0\tgone\t1\nq1\tp001\t0\nnobody\tp002\t1\n")
+    corpus = f"ctx_datasets=[{world.path('corpus.tsv')}]"
+    assert main(dense(world, corpus, f"qrels={tmp_path / 'qrels.tsv'}", "match=qrels", f"metrics_file={tmp_path / 'm.json'}")) == 0
+    line = next(line for line in capsys.readouterr().err.splitlines() if "judgements:" in line)
+    assert (
+        "1 questions evaluated; 10 without judgements left out; 1 without a relevant passage left out; 1 relevant passages are not" in line
+    )
+    assert metrics_of(tmp_path / "m.json")["recall@100"] == 0.5
 
 
 @pytest.mark.parametrize(
