@@ -30,15 +30,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections leave this machine never: unix sockets and loopback only."""
-    real_connect = socket.socket.connect
 
-    def connect(self: socket.socket, address: Any) -> None:
-        host = address[0] if isinstance(address, tuple) else ""
-        if self.family != socket.AF_UNIX and host not in ("localhost", "::1") and not str(host).startswith("127."):
-            raise OSError(f"tests may not use the network (connection to {address!r})")
-        real_connect(self, address)
+    def guarded(name: str) -> None:
+        real = getattr(socket.socket, name)
 
-    monkeypatch.setattr(socket.socket, "connect", connect)
+        def connect(self: socket.socket, address: Any) -> Any:
+            host = str(address[0]) if isinstance(address, tuple) else ""
+            if self.family != socket.AF_UNIX and host not in ("localhost", "::1") and not host.startswith("127."):
+                raise OSError(f"tests may not use the network (connection to {address!r})")
+            return real(self, address)
+
+        monkeypatch.setattr(socket.socket, name, connect)
+
+    guarded("connect")
+    guarded("connect_ex")
 
 
 @pytest.fixture(autouse=True)

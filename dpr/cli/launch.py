@@ -113,7 +113,11 @@ def _compose(config_name: str, folder: Path, given: arguments.Arguments, overrid
         overrides = [*overrides, "hydra.searchpath=[" + ",".join(f"'file://{path}'" for path in extra) + "]"]
     with initialize_config_dir(str(Path(main_folder).absolute()), **_version_base()):
         name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
-        return _to_object(compose(name, overrides=overrides))
+        try:
+            composed = compose(name, overrides=overrides)
+        except Exception as error:  # nothing but the command line is at work here, so it is the user's to mend
+            raise ConfigError(_hydra_message(error) or str(error)) from error
+        return _to_object(composed)
 
 
 def _to_object(composed: Any) -> Any:

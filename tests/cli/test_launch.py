@@ -7,7 +7,9 @@ import string
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from dpr.cli.launch import launch
 from dpr.config.describe import settings
@@ -15,6 +17,7 @@ from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import DivergedError, InputError
 from tests.cli.dry_job import Seen
 
+ODD_VALUES = ["[", "{a:1}", "${x}", "1e999", "[[],{}]", "'", "nan", "a,b", "\\\\", "???"]
 KEYS = [entry.key for entry in settings(BiEncoderTrainConfig)]
 
 
@@ -160,6 +163,7 @@ class TestMistakes:
             ("train=biencoder_nqq", "biencoder_nq"),
             ("encoder=bert", "hf_bert"),
             ("train=3", "biencoder_default"),
+            ("train=null", "group"),
             ("train.batch_size=abc", "train.batch_size"),
             ("train.batch_size=1.5", "train.batch_size"),
             ("train.batch_size=0", "at least 1"),
@@ -190,6 +194,15 @@ class TestMistakes:
     )
     def test_message_names_what_is_wrong(self, argument: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert expected in refused(capsys, argument)
+
+    @hypothesis.given(key=st.sampled_from(KEYS), value=st.text(max_size=8) | st.sampled_from(ODD_VALUES))
+    @hypothesis.settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck))
+    def test_any_value_is_taken_or_refused_in_five_lines(self, key: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+        code = launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), [f"{key}={value}"])
+        message = capsys.readouterr().err
+        assert code in (0, 2)
+        assert len(message.strip().splitlines()) <= 5
+        assert "Traceback" not in message
 
     def test_a_sweep_is_refused_under_a_launcher(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):

@@ -1,0 +1,83 @@
+"""Training settings: the defaults are good, and every check names the key and what it may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpr.config.describe import settings
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.errors import ConfigError
+
+
+def with_value(key: str, value: Any) -> BiEncoderTrainConfig:
+    config = BiEncoderTrainConfig()
+    *sections, name = key.split(".")
+    part: Any = config
+    for section in sections:
+        part = getattr(part, section)
+    assert hasattr(part, name)
+    setattr(part, name, value)
+    return config
+
+
+def test_defaults_pass() -> None:
+    BiEncoderTrainConfig().check()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("encoder.encoder_model_type", "pytext_bert", "hf_bert"),
+        ("encoder.pooling", "max", "cls, mean"),
+        ("encoder.sequence_length", 2, "at least 3"),
+        ("encoder.question_length", 1, "at least 3"),
+        ("encoder.projection_dim", -1, "at least 0"),
+        ("encoder.dropout", 1.0, "[0, 1)"),
+        ("loss.name", "triplet", "nll"),
+        ("loss.candidates", "all", "distinct, dpr"),
+        ("loss.temperature", 0.0, "above 0"),
+        ("train.precision", "fp8", "fp32, bf16, fp16"),
+        ("train.lr_schedule", "step", "linear, cosine, constant"),
+        ("train.batch_size", 0, "at least 1"),
+        ("train.gradient_accumulation_steps", 0, "at least 1"),
+        ("train.warmup_steps", -1, "at least 0"),
+        ("train.hard_negatives", -1, "at least 0"),
+        ("train.adam_betas", "0.9", "two numbers"),
+        ("train.adam_betas", "(0.9, 1.5)", "[0, 1)"),
+        ("train.augment.crop_tokens", -1, "at least 0"),
+        ("train.augment.mask_probability", 1.0, "[0, 1)"),
+        ("on_bad_row", "ignore", "fail, skip"),
+        ("resume", "never", "auto, fresh"),
+        ("max_bad_rows", -1, "at least 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(key: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        with_value(key, value).check()
+    assert f"{key}=" in str(error.value)
+    assert expected in str(error.value)
+
+
+def test_settings_that_contradict_are_refused_together() -> None:
+    config = with_value("encoder.shared", True)
+    config.encoder.fix_ctx_encoder = True
+    with pytest.raises(ConfigError, match=r"encoder\.shared=true and encoder\.fix_ctx_encoder=true"):
+        config.check()
+
+
+def test_betas_are_read_as_dpr_writes_them() -> None:
+    assert with_value("train.adam_betas", "(0.9, 0.98)").train.betas() == (0.9, 0.98)
+    assert with_value("train.adam_betas", "[0.8,0.999]").train.betas() == (0.8, 0.999)
+
+
+def test_description_has_every_field_once_with_its_words() -> None:
+    entries = {entry.key: entry for entry in settings(BiEncoderTrainConfig)}
+    assert len(entries) == len(settings(BiEncoderTrainConfig))
+    assert entries["train.batch_size"].doc == "Questions per step and rank."
+    assert entries["train.augment.crop_tokens"].default == 0
+    assert entries["datasets"].is_open
+    assert entries["output_dir"].takes_text
+    assert entries["special_tokens"].takes_texts
+    assert not entries["train_sampling_rates"].takes_texts
