@@ -38,7 +38,8 @@ def pool_loss(
     total = torch.zeros((), dtype=questions.dtype)
     for row, positive in enumerate(positives):
         answers = {key_of(passage) for passage in known[row]}
-        scores, target = [], None
+        scores: list[torch.Tensor] = []
+        target: int | None = None
         for column, passage in enumerate(passages):
             is_gold = key_of(passage) == key_of(passages[positive]) if distinct else column == positive
             repeated = any(key_of(earlier) == key_of(passage) for earlier in passages[:column])
