@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dpr.cli.train", "train a bi-encoder, or evaluate one on training-style data"),
     "embed": ("dpr.cli.embed", "turn a corpus into vectors, in shards"),
     "retrieve": ("dpr.cli.retrieve", "search with a set of questions and evaluate the results"),
+    "compare": ("dpr.cli.compare", "a table of several retrieval results"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
     "verify": ("dpr.cli.verify", "check the files of an output folder against their checksums"),
     "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
