@@ -101,7 +101,7 @@ def _options(name: str, entry: Any) -> QuestionSetConfig:
             raise ConfigError(f"unknown setting datasets.{name}.{key}; did you mean {', '.join(near or known)}?")
         kind = str if known[key] is None else type(known[key])
         if value is not None and key != "selector" and type(value) is not kind:
-            raise ConfigError(f"datasets.{name}.{key}={value!r} is not a {kind.__name__}")
+            raise ConfigError(f"datasets.{name}.{key}={value!r} is not of type {kind.__name__}")
         values[key] = known[key] if value is None else value
     options = QuestionSetConfig(**values)
     options.check(name)

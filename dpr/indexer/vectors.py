@@ -68,24 +68,46 @@ class PrefixedSource:
 
 
 def blocks(sources: Iterable[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields ids and float32 vectors of all sources, at most ``block_rows`` at a time, in order.
+    """Yields ids and float32 vectors of all sources in order, at most ``block_rows`` at a time; small chunks are joined.
 
     Raises:
         InputError: a vector holds NaN or infinity; names the first id.
     """
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    num_held = 0
+    for ids, vectors in _pieces(sources, block_rows):
+        if held and num_held + len(ids) > block_rows:
+            yield _joined(held)
+            held, num_held = [], 0
+        held.append((ids, _checked_copy(ids, vectors)))
+        num_held += len(ids)
+    if held:
+        yield _joined(held)
+
+
+def _pieces(sources: Iterable[VectorSource], rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for source in sources:
         for ids, vectors in source.chunks():
-            for start in range(0, vectors.shape[0], block_rows):
-                block = np.array(vectors[start : start + block_rows], dtype=np.float32, order="C")
-                block_ids = ids[start : start + block_rows]
-                finite = np.isfinite(block).all(axis=1)
-                if not finite.all():
-                    first = decode_ids(block_ids[~finite][:1])[0]
-                    raise InputError(
-                        f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of id {first!r}",
-                        hint="embed the corpus again with a sound model",
-                    )
-                yield block_ids, block
+            for start in range(0, vectors.shape[0], rows):
+                yield ids[start : start + rows], vectors[start : start + rows]
+
+
+def _joined(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate([ids for ids, _ in pieces]), np.concatenate([vectors for _, vectors in pieces])
+
+
+def _checked_copy(ids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    block = np.array(vectors, dtype=np.float32, order="C")
+    finite = np.isfinite(block).all(axis=1)
+    if not finite.all():
+        first = decode_ids(ids[~finite][:1])[0]
+        raise InputError(
+            f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of id {first!r}",
+            hint="embed the corpus again with a sound model",
+        )
+    return block
 
 
 def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from dpr.core.errors import InputError
 from dpr.indexer import exact
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import RunningTopK, encode_ids, to_rankings
-from dpr.indexer.vectors import ArraySource, PrefixedSource
+from dpr.indexer.vectors import ArraySource, PrefixedSource, blocks
 
 
 def slow_top_k(ids: list[str], vectors: np.ndarray, query: np.ndarray, k: int) -> list[tuple[str, float]]:
@@ -169,6 +169,19 @@ def test_prefix_is_added_only_where_it_is_lacking() -> None:
     source = PrefixedSource(ArraySource(encode_ids(["1", "wiki:2"]), np.eye(2, dtype=np.float32)), "wiki:")
     _, found = ExactIndex([source]).search(np.array([[2.0, 1.0]]), 2)
     assert found == [["wiki:1", "wiki:2"]]
+
+
+def test_small_chunks_are_joined_and_large_ones_cut() -> None:
+    sizes = (3, 4, 25, 1, 1, 9)
+    vectors = np.arange(sum(sizes), dtype=np.float32)[:, None]
+    edges = np.cumsum((0, *sizes))
+    sources = [
+        ArraySource(encode_ids([str(row) for row in range(start, stop)]), vectors[start:stop]) for start, stop in itertools.pairwise(edges)
+    ]
+    read = list(blocks(sources, 10))
+    assert [len(ids) for ids, _ in read] == [7, 10, 10, 7, 9]
+    assert np.concatenate([block for _, block in read]).tolist() == vectors.tolist()
+    assert [int(name) for ids, _ in read for name in ids] == list(range(sum(sizes)))
 
 
 def test_running_top_k_keeps_longer_ids_whole() -> None:
