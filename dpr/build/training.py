@@ -53,7 +53,10 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``."""
     encoder = config.encoder
     options = TowerOptions(
-        fix_ctx_encoder=encoder.fix_ctx_encoder, learn_temperature=config.loss.learn_temperature, temperature=config.loss.temperature
+        fix_ctx_encoder=encoder.fix_ctx_encoder,
+        learn_temperature=config.loss.learn_temperature,
+        temperature=config.loss.temperature,
+        packed=encoder.packed,
     )
     if config.model_file is not None:
         return BiEncoder.load(config.model_file, options=options, dropout=encoder.dropout)

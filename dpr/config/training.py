@@ -47,6 +47,8 @@ class EncoderConfig:
     """One tower for questions and passages."""
     pooling: str = "cls"
     """cls (last hidden state at position 0, no pooler; DPR's) or mean over tokens."""
+    packed: bool = True
+    """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
     normalize: bool = False
     """Scale vectors to length 1 (cosine similarity). Wants loss.temperature around 0.05 or below."""
 

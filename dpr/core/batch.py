@@ -48,6 +48,11 @@ class TokenBatch:
     def __len__(self) -> int:
         return self.lengths.shape[0]
 
+    @property
+    def padded_size(self) -> int:
+        """Tokens there would be if every sequence were as long as the longest."""
+        return len(self) * int(self.lengths.max()) if len(self) else 0
+
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
         """Returns ``input_ids`` (N, L) filled up with ``pad_id`` and ``attention_mask`` (N, L) bool, L the longest length."""
         longest = int(self.lengths.max()) if len(self) else 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 
@@ -20,3 +23,40 @@ def plan_token_batches(lengths: np.ndarray, max_tokens: int, max_sequences: int 
         batches.append(order[start : start + count])
         start += count
     return batches
+
+
+def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[slice]:
+    """Cuts consecutive sequences into packs of at most ``max_tokens`` tokens (at least one sequence each)."""
+    packs: list[slice] = []
+    start = tokens = 0
+    for row, length in enumerate(lengths):
+        if row > start and tokens + length > max_tokens:
+            packs.append(slice(start, row))
+            start, tokens = row, 0
+        tokens += length
+    return [*packs, slice(start, len(lengths))] if start < len(lengths) else packs
+
+
+class Bucket(NamedTuple):
+    """Sequences of similar length, side by side in a pack: tokens ``start`` to ``stop``, ``num_sequences`` up to ``longest`` tokens."""
+
+    start: int
+    stop: int
+    num_sequences: int
+    longest: int
+
+
+def plan_buckets(lengths: Sequence[int], *, shrink: float = 0.8, min_tokens: int = 512) -> list[Bucket]:
+    """Cuts sequences, longest first, where attention over them is to be padded to one length.
+
+    A new bucket begins when sequences have become shorter than ``shrink`` times its longest and it holds ``min_tokens`` tokens; smaller
+    buckets would cost more in calls than they save in padding.
+    """
+    buckets: list[Bucket] = []
+    start = stop = count = longest = 0
+    for length in lengths:
+        if count and length < shrink * longest and stop - start >= min_tokens:
+            buckets.append(Bucket(start, stop, count, longest))
+            start, count, longest = stop, 0, 0
+        stop, count, longest = stop + length, count + 1, max(longest, length)
+    return [*buckets, Bucket(start, stop, count, longest)] if count else buckets

@@ -31,11 +31,12 @@ class BiEncoderVectors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TowerOptions:
-    """How the towers are used in training: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient)."""
+    """How the towers are run: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient), ``packed`` computes no padding."""
 
     fix_ctx_encoder: bool = False
     learn_temperature: bool = False
     temperature: float = 1.0
+    packed: bool = True
 
 
 class BiEncoder(nn.Module):
@@ -208,7 +209,8 @@ class BiEncoder(nn.Module):
         stored = checkpoints.read_settings(folder)
         settings = replace(EncoderSettings(), **{key: value for key, value in stored.items() if key in EncoderSettings.__slots__})
         config = config_from_folder(folder / checkpoints.ENCODER_FOLDER)
-        towers = build_towers([backbone_from_config(config, dropout=dropout) for _ in range(1 if settings.shared else 2)], settings)
+        backbones = [backbone_from_config(config, dropout=dropout) for _ in range(1 if settings.shared else 2)]
+        towers = build_towers(backbones, settings, options)
         tensorizer = Tensorizer.load(
             folder / checkpoints.ENCODER_FOLDER, sequence_length=settings.sequence_length, question_length=settings.question_length
         )
@@ -238,13 +240,19 @@ class BiEncoder(nn.Module):
             do_lower_case=do_lower_case,
             special_tokens=special_tokens,
         )
-        return cls(*build_towers(backbones, settings), tensorizer, settings, options)
+        return cls(*build_towers(backbones, settings, options), tensorizer, settings, options)
 
 
-def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings) -> tuple[Encoder, Encoder]:
+def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings, options: TowerOptions | None = None) -> tuple[Encoder, Encoder]:
     """Towers on one backbone (shared) or two."""
     towers = [
-        Encoder(backbone, pooling=settings.pooling, projection_dim=settings.projection_dim, normalize=settings.normalize)
+        Encoder(
+            backbone,
+            pooling=settings.pooling,
+            projection_dim=settings.projection_dim,
+            normalize=settings.normalize,
+            packed=(options or TowerOptions()).packed,
+        )
         for backbone in backbones
     ]
     return towers[0], towers[-1]

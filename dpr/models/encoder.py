@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.models.pooling import pool_padded
+from dpr.core.logs import get_logger
+from dpr.data.packing import plan_packs
+from dpr.models.attention import PackedLayout, enable_packing
+from dpr.models.pooling import pool_packed, pool_padded
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +36,20 @@ class EncoderSettings:
         return asdict(self)
 
 
+# Tokens per forward on a CPU: activations of a layer then stay in its cache. A GPU takes a whole batch at once.
+CPU_FORWARD_TOKENS = 2048
+
+
 class Encoder(nn.Module):
     """Token sequences -> vectors (N, D) in fp32 (or the weights' precision if that is higher).
 
-    The backbone is any Hugging Face encoder without its pooler. ``cls`` pooling reads the last hidden state at position 0.
+    The backbone is any Hugging Face encoder without its pooler. ``cls`` pooling reads the last hidden state at position 0. With
+    ``packed`` (where the backbone allows it) no padding is computed; otherwise sequences are padded to the longest of the batch.
     """
 
-    def __init__(self, backbone: Any, *, pooling: str = "cls", projection_dim: int = 0, normalize: bool = False) -> None:
+    def __init__(
+        self, backbone: Any, *, pooling: str = "cls", projection_dim: int = 0, normalize: bool = False, packed: bool = True
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.config: Any = backbone.config
@@ -46,15 +58,44 @@ class Encoder(nn.Module):
         self.encode_proj = nn.Linear(hidden_size, projection_dim) if projection_dim else None
         self.dimension = projection_dim or hidden_size
         self.pad_id = int(self.config.pad_token_id or 0)
+        self.first_position = enable_packing(backbone) if packed else None
+        """Number of the first position in a packed forward; None where the backbone cannot be packed."""
+
+    @property
+    def is_packed(self) -> bool:
+        return self.first_position is not None
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        input_ids, mask = batch.padded(self.pad_id)
-        hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
-        vectors = pool_padded(hidden, mask, batch.position, self.pooling)
+        vectors = self._pooled_padded(batch) if self.first_position is None else self._pooled_packed(batch, self.first_position)
         if self.encode_proj is not None:
             vectors = self.encode_proj(vectors)
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+
+    def _pooled_padded(self, batch: TokenBatch) -> Tensor:
+        input_ids, mask = batch.padded(self.pad_id)
+        hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
+        return pool_padded(hidden, mask, batch.position, self.pooling)
+
+    def _pooled_packed(self, batch: TokenBatch, first_position: int) -> Tensor:
+        """Sequences sorted by length, cut into packs; each pack is one row of tokens whose positions start again with every sequence."""
+        lengths = batch.lengths.tolist()
+        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+        device = batch.tokens.device
+        limit = CPU_FORWARD_TOKENS if device.type == "cpu" else sum(lengths)
+        pooled = []
+        for rows in plan_packs([lengths[row] for row in order], limit):
+            part = batch.select(torch.tensor(order[rows], device=device))
+            layout = PackedLayout.build([lengths[row] for row in order[rows]], device)
+            starts = torch.cumsum(part.lengths, 0) - part.lengths
+            within = torch.arange(part.tokens.shape[0], device=device) - torch.repeat_interleave(starts, part.lengths)
+            hidden = self.backbone(
+                input_ids=part.tokens[None], position_ids=within[None] + first_position, packed_layout=layout
+            ).last_hidden_state[0]
+            pooled.append(pool_packed(hidden, part.lengths, starts + part.position, self.pooling))
+        back = torch.empty(len(order), dtype=torch.int64)
+        back[torch.tensor(order)] = torch.arange(len(order))
+        return torch.cat(pooled)[back.to(device)]
 
 
 def load_backbone(name_or_folder: str, *, pretrained: bool = True, dropout: float | None = None) -> nn.Module:

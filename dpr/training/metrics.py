@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import sum_over_ranks
 from dpr.training.step import StepResult
 
@@ -16,8 +16,9 @@ Metrics = dict[str, float]
 class TrainingMetrics:
     """Sums of loss, correct answers, questions and tokens since the last ``take``."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, packed: tuple[bool, bool] = (False, False)) -> None:
+        """``packed``: whether the question and the context tower compute real tokens only."""
+        self._device, self._packed = device, packed
         self._reset()
 
     def _reset(self) -> None:
@@ -29,7 +30,8 @@ class TrainingMetrics:
         self._sums += torch.stack([result.loss_sum.double(), result.num_correct.double()])
         self._questions += result.num_questions
         self._tokens += batch.num_tokens
-        self._computed += padded_size(batch.questions) + padded_size(batch.contexts)
+        for tokens, is_packed in zip((batch.questions, batch.contexts), self._packed, strict=True):
+            self._computed += tokens.tokens.shape[0] if is_packed else tokens.padded_size
 
     def take(self) -> Metrics:
         """Metrics over all ranks since the last call; empties the sums. All ranks must call it together."""
@@ -46,8 +48,3 @@ class TrainingMetrics:
             "perf/tokens_per_s": tokens / elapsed,
             "perf/padding_share": 1.0 - tokens / computed,
         }
-
-
-def padded_size(batch: TokenBatch) -> int:
-    """Tokens that are computed when the batch is padded to its longest sequence."""
-    return len(batch) * int(batch.lengths.max())

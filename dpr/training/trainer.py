@@ -122,7 +122,7 @@ class BiEncoderTrainer:
         self.step = DirectStep(self._parallel(model), self.loss, ranks=self.ranks, device=self.device, precision=precision)
         self.optimizer_settings, self.schedule = optimizer or OptimizerSettings(), schedule or Schedule()
         self.optimizer = make_optimizer(model, self.optimizer_settings)
-        self.metrics = TrainingMetrics(self.device)
+        self.metrics = TrainingMetrics(self.device, packed=(model.question_model.is_packed, model.ctx_model.is_packed))
         self.validator = Validator(
             model,
             self.loss,

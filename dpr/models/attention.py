@@ -1,0 +1,201 @@
+"""Attention over sequences laid end to end: padding exists inside this function only, everything else sees real tokens.
+
+Registered with transformers under ``ATTENTION``; a backbone whose config names it runs padded (with an attention mask) or packed (with a
+``packed_layout``, passed down as a keyword argument) without any change to its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpr.core.batch import TokenBatch
+from dpr.core.logs import get_logger
+from dpr.data.packing import Bucket, plan_buckets
+
+logger = get_logger(__name__)
+
+ATTENTION = "dpr_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One bucket of a pack on the device.
+
+    ``source`` (n * L,) is the token of each padded place (0 for padding), ``place`` (t,) the place of each token, ``mask`` (n, 1, 1, L)
+    True at real tokens; all None where the sequences are equally long.
+    """
+
+    bucket: Bucket
+    source: Tensor | None
+    place: Tensor | None
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where each sequence of a pack lies; made once per forward and shared by all layers."""
+
+    regions: tuple[Region, ...]
+
+    @staticmethod
+    def build(lengths: Sequence[int], device: torch.device) -> PackedLayout:
+        """For sequences in the given order, longest first."""
+        regions, first = [], 0
+        for bucket in plan_buckets(lengths):
+            own = torch.tensor(lengths[first : first + bucket.num_sequences])
+            first += bucket.num_sequences
+            if int(own.min()) == bucket.longest:
+                regions.append(Region(bucket, None, None, None))
+                continue
+            real = torch.arange(bucket.longest)[None, :] < own[:, None]
+            place = torch.nonzero(real.flatten())[:, 0]
+            source = torch.zeros(real.numel(), dtype=torch.int64)
+            source[place] = torch.arange(len(place))
+            regions.append(Region(bucket, *(part.to(device, non_blocking=True) for part in (source, place, real[:, None, None, :]))))
+        return PackedLayout(tuple(regions))
+
+
+class _Pad(torch.autograd.Function):
+    """(t, ...) -> (n * L, ...); what stands in padded places is never used. Its backward gathers too, which is faster than to scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, source: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return tokens.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        return grads[0].index_select(0, place), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """(n * L, ...) -> (t, ...)."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.rows = padded.shape[0]
+        return padded.index_select(0, place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (place,) = ctx.saved_tensors
+        padded = grads[0].new_zeros(ctx.rows, *grads[0].shape[1:])
+        return padded.index_copy_(0, place, grads[0]), None
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    packed_layout: PackedLayout | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain SDPA over a padded batch.
+
+    ``sliding_window`` (ModernBERT's local layers) reaches that many positions less one to either side.
+    """
+    if packed_layout is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
+    window = options.get("sliding_window")
+    inputs = [states[0].transpose(0, 1) for states in (query, key, value)]
+    outputs = []
+    for region in packed_layout.regions:
+        bucket = region.bucket
+        q, k, v = (_padded(states[bucket.start : bucket.stop], region) for states in inputs)
+        mask = region.mask
+        if window is not None and bucket.longest > window:
+            near = _band(bucket.longest, window, query.device)
+            mask = near if mask is None else mask & near
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
+        flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
+        outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
+    return torch.cat(outputs)[None], None
+
+
+def _padded(tokens: Tensor, region: Region) -> Tensor:
+    """(t, H, d) -> (n, H, L, d)."""
+    if region.source is not None:
+        tokens = _Pad.apply(tokens, region.source, region.place)
+    return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(1, 2)
+
+
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    """(1, 1, L, L): True where two positions are less than ``window`` apart."""
+    position = torch.arange(length, device=device)
+    return ((position[:, None] - position[None, :]).abs() < window)[None, None]
+
+
+def _mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+    """A padded batch comes with a mask and gets SDPA's; a pack has none and needs none."""
+    from transformers.masking_utils import sdpa_mask
+
+    return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **options)
+
+
+def register() -> None:
+    """Makes ``ATTENTION`` known to transformers; doing it again changes nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    AttentionMaskInterface.register(ATTENTION, _mask)
+
+
+def enable_packing(backbone: Any) -> int | None:
+    """Switches a backbone to ``packed_attention`` if it computes the same with it; returns the number of its first position.
+
+    Judged by trying: a few random sequences, padded with the backbone's own attention, then packed with positions counted from 0 and
+    from ``padding_idx + 1`` (RoBERTa). Backbones that compute something else (relative position biases, ...) are left as they
+    were, with one warning.
+    """
+    register()
+    training, own = backbone.training, backbone.config._attn_implementation
+    lengths = [11, 7, 4]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, int(backbone.config.vocab_size), (sum(lengths),), generator=generator)
+    pad = int(backbone.config.pad_token_id or 0)
+    tokens[tokens == pad] = pad + 1 if pad + 1 < int(backbone.config.vocab_size) else pad - 1
+    try:
+        with torch.no_grad():
+            backbone.eval()
+            batch = TokenBatch(tokens, torch.tensor(lengths), torch.zeros(3, dtype=torch.int64)).to(backbone.device)
+            input_ids, mask = batch.padded(pad)
+            expected = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state[mask]
+            if not backbone._can_set_attn_implementation():  # set_attn_implementation would only log it
+                raise ValueError("its attention cannot be replaced")
+            backbone.set_attn_implementation(ATTENTION)
+            layout = PackedLayout.build(lengths, batch.tokens.device)
+            within = torch.cat([torch.arange(length) for length in lengths]).to(batch.tokens.device)
+            for first in (0, pad + 1):
+                packed = backbone(input_ids=batch.tokens[None], position_ids=within[None] + first, packed_layout=layout).last_hidden_state[
+                    0
+                ]
+                if torch.allclose(packed, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+                    return first
+        reason = "it computes attention in a way of its own"
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+    finally:
+        backbone.train(training)
+    if backbone.config._attn_implementation != own:
+        backbone.set_attn_implementation(own)
+    _warn_once(type(backbone).__name__, reason)
+    return None
+
+
+@cache
+def _warn_once(name: str, reason: str) -> None:
+    logger.warning("%s cannot be packed (%s); its batches are padded to the longest sequence", name, reason)
