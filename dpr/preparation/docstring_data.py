@@ -62,7 +62,8 @@ def prepare_docstrings(
         ConfigError: an unknown package.
         InputError: ``out`` exists and ``overwrite`` is false, or there are too few docstrings.
     """
-    with durable_folder(out, overwrite=overwrite) as folder:
+    settings = {"kind": "docstrings", "packages": packages, "seed": seed, "num_dev": num_dev, "num_test": num_test}
+    with durable_folder(out, overwrite=overwrite, metadata=settings | {"num_negatives": num_negatives}) as folder:
         sources = find_sources(packages)
         logger.info("reading the docstrings of %d files", len(sources))
         docstrings = read_docstrings(sources, processes=processes)
