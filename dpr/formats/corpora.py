@@ -72,8 +72,8 @@ def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, ti
     columns = (id_col, text_col, title_col)
     # hash() is keyed at random per process, so no file can be made to collide on purpose.
     hashes = np.frombuffer(array("q", (hash(key) for _, key in _numbered_ids(file, columns))), dtype=np.int64)
-    ordered = np.sort(hashes)
-    suspects = {int(value) for value in ordered[1:][ordered[1:] == ordered[:-1]]}
+    hashes.sort()  # in place, as 21 million passages are 170 MB
+    suspects = {int(value) for value in hashes[1:][hashes[1:] == hashes[:-1]]}
     if suspects:
         seen: dict[str, int] = {}
         for number, key in _numbered_ids(file, columns):

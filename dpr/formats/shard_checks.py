@@ -45,11 +45,13 @@ def check_shards_belong_together(shards: Sequence[tuple[Path, dict[str, Any]]], 
 
 
 def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:
-    """The first id that occurs twice in arrays of byte strings. Holds 8 bytes per id; the sources are read a second time if needed."""
+    """The first id that occurs twice in arrays of byte strings. Holds 16 bytes per id; the sources are read a second time if needed."""
     hashes = [hash_ids(ids) for source in sources for ids in source()]
     if not hashes:
         return None
-    ordered = np.sort(np.concatenate(hashes))
+    ordered = np.concatenate(hashes)
+    hashes.clear()
+    ordered.sort()
     suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     if not len(suspects):
         return None

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import logging
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from dpr.build.passage_sources import resolve_passage_source
 from dpr.cli.embed import main
 from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError
-from dpr.core.logs import LOGGER_NAME
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
@@ -26,16 +23,6 @@ from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """A command sends the log to the standard error of its test, which is gone afterwards."""
-    logger = logging.getLogger(LOGGER_NAME)
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
-    yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
 
 
 @pytest.fixture
