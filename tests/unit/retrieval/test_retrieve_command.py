@@ -111,10 +111,11 @@ def test_more_documents_asked_than_the_corpus_has(world: World, tmp_path: Path) 
 
 
 def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: World, tmp_path: Path) -> None:
-    options = f"datasets.mine={{file: '{world.path('questions.jsonl')}', special_query_token: 'ba', query_special_suffix: ' bu?'}}"
+    options = [f"datasets.mine.file={world.path('questions.jsonl')}", "datasets.mine.special_query_token=ba"]
+    options.append("datasets.mine.query_special_suffix=' bu?'")
     arguments = dense(world, f"ctx_datasets=[{world.path('corpus.tsv')}]", "n_docs=3", f"out_file={tmp_path / 'results.json'}")
     arguments[2] = "qa_dataset=mine"
-    assert main([*arguments, options, "encoder_path=ctx_model"]) == 0
+    assert main([*arguments, *options, "encoder_path=ctx_model"]) == 0
     model = world.model
     for result, question in zip(read_results(tmp_path / "results.json"), world.questions, strict=True):
         assert result.question == question.text + " bu?", "results show the suffix, not the prefix token"
@@ -125,8 +126,8 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
 
 @pytest.mark.parametrize("selector", ["2", "'[SEP]'"])
 def test_a_selector_moves_where_the_question_vector_is_read(world: World, tmp_path: Path, selector: str) -> None:
-    options = f"datasets.mine={{file: '{world.path('questions.jsonl')}', selector: {selector}}}"
-    arguments = dense(world, options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
+    options = [f"datasets.mine.file={world.path('questions.jsonl')}", f"datasets.mine.selector={selector}"]
+    arguments = dense(world, *options, "n_docs=1", f"trec_run_file={tmp_path / 'test.run'}")
     arguments[2] = "qa_dataset=mine"
     assert main(arguments) == 0
     model = world.model
@@ -141,9 +142,9 @@ def test_a_selector_moves_where_the_question_vector_is_read(world: World, tmp_pa
 
 
 def test_ids_get_the_prefix_of_their_source(world: World, tmp_path: Path) -> None:
-    options = f"ctx_sources.mine={{file: '{world.path('corpus.tsv')}', id_prefix: 'wiki:'}}"
+    options = [f"ctx_sources.mine.file={world.path('corpus.tsv')}", "ctx_sources.mine.id_prefix='wiki:'"]
     out = tmp_path / "results.json"
-    assert main(dense(world, "ctx_datatsets=[mine]", options, f"out_file={out}", "n_docs=2")) == 0
+    assert main(dense(world, "ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
     assert all(hit.id.startswith("wiki:p") and hit.text for result in read_results(out) for hit in result.hits)
 
 
