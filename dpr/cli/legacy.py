@@ -31,7 +31,6 @@ REPLACED: dict[str, str] = {
     "use_rpc_meta": _REMOTE_INDEX,
     "rpc_meta_compressed": _REMOTE_INDEX,
     "kilt_out_file": "KILT output is not written; out_file= writes DPR's results",
-    "validation_workers": "answers are matched in the one process that has the results",
 }
 """Key -> what to use instead. A key that a job's own configuration has is never looked up here."""
 
@@ -43,6 +42,8 @@ def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None,
         if value.lower() in ("true", "1", "yes") and target:
             return f"{target}=fp16", f"fp16={value} is read as {target}=fp16"
         return None, f"fp16={value} is ignored: " + (f"{target}=fp32, bf16 or fp16 decides" if target else "this job has no such choice")
+    if key.split(".")[0] == "encoder" and not any(name.startswith("encoder.") for name in known):
+        return None, f"{key} is ignored: the checkpoint brings its encoder"
     if key in REPLACED:
         return None, f"{key} is ignored: {REPLACED[key]}"
     return None

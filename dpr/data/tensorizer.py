@@ -69,8 +69,12 @@ class Tensorizer:
     @property
     def fingerprint(self) -> str:
         """Changes with the vocabulary, the normalisation rules and the lengths."""
-        settings = json.dumps([self.sequence_length, self.question_length])
-        return sha256((self.tokenizer.backend_tokenizer.to_str() + settings).encode()).hexdigest()[:16]
+        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        # What the last call asked for, not what the tokenizer is.
+        for passing in ("truncation", "padding"):
+            state.pop(passing, None)
+        settings = json.dumps([state, self.sequence_length, self.question_length], sort_keys=True)
+        return sha256(settings.encode()).hexdigest()[:16]
 
     def question_tokens(self, texts: Sequence[str], *, prefix: str | None = None, suffix: str | None = None) -> list[list[int]]:
         """Token ids of questions, special tokens included; apostrophes are normalised as DPR does."""

@@ -115,6 +115,15 @@ def test_lower_casing_follows_the_setting(folder: Path) -> None:
     assert tensorizer(folder, do_lower_case=False).question_tokens(["BA"]) == [[CLS, VOCABULARY.index("[UNK]"), SEP]]
 
 
+def test_the_fingerprint_depends_on_vocabulary_and_lengths_and_not_on_use(folder: Path) -> None:
+    known = tensorizer(folder)
+    before = known.fingerprint
+    known.question_tokens(["ba be"])
+    assert known.fingerprint == before == tensorizer(folder).fingerprint
+    assert before != tensorizer(folder, 13).fingerprint
+    assert before != tensorizer(folder, special_tokens=["[Q]"]).fingerprint
+
+
 def test_a_folder_without_a_tokenizer_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="pretrained_model_cfg"):
         tensorizer(tmp_path)
