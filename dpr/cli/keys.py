@@ -56,6 +56,9 @@ def check_keys(
             kept.append(override)
         elif "=" not in override and sign != "~":
             problems.append(_no_value(override, known))
+        elif key not in known and not section and (old := translate(key, value or "", known)):
+            warnings.append(old[1])
+            kept.extend([old[0]] if old[0] else [])
         elif group := group_options(key.partition("@")[0], folders):
             kept.append(override)
             if value is not None and _is_name(value) and value not in group:
@@ -65,9 +68,6 @@ def check_keys(
         elif any(entry.is_open and key.startswith(entry.key + ".") for entry in known.values()):
             # Catalogue entries may be new ones; Hydra wants that said.
             kept.append(override if sign else "++" + override)
-        elif old := translate(key, value or "", known):
-            warnings.append(old[1])
-            kept.extend([old[0]] if old[0] else [])
         elif section:
             problems.append(f"{key} is a section; set what is in it, e.g. {next(name for name in known if name.startswith(key + '.'))}=...")
         else:

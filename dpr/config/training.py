@@ -229,7 +229,7 @@ class BiEncoderTrainConfig:
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
     resume: str = "auto"
-    """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it although data or order differ."""
+    """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it though data or order differ."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     loss: LossConfig = field(default_factory=LossConfig)

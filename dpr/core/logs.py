@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 LOGGER_NAME = "dpr"
 
@@ -14,7 +15,15 @@ def get_logger(module: str) -> logging.Logger:
 
 
 class _BesideProgressBars(logging.StreamHandler):
-    """Writes a line above a progress bar instead of into it."""
+    """Writes to what standard error is at the time, above a progress bar instead of into it."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        """The base class sets it once; there is nothing to remember."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm = sys.modules.get("tqdm")
@@ -28,7 +37,7 @@ def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
     """Sends this package's messages to standard error. Called by the command line only; a library user keeps their own set-up."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers.clear()
-    handler = _BesideProgressBars(sys.stderr)
+    handler = _BesideProgressBars()
     prefix = "" if rank == 0 else f"[rank {rank}] "
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(levelname).1s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)

@@ -222,9 +222,7 @@ def _embed_chunk(model: BiEncoder, writer: VectorShardWriter, chunk: _Chunk, set
     writer.write_chunk(chunk.number, chunk.ids, vectors)
 
 
-def _prepared_chunks(
-    model: BiEncoder, source: PassageSource, rows: range, numbers: list[int], settings: EmbedSettings
-) -> Iterator[_Chunk]:
+def _prepared_chunks(model: BiEncoder, source: PassageSource, rows: range, numbers: list[int], settings: EmbedSettings) -> Iterator[_Chunk]:
     """Chunks, read and tokenised one ahead of the model in a thread (both the tokenizer and the model release the interpreter)."""
     pending = _read_chunks(source, rows, numbers, settings.chunk_size)
 

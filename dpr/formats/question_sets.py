@@ -175,10 +175,13 @@ def _json_questions(path: Path, question_attr: str, answers_attr: str, id_attr: 
             raise record.error
         value = record.value
         keys = tuple(key for key in (id_attr, "_id") if key in value)
-        yield record.line, Question(
-            _question_text(record, path, question_attr),
-            json_id(record, path, keys) if keys and value[keys[0]] is not None else str(number),
-            _answers(value.get(answers_attr, value.get("answer")), path, record.line),
+        yield (
+            record.line,
+            Question(
+                _question_text(record, path, question_attr),
+                json_id(record, path, keys) if keys and value[keys[0]] is not None else str(number),
+                _answers(value.get(answers_attr, value.get("answer")), path, record.line),
+            ),
         )
 
 

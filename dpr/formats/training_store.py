@@ -1,7 +1,7 @@
 """Training samples in an Arrow file that is mapped, not loaded (readable with ``datasets.Dataset.from_file`` too).
 
-    rows.arrow       one row per sample, as an Arrow stream of record batches
-    duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more than once
+rows.arrow       one row per sample, as an Arrow stream of record batches
+duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more than once
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ TRAPS = (
     "\r\n"
     "4\tit's \u2019plain\"\t T \r\n"
     '5\t""\tempty\r\n'
-    "6\ta single \" inside\tT"
+    '6\ta single " inside\tT'
 )
 
 
@@ -59,7 +59,7 @@ def test_dpr_tsv_with_traps_is_read_as_stated(tmp_path: Path, packed: bool) -> N
     path.write_bytes(gzip.compress(TRAPS.encode()) if packed else TRAPS.encode())
     assert [(p.id, p.text, p.title) for p in read_passages(path, id_prefix="wiki:")] == [
         ("wiki:1", 'Aaron "the" prophet', "Aaron"),
-        ("wiki:2", "Quoted\" all around", 'Ti"tle"'),  # quotes at both ends of a text go, also when they belong to it; a title keeps its
+        ("wiki:2", 'Quoted" all around', 'Ti"tle"'),  # quotes at both ends of a text go, also when they belong to it; a title keeps its
         ("wiki:3", "two\nlines\tand a tab", ""),
         ("wiki:4", "it's \u2019plain", " T "),
         ("wiki:5", "", "empty"),

@@ -23,7 +23,7 @@ CASES = 40
 _SAMPLE = {
     "question": "who wrote it",
     "answers": ["Ann", 7],
-    "positive_ctxs": [{"title": "T\u00e9", "text": "Ann wrote \"it\"\n twice.", "passage_id": "1", "score": 3.5}],
+    "positive_ctxs": [{"title": "T\u00e9", "text": 'Ann wrote "it"\n twice.', "passage_id": "1", "score": 3.5}],
     "negative_ctxs": [{"text": "Bob read it.", "id": 12}],
     "hard_negative_ctxs": None,
 }

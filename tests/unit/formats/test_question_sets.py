@@ -38,13 +38,13 @@ def test_questions_written_are_read_back(
 
 def test_csv_without_own_ids_has_dprs_two_columns(tmp_path: Path) -> None:
     write_questions(tmp_path / "q.csv", [Question("who?", "0", ("Ann", "B'ob"))])
-    assert (tmp_path / "q.csv").read_text() == "who?\t\"['Ann', \"\"B'ob\"\"]\"\n"
+    assert (tmp_path / "q.csv").read_text() == 'who?\t"[\'Ann\', ""B\'ob""]"\n'
 
 
 def test_dpr_csv_with_traps_is_read_as_stated(tmp_path: Path) -> None:
     text = (
         "who wrote it\t['Ann', \"Bob's\"]\n"
-        "\"a \"\"quoted\"\" question\"\t\"[\"\"x\"\", 'y']\"\r\n"
+        '"a ""quoted"" question"\t"[""x"", \'y\']"\r\n'
         "\n"
         "regex\t['\\\\d+ men', '\\d']\n"
         "tuple and numbers\t(1989, 2.5)\n"
