@@ -27,7 +27,9 @@ class Seen:
 
 
 def _print(config: BiEncoderTrainConfig) -> None:
-    print(f"rank {os.environ.get('RANK', '-')} of {os.environ.get('WORLD_SIZE', '-')}: batch_size {config.train.batch_size}", flush=True)
+    rank, size = os.environ.get("RANK", "-"), os.environ.get("WORLD_SIZE", "-")
+    # One write, line end included, so that two ranks on one pipe do not mix.
+    print(f"rank {rank} of {size}: batch_size {config.train.batch_size}\n", end="", flush=True)
 
 
 if __name__ == "__main__":
