@@ -9,7 +9,6 @@ import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.records import Passage
-from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.models.biencoder import BiEncoder
 
@@ -21,7 +20,6 @@ def tokenize_passages(tensorizer: Tensorizer, passages: Sequence[Passage]) -> To
     return TokenBatch.from_lists(tensorizer.passage_tokens(passages))
 
 
-@torch.inference_mode()
 def encode_tokens(
     model: BiEncoder,
     tokens: TokenBatch,
@@ -36,17 +34,6 @@ def encode_tokens(
     A forward pass takes at most ``batch_tokens`` tokens (padding included) and, unless 0, ``batch_size`` sequences. The batches are a
     function of the lengths alone, so the same sequences give the same bits again on the same machine.
     """
-    was_training = model.training
-    model.eval()
-    tower = model.tower(encoder_type)
-    lengths = tokens.lengths.numpy()
-    tokens = tokens.to(model.device)
-    vectors = torch.empty(len(tokens), tower.dimension, dtype=torch.float32, device=model.device)
-    try:
-        with torch.autocast(model.device.type, dtype=_AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
-            for rows in plan_token_batches(lengths, batch_tokens, batch_size or 1 << 30):
-                index = torch.from_numpy(rows).to(model.device)
-                vectors[index] = tower(tokens.select(index)).float()
-    finally:
-        model.train(was_training)
-    return vectors.cpu().numpy()
+    with torch.autocast(model.device.type, dtype=_AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
+        vectors = model.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=batch_tokens, max_sequences=batch_size)
+    return vectors.float().cpu().numpy()

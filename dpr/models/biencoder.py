@@ -128,14 +128,14 @@ class BiEncoder(nn.Module):
         return self.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=batch_tokens).float().cpu().numpy()
 
     @torch.no_grad()
-    def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = 8192) -> Tensor:
-        """As ``encode_tokens``, as a tensor (N, D) on the model's device. Dropout is off; the model's mode is restored."""
+    def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = 8192, max_sequences: int = 0) -> Tensor:
+        """As ``encode_tokens``, as a tensor (N, D) on the model's device; 0 sequences is no limit. Dropout is off; the mode is restored."""
         tower, was_training = self.tower(encoder_type), self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
         result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
         self.eval()
         try:
-            for rows in plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens):
+            for rows in plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens)):
                 index = torch.from_numpy(rows)
                 part = tokens.select(index.to(tokens.lengths.device)).to(self.device)
                 result[index.to(self.device)] = tower(part).to(dtype)
