@@ -1,0 +1,75 @@
+"""Files as the original DPR wrote them, made by hand: the same structure, the same OmegaConf objects inside."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def original_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of this toolkit under the names the original gave them."""
+    return {name.replace("_model.backbone.", "_model."): tensor for name, tensor in weights.items()}
+
+
+def original_extras(weights: Mapping[str, Tensor], hidden: int) -> dict[str, Tensor]:
+    """What the original's towers carry besides: poolers that are never used, position numbers in files of some years."""
+    extras: dict[str, Tensor] = {}
+    for tower in ("question_model", "ctx_model"):
+        extras[f"{tower}.embeddings.position_ids"] = torch.arange(64).expand((1, -1))
+        extras[f"{tower}.pooler.dense.weight"] = torch.randn(hidden, hidden)
+        extras[f"{tower}.pooler.dense.bias"] = torch.randn(hidden)
+    return {**weights, **extras}
+
+
+def flat_params(folder: str, **changes: Any) -> dict[str, Any]:
+    """``encoder_params`` of 2020."""
+    return {
+        "do_lower_case": True,
+        "pretrained_model_cfg": folder,
+        "encoder_model_type": "hf_bert",
+        "pretrained_file": None,
+        "projection_dim": 0,
+        "sequence_length": 24,
+    } | changes
+
+
+def nested_params(folder: str, **changes: Any) -> dict[str, Any]:
+    """``encoder_params`` of 2021: a DictConfig that drags its parent, the whole run configuration, along."""
+    from omegaconf import OmegaConf
+
+    encoder = {key: value for key, value in flat_params(folder, **changes).items() if key != "do_lower_case"}
+    run = OmegaConf.create(
+        {
+            "encoder": encoder | {"dropout": 0.1, "fix_ctx_encoder": False, "pretrained": True},
+            "do_lower_case": True,
+            "train_datasets": ["/secret/train.json"],
+            "train": {"batch_size": 16, "learning_rate": 2e-5, "adam_betas": "(0.9, 0.999)"},
+            "output_dir": "${hydra:run.dir}",
+        }
+    )
+    OmegaConf.set_struct(run, True)
+    return {"do_lower_case": run.do_lower_case, "encoder": run.encoder}
+
+
+def write_original(path: Path, weights: Mapping[str, Tensor], params: Mapping[str, Any], *, as_zip: bool = True) -> Path:
+    """A whole checkpoint, optimizer and schedule included."""
+    parameters = [torch.nn.Parameter(tensor.clone()) for tensor in weights.values() if tensor.is_floating_point()]
+    optimizer = torch.optim.AdamW(parameters, lr=2e-5)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = {
+        "model_dict": OrderedDict(weights),
+        "optimizer_dict": optimizer.state_dict(),
+        "scheduler_dict": {"base_lrs": [2e-5, 2e-5], "last_epoch": 7, "_step_count": 8, "lr_lambdas": [None, None]},
+        "offset": 7,
+        "epoch": 1,
+        "encoder_params": params,
+    }
+    torch.save(state, path, _use_new_zipfile_serialization=as_zip)
+    return path
