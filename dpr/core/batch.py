@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,11 +69,31 @@ class TokenBatch:
         index = torch.repeat_interleave(starts[rows] - offsets, lengths) + torch.arange(int(lengths.sum()), device=self.tokens.device)
         return TokenBatch(self.tokens[index], lengths, self.position[rows])
 
+    def with_last_token(self, token: int, position: int) -> LengthenedBatch:
+        """Adds one token, numbered ``position``, to every sequence that does not reach that far; the others stay as they are."""
+        short = self.lengths <= position
+        lengths = self.lengths + short
+        starts = torch.cumsum(lengths, 0) - lengths
+        within = torch.arange(self.tokens.shape[0] + int(short.sum()), device=self.tokens.device)
+        within = within - torch.repeat_interleave(starts, lengths)
+        is_own = within < torch.repeat_interleave(self.lengths, lengths)
+        tokens = torch.full(within.shape, token, dtype=self.tokens.dtype, device=self.tokens.device)
+        tokens[is_own] = self.tokens
+        return LengthenedBatch(TokenBatch(tokens, lengths, self.position), torch.where(is_own, within, position), is_own)
+
     def to(self, device: torch.device | str) -> TokenBatch:
         return _with_tensors(self, lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device))
 
     def pin_memory(self) -> TokenBatch:
         return _with_tensors(self, lambda value: value.pin_memory())
+
+
+class LengthenedBatch(NamedTuple):
+    """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_own`` (T,) False for what was added."""
+
+    batch: TokenBatch
+    positions: Tensor
+    is_own: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,25 @@ class Tensorizer:
         self.tokenizer.save_pretrained(str(folder))
 
     @property
+    def sep_id(self) -> int:
+        """The token between two texts and after the last.
+
+        Raises:
+            ConfigError: the tokenizer has none.
+        """
+        if self.tokenizer.sep_token_id is None:
+            raise ConfigError("encoder.dpr_trailing_sep=true, but the tokenizer has no [SEP]; set it to false")
+        return int(self.tokenizer.sep_token_id)
+
+    @property
+    def do_lower_case(self) -> bool:
+        """Whether the vocabulary's texts are lower-cased before they are looked up."""
+        normalizer = json.loads(self.tokenizer.backend_tokenizer.to_str()).get("normalizer") or {}
+        return any(
+            bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in [normalizer, *normalizer.get("normalizers", [])]
+        )
+
+    @property
     def fingerprint(self) -> str:
         """Changes with the vocabulary, the normalisation rules and the lengths."""
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 MAX_INTEGER_BYTES = 64
 MAX_LINE_BYTES = 1 << 16
@@ -59,7 +59,7 @@ class InertReader:
 
     def __init__(
         self,
-        file: BinaryIO,
+        file: IO[bytes],
         *,
         limit: int,
         allowed: Callable[[Name], bool],

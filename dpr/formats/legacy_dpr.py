@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError
 from dpr.formats.durable import durable_file
@@ -218,7 +218,7 @@ class _ZipStorages(_Storages):
 
 
 class _FileStorages(_Storages):
-    def __init__(self, file: BinaryIO, places: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, file: IO[bytes], places: dict[str, tuple[int, int]]) -> None:
         super().__init__()
         self._file, self._places = file, places
 
@@ -231,7 +231,7 @@ class _FileStorages(_Storages):
 
 
 @contextmanager
-def _open_container(file: BinaryIO, size: int) -> Iterator[tuple[Any, _Storages]]:
+def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages]]:
     """The dictionary in the file, and where its tensors come from."""
     start = file.read(4)
     file.seek(0)
@@ -269,7 +269,7 @@ def _member(archive: zipfile.ZipFile, name: str, *, exactly: int | None = None, 
     return archive.read(info)
 
 
-def _read_sequence(file: BinaryIO, size: int) -> tuple[Any, _Storages]:
+def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
     """The container before the zip archive: magic, version, machine, the dictionary, the keys of the data, then count and data of each."""
     reader = _reader(file, min(size, MAX_STRUCTURE_BYTES))
     if reader.load() != _LEGACY_MAGIC or reader.load() != 1001:
@@ -296,7 +296,7 @@ def _read_sequence(file: BinaryIO, size: int) -> tuple[Any, _Storages]:
     return root, _FileStorages(file, places)
 
 
-def _reader(stream: BinaryIO, limit: int, seen: dict[str, _Storage] | None = None) -> InertReader:
+def _reader(stream: IO[bytes], limit: int, seen: dict[str, _Storage] | None = None) -> InertReader:
     def reference(value: Any) -> _Storage:
         """('storage', type, key, device, count), in old files with a sixth member for views, which is None."""
         if not isinstance(value, tuple) or len(value) not in (5, 6) or value[0] != "storage" or (len(value) == 6 and value[5] is not None):

@@ -196,6 +196,26 @@ def enable_packing(backbone: Any) -> int | None:
     return None
 
 
+def explicit_first_position(backbone: Any) -> int | None:
+    """Number of the first position of a padded forward that is told positions; None where that computes something else."""
+    training, pad = backbone.training, int(backbone.config.pad_token_id or 0)
+    tokens = torch.full((1, 5), pad + 1 if pad + 1 < int(backbone.config.vocab_size) else pad - 1, device=backbone.device)
+    try:
+        with torch.no_grad():
+            backbone.eval()
+            expected = backbone(input_ids=tokens).last_hidden_state
+            for first in (0, pad + 1):
+                positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
+                told = backbone(input_ids=tokens, position_ids=positions).last_hidden_state
+                if torch.allclose(told, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+                    return first
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        return None
+    finally:
+        backbone.train(training)
+    return None
+
+
 @cache
 def _warn_once(name: str, reason: str) -> None:
     logger.warning("%s cannot be packed (%s); its batches are padded to the longest sequence", name, reason)

@@ -60,6 +60,9 @@ class BiEncoder(nn.Module):
             self.log_temperature = nn.Parameter(torch.tensor(self.options.temperature).log())
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
+        if settings.dpr_trailing_sep:
+            for tower in (question_model, ctx_model):
+                tower.attend_to_last(tensorizer.sep_id, settings.sequence_length - 1)
 
     def forward(self, questions: TokenBatch, contexts: TokenBatch, encoder_type: str = "") -> BiEncoderVectors:
         """Encodes both sides. ``encoder_type`` question | ctx sends both through that tower (DPR's per-set option).

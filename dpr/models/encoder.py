@@ -6,16 +6,16 @@ import copy
 import inspect
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.data.packing import plan_packs
-from dpr.models.attention import PackedLayout, enable_packing
+from dpr.models.attention import PackedLayout, enable_packing, explicit_first_position
 from dpr.models.pooling import pool_packed, pool_padded
 
 logger = get_logger(__name__)
@@ -31,9 +31,20 @@ class EncoderSettings:
     shared: bool = False
     sequence_length: int = 256
     question_length: int = 0
+    dpr_trailing_sep: bool = False
+    """The original's stray [SEP]: one more token, at position sequence_length - 1, that every shorter sequence attends to."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Names and values; ``dpr_trailing_sep`` only where it is on, so that fingerprints of other models stay what they were."""
+        return {name: value for name, value in asdict(self).items() if name != "dpr_trailing_sep" or value}
+
+
+class _LastToken(NamedTuple):
+    """``token`` at ``position`` (counted from 0), in a backbone that numbers positions from ``first`` on."""
+
+    token: int
+    position: int
+    first: int
 
 
 # Tokens per forward on a CPU: activations of a layer then stay in its cache. A GPU takes a whole batch at once.
@@ -45,6 +56,7 @@ class Encoder(nn.Module):
 
     The backbone is any Hugging Face encoder without its pooler. ``cls`` pooling reads the last hidden state at position 0. With
     ``packed`` (where the backbone allows it) no padding is computed; otherwise sequences are padded to the longest of the batch.
+    ``attend_to_last`` turns the original's stray [SEP] on; ``mean`` pooling leaves that token out.
     """
 
     def __init__(
@@ -60,6 +72,24 @@ class Encoder(nn.Module):
         self.pad_id = int(self.config.pad_token_id or 0)
         self.first_position = enable_packing(backbone) if packed else None
         """Number of the first position in a packed forward; None where the backbone cannot be packed."""
+        self._last: _LastToken | None = None
+
+    def attend_to_last(self, token: int, position: int) -> None:
+        """From now on every sequence shorter than ``position`` + 1 is followed by ``token`` with that position, as in the original DPR.
+
+        Raises:
+            ConfigError: the backbone takes no position numbers, has none that high, or attends to near tokens only.
+        """
+        first = self.first_position if self.first_position is not None else explicit_first_position(self.backbone)
+        sees_near_only = any(getattr(self.config, name, None) for name in ("local_attention", "sliding_window", "attention_window"))
+        if first is None or sees_near_only:
+            raise ConfigError(f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} cannot see that far; set it to false")
+        limit = getattr(self.config, "max_position_embeddings", None)
+        if limit is not None and position + first >= limit:
+            raise ConfigError(
+                f"encoder.dpr_trailing_sep=true with encoder.sequence_length={position + 1}, but the model has {limit - first} positions"
+            )
+        self._last = _LastToken(token, position, first)
 
     @property
     def is_packed(self) -> bool:
@@ -73,13 +103,22 @@ class Encoder(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def _pooled_padded(self, batch: TokenBatch) -> Tensor:
-        input_ids, mask = batch.padded(self.pad_id)
-        hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
-        return pool_padded(hidden, mask, batch.position, self.pooling)
+        if self._last is None:
+            input_ids, mask = batch.padded(self.pad_id)
+            hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
+            return pool_padded(hidden, mask, batch.position, self.pooling)
+        longer = batch.with_last_token(self._last.token, self._last.position)
+        input_ids, mask = longer.batch.padded(self.pad_id)
+        positions, own = torch.zeros_like(input_ids), torch.zeros_like(mask)
+        positions[mask], own[mask] = longer.positions + self._last.first, longer.is_own
+        hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), position_ids=positions).last_hidden_state
+        return pool_padded(hidden, own, batch.position, self.pooling)
 
     def _pooled_packed(self, batch: TokenBatch, first_position: int) -> Tensor:
         """Sequences sorted by length, cut into packs; each pack is one row of tokens whose positions start again with every sequence."""
-        lengths = batch.lengths.tolist()
+        last = self._last
+        own_lengths = batch.lengths.tolist()
+        lengths = own_lengths if last is None else [length + (length <= last.position) for length in own_lengths]
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         device = batch.tokens.device
         limit = CPU_FORWARD_TOKENS if device.type == "cpu" else sum(lengths)
@@ -87,11 +126,18 @@ class Encoder(nn.Module):
         for rows in plan_packs([lengths[row] for row in order], limit):
             part = batch.select(torch.tensor(order[rows], device=device))
             layout = PackedLayout.build([lengths[row] for row in order[rows]], device)
-            starts = torch.cumsum(part.lengths, 0) - part.lengths
-            within = torch.arange(part.tokens.shape[0], device=device) - torch.repeat_interleave(starts, part.lengths)
+            own = None
+            if last is None:
+                starts = torch.cumsum(part.lengths, 0) - part.lengths
+                within = torch.arange(part.tokens.shape[0], device=device) - torch.repeat_interleave(starts, part.lengths)
+            else:
+                own_part, (part, within, own) = part, part.with_last_token(last.token, last.position)
+                starts = torch.cumsum(part.lengths, 0) - part.lengths
             hidden = self.backbone(
                 input_ids=part.tokens[None], position_ids=within[None] + first_position, packed_layout=layout
             ).last_hidden_state[0]
+            if own is not None and self.pooling == "mean":
+                hidden, part = hidden[own], own_part
             pooled.append(pool_packed(hidden, part.lengths, starts + part.position, self.pooling))
         back = torch.empty(len(order), dtype=torch.int64)
         back[torch.tensor(order)] = torch.arange(len(order))
