@@ -23,7 +23,7 @@ def run(config: EmbedConfig) -> EmbedReport:
     source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
     device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
-        model = BiEncoder.load(str(config.model_file), device=device)
+        model = BiEncoder.load(str(config.model_file), device=device, pretrained_model_cfg=config.encoder.pretrained_model_cfg)
         settings = EmbedSettings(
             encoder_type=config.encoder_type,
             batch_tokens=_batch_tokens(config, model.settings.sequence_length, device.type),

@@ -42,7 +42,7 @@ def build_retriever(
     """The retriever that the settings describe: dense, BM25 or both."""
     if config.indexer.kind == "bm25":
         return LexicalRetriever(open_bm25(sources, config.indexer, config.bm25_index_path))
-    model = BiEncoder.load(str(config.model_file), device=device)
+    model = BiEncoder.load(str(config.model_file), device=device, pretrained_model_cfg=config.encoder.pretrained_model_cfg)
     dense = DenseRetriever(model, open_vector_index(config, model, sources, device), form=form, batch_size=config.batch_size)
     if config.hybrid == "none":
         return dense

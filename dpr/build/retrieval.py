@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
+from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
 from dpr.evaluation.reports import format_table
 from dpr.formats.durable import write_json
 from dpr.formats.question_sets import Qrels, read_qrels
@@ -51,7 +52,9 @@ def run(config: RetrievalConfig) -> float | None:
     start = time.monotonic()
     rankings, weight = _retrieve(config, inputs, retriever, texts)
     logger.info("%d questions searched in %.1f s", len(texts), time.monotonic() - start)
-    passages = _look_up(inputs, rankings, with_texts=bool(config.out_file or inputs.answer_match))
+    shown = _example_rows(inputs) if config.metrics_file else []
+    first_hits = {passage for row in shown for passage, _ in rankings[row][:NUM_HITS]}
+    passages = _look_up(inputs, rankings, with_texts=bool(config.out_file or inputs.answer_match), also=first_hits)
     judged = _judge(config, inputs, rankings, passages)
     for line in judged.notes:
         logger.info(line)
@@ -63,7 +66,8 @@ def run(config: RetrievalConfig) -> float | None:
         write_trec_run(config.trec_run_file, run_by_id)
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
-        write_json(Path(config.metrics_file), _report(config, inputs, judged, weight))
+        examples = [_example(inputs, texts, rankings, passages, judged, row) for row in shown] if passages else []
+        write_json(Path(config.metrics_file), _report(config, inputs, judged, weight, examples))
     if config.search_folder:
         _search_settings(config, inputs.sources, form, weight).write(Path(config.search_folder))
     if judged.metrics:
@@ -132,13 +136,31 @@ def _tune(config: RetrievalConfig, inputs: _Inputs, fusion: Fusion, dense: list[
     return best
 
 
-def _look_up(inputs: _Inputs, rankings: Sequence[Ranking], *, with_texts: bool) -> dict[str, Passage] | None:
-    """What the corpus has of the retrieved passages (all of them must be there) and of those judged relevant, in one pass over it."""
+def _look_up(inputs: _Inputs, rankings: Sequence[Ranking], *, with_texts: bool, also: Collection[str] = ()) -> dict[str, Passage] | None:
+    """What the corpus has of the retrieved passages (all of them must be there), of those judged relevant and of ``also``, in one pass."""
     hits = {passage for ranking in rankings for passage, _ in ranking} if with_texts else set()
-    relevant = relevant_ids(inputs.qrels or {})
-    if not inputs.sources or not (hits or relevant):
+    others = relevant_ids(inputs.qrels or {}).union(also)
+    if not inputs.sources or not (hits or others):
         return None
-    return require_passages(inputs.sources, hits, also=relevant)
+    return require_passages(inputs.sources, hits, also=others)
+
+
+def _example_rows(inputs: _Inputs) -> list[int]:
+    """Questions for a report. They follow from questions and judgements alone, so that all runs over them show the same."""
+    qrels = inputs.qrels
+    rows = range(len(inputs.questions))
+    return spread(
+        (row for row in rows if qrels is None or any(grade > 0 for grade in qrels.get(inputs.questions[row].id, {}).values())), NUM_EXAMPLES
+    )
+
+
+def _example(
+    inputs: _Inputs, texts: Sequence[str], rankings: Sequence[Ranking], passages: dict[str, Passage], judged: Judged, row: int
+) -> dict[str, Any]:
+    kept = [place for place, (passage, _) in enumerate(rankings[row][:NUM_HITS]) if passage in passages]
+    right = None if judged.right is None else [[judged.right[row][place] for place in kept]]
+    (result,) = to_results([inputs.questions[row]], [texts[row]], [[rankings[row][place] for place in kept]], passages, right)
+    return replace(example_of(result), first_right_rank=judged.first_right_rank(row)).as_dict()
 
 
 def _judge(
@@ -164,11 +186,15 @@ def _judge(
         return by_qrels
     # Both: judgements own the plain names, answers in texts are told apart; has_answer in the results means what it says.
     metrics = by_qrels.metrics | {f"answer_{name}": value for name, value in by_answers.metrics.items()}
-    return Judged(by_answers.matched, metrics, by_answers.notes + by_qrels.notes)
+    return replace(by_qrels, matched=by_answers.matched, metrics=metrics, notes=by_answers.notes + by_qrels.notes)
 
 
-def _report(config: RetrievalConfig, inputs: _Inputs, judged: Judged, weight: float | None) -> dict[str, Any]:
+def _report(
+    config: RetrievalConfig, inputs: _Inputs, judged: Judged, weight: float | None, examples: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
+        "examples": examples,
+        "first_right_rank": judged.rank_counts(config.n_docs),
         "question_set": inputs.question_set.name,
         "num_questions": len(inputs.questions),
         "indexer": config.indexer.kind,
@@ -193,7 +219,13 @@ def _search_settings(config: RetrievalConfig, sources: Sequence[PassageSource], 
         hybrid_normalisation=config.hybrid_normalisation,
         hybrid_depth=config.hybrid_depth,
         form=form,
+        pretrained_model_cfg=_lasting_name(config.encoder.pretrained_model_cfg),
     )
+
+
+def _lasting_name(name: str | None) -> str | None:
+    """A folder's absolute path; a model's name as it is."""
+    return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
 
 def _table(config: RetrievalConfig, inputs: _Inputs, metrics: dict[str, float]) -> str:

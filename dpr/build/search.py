@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpr.build.indexes import build_retriever
 from dpr.build.passage_sources import resolve_passage_source
+from dpr.config.embedding import CheckpointEncoderConfig
 from dpr.config.retrieval import IndexerConfig, RetrievalConfig
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
@@ -84,6 +85,7 @@ def open_searcher(settings: SearchSettings, *, device: str | None = None) -> Sea
     config = RetrievalConfig(
         qa_dataset="typed",
         model_file=settings.model_file,
+        encoder=CheckpointEncoderConfig(settings.pretrained_model_cfg),
         ctx_datasets=[str(source.file) for source in settings.passages],
         encoded_ctx_files=settings.encoded_ctx_files,
         index_path=settings.index_path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         seed_everything(config.seed)
         model = build_model(config).to(device)
         dev_sets = open_sets(dev_sources, config)
+        if config.as_dpr:
+            # The original put prefixes before training questions only.
+            dev_sets = [(source, replace(options, query_prefix=None)) for source, options in dev_sets]
         if not train_sources:
             return evaluate(config, model, dev_sets)
         return build_trainer(config, model, open_sets(train_sources, config, config.loss_scale_factors), dev_sets).train()
@@ -59,7 +62,14 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         packed=encoder.packed,
     )
     if config.model_file is not None:
-        return BiEncoder.load(config.model_file, options=options, dropout=encoder.dropout)
+        return BiEncoder.load(
+            config.model_file,
+            options=options,
+            dropout=encoder.dropout,
+            pretrained_model_cfg=encoder.named_model(),
+            special_tokens=config.special_tokens or (),
+            trailing_sep=encoder.dpr_trailing_sep is not False,
+        )
     settings = EncoderSettings(
         pooling=encoder.pooling,
         projection_dim=encoder.projection_dim,
@@ -67,6 +77,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         shared=encoder.shared,
         sequence_length=encoder.sequence_length,
         question_length=encoder.question_length,
+        dpr_trailing_sep=config.trailing_sep(),
     )
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
@@ -124,16 +135,17 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         sampling_rates=config.train_sampling_rates,
         local_shards=config.local_shards_dataloader,
         augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
-        loss=BiEncoderNllLoss(candidates=config.loss.candidates),
+        loss=BiEncoderNllLoss(candidates=config.candidates()),
         optimizer=OptimizerSettings(
             learning_rate=train.learning_rate,
             weight_decay=train.weight_decay,
             eps=train.adam_eps,
             betas=train.betas(),
             embedding_lr_factor=train.embedding_lr_factor,
-            max_grad_norm=train.max_grad_norm,
+            # The original's gradient was the exact one divided by the number of processes, so its limit is that much stricter.
+            max_grad_norm=train.max_grad_norm * (current_ranks().world_size if config.as_dpr else 1),
         ),
-        schedule=Schedule(train.lr_schedule, train.warmup_steps, train.min_lr_ratio),
+        schedule=Schedule(config.lr_schedule(), train.warmup_steps, train.min_lr_ratio),
         validation=_validation_settings(config),
         val_av_rank_start_epoch=config.val_av_rank_start_epoch,
         eval_per_epoch=train.eval_per_epoch,
@@ -158,7 +170,7 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -
     """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; writes metrics.json into output_dir."""
     validator = Validator(
         model,
-        BiEncoderNllLoss(candidates=config.loss.candidates),
+        BiEncoderNllLoss(candidates=config.candidates()),
         [DevSet(source.name, source, options) for source, options in dev_sets],
         hard_negatives=config.train.hard_negatives,
         other_negatives=config.train.other_negatives,
@@ -189,6 +201,7 @@ def _validation_settings(config: BiEncoderTrainConfig) -> ValidationSettings:
         average_rank_other_negatives=train.val_av_rank_other_neg,
         average_rank_passages_per_forward=train.val_av_rank_bsz,
         average_rank_max_questions=train.val_av_rank_max_qs,
+        as_dpr=config.as_dpr,
     )
 
 

@@ -56,7 +56,7 @@ def check_keys(
             kept.append(override)
         elif "=" not in override and sign != "~":
             problems.append(_no_value(override, known))
-        elif key not in known and not section and (old := translate(key, value or "", known)):
+        elif key not in known and (old := translate(key, value or "", known)):
             warnings.append(old[1])
             kept.extend([old[0]] if old[0] else [])
         elif group := group_options(key.partition("@")[0], folders):

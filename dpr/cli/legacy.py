@@ -42,7 +42,7 @@ def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None,
         if value.lower() in ("true", "1", "yes") and target:
             return f"{target}=fp16", f"fp16={value} is read as {target}=fp16"
         return None, f"fp16={value} is ignored: " + (f"{target}=fp32, bf16 or fp16 decides" if target else "this job has no such choice")
-    if key.split(".")[0] == "encoder" and not any(name.startswith("encoder.") for name in known):
+    if key.split(".")[0] == "encoder" and "encoder.encoder_model_type" not in known:
         return None, f"{key} is ignored: the checkpoint brings its encoder"
     if key in REPLACED:
         return None, f"{key} is ignored: {REPLACED[key]}"

@@ -32,11 +32,19 @@ class PassageSourceConfig:
 
 
 @dataclass
+class CheckpointEncoderConfig:
+    """What a checkpoint file of the original DPR does not hold; folders bring it along."""
+
+    pretrained_model_cfg: str | None = None
+    """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it."""
+
+
+@dataclass
 class EmbedConfig:
     """Everything ``dpr embed`` can be told. Shard ``shard_id`` of the corpus goes to the folder ``<out_file>_<shard_id>``."""
 
     model_file: str | None = None
-    """Checkpoint folder, or run folder (its best checkpoint is taken)."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     ctx_src: str | None = None
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = None
@@ -60,6 +68,7 @@ class EmbedConfig:
     device: str | None = None
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
+    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     ctx_sources: dict[str, Any] = field(default_factory=dict)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 

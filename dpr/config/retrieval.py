@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.config.embedding import CheckpointEncoderConfig
 from dpr.config.training import require_at_least, require_choice
 from dpr.core.errors import ConfigError
 
@@ -87,7 +88,7 @@ class RetrievalConfig:
     encoded_ctx_files: Any = None
     """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]."""
     model_file: str | None = None
-    """Checkpoint folder, or run folder (its best checkpoint is taken)."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
     """DPR's results JSON to write: questions with the texts of their hits."""
     trec_run_file: str | None = None
@@ -127,6 +128,7 @@ class RetrievalConfig:
     device: str | None = None
     """cpu, cuda, cuda:N; absent = CUDA when there is one. Encodes the questions, and does the exact search."""
     no_cuda: bool = False
+    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     datasets: dict[str, Any] = field(default_factory=dict)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""

@@ -30,7 +30,7 @@ class EncoderConfig:
     encoder_model_type: str = "hf_bert"
     """DPR's key; any Hugging Face encoder is loaded by ``AutoModel`` whatever this says (hf_bert, hf_roberta, hf_auto)."""
     pretrained_model_cfg: str = "bert-base-uncased"
-    """Hugging Face name or local folder."""
+    """Hugging Face name or local folder. With a checkpoint file of the original: whose config and tokenizer belong to it."""
     pretrained: bool = True
     """False: random weights from the folder's config.json."""
     projection_dim: int = 0
@@ -51,6 +51,13 @@ class EncoderConfig:
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
     normalize: bool = False
     """Scale vectors to length 1 (cosine similarity). Wants loss.temperature around 0.05 or below."""
+    dpr_trailing_sep: bool | None = None
+    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and with compat=dpr, else off."""
+
+    def named_model(self) -> str | None:
+        """``pretrained_model_cfg`` where it is not the default, which nobody may have asked for."""
+        default = EncoderConfig.pretrained_model_cfg
+        return None if self.pretrained_model_cfg == default else self.pretrained_model_cfg
 
     def check(self) -> None:
         require_choice("encoder.encoder_model_type", self.encoder_model_type, ("hf_bert", "hf_roberta", "hf_auto"))
@@ -70,8 +77,9 @@ class LossConfig:
     """The contrastive loss (docs/numerics.md)."""
 
     name: str = "nll"
-    candidates: str = "distinct"
-    """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears."""
+    candidates: str | None = None
+    """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears.
+    Absent = distinct, or dpr with compat=dpr."""
     temperature: float = 1.0
     """Scores are divided by it. 1 for dot products as DPR; about 0.05 for normalised vectors."""
     learn_temperature: bool = False
@@ -79,7 +87,8 @@ class LossConfig:
 
     def check(self) -> None:
         require_choice("loss.name", self.name, ("nll",))
-        require_choice("loss.candidates", self.candidates, ("distinct", "dpr"))
+        if self.candidates is not None:
+            require_choice("loss.candidates", self.candidates, ("distinct", "dpr"))
         if self.temperature <= 0:
             raise ConfigError(f"loss.temperature={self.temperature} is out of range; it must be above 0")
 
@@ -118,7 +127,7 @@ class TrainConfig:
     embedding_lr_factor: float = 1.0
     """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
     lr_schedule: str = "linear"
-    """linear, cosine or constant, each after the warm-up."""
+    """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never below 1e-7 of the rate."""
     min_lr_ratio: float = 0.0
     """Floor of linear and cosine, as a share of learning_rate."""
     warmup_steps: int = 100
@@ -176,7 +185,7 @@ class TrainConfig:
         self.betas()
         self.augment.check()
         require_choice("train.precision", self.precision, ("fp32", "bf16", "fp16"))
-        require_choice("train.lr_schedule", self.lr_schedule, ("linear", "cosine", "constant"))
+        require_choice("train.lr_schedule", self.lr_schedule, ("linear", "cosine", "constant", "dpr"))
         for key in (
             "batch_size dev_batch_size gradient_accumulation_steps num_train_epochs log_batch_step train_rolling_loss_step "
             "val_av_rank_bsz val_av_rank_max_qs prefetch_batches"
@@ -200,7 +209,9 @@ class BiEncoderTrainConfig:
     output_dir: str | None = None
     """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
     model_file: str | None = None
-    """Checkpoint folder (or Hugging Face folder) to start from or to evaluate."""
+    """Checkpoint folder, run folder, or checkpoint file of the original DPR, to start from or to evaluate."""
+    compat: str | None = None
+    """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
     train_sampling_rates: list[float] | None = None
     """One factor per train set, multiplies that set's pools per epoch."""
     loss_scale_factors: list[float] | None = None
@@ -236,12 +247,46 @@ class BiEncoderTrainConfig:
     datasets: dict[str, Any] = field(default_factory=dict)
     """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
 
+    @property
+    def as_dpr(self) -> bool:
+        """Whether the original's rules were asked for."""
+        return self.compat == "dpr"
+
+    def candidates(self) -> str:
+        """``loss.candidates``; where absent, as ``compat`` has it."""
+        return self.loss.candidates or ("dpr" if self.as_dpr else "distinct")
+
+    def trailing_sep(self) -> bool:
+        """``encoder.dpr_trailing_sep`` of a new model; where absent, as ``compat`` has it."""
+        return self.as_dpr if self.encoder.dpr_trailing_sep is None else self.encoder.dpr_trailing_sep
+
+    def lr_schedule(self) -> str:
+        """``train.lr_schedule``, with the original's linear one under ``compat``."""
+        return "dpr" if self.as_dpr else self.train.lr_schedule
+
+    def _check_compat(self) -> None:
+        if self.compat is None:
+            return
+        require_choice("compat", self.compat, ("dpr",))
+        foreign = {
+            "train.lr_schedule": self.train.lr_schedule not in ("linear", "dpr"),
+            "train.min_lr_ratio": self.train.min_lr_ratio != 0,
+            "train.embedding_lr_factor": self.train.embedding_lr_factor != 1,
+            "loss.temperature": self.loss.temperature != 1,
+            "loss.learn_temperature": self.loss.learn_temperature,
+            "encoder.normalize": self.encoder.normalize,
+            "encoder.pooling": self.encoder.pooling != "cls",
+        }
+        if named := [key for key, is_foreign in foreign.items() if is_foreign]:
+            raise ConfigError(f"compat=dpr and {', '.join(named)} contradict, the original has no such choice; leave one of them out")
+
     def check(self) -> None:
         """Checks every field and the pairs that contradict each other.
 
         Raises:
             ConfigError: names the key, the value and what it may be.
         """
+        self._check_compat()
         for part in (self.encoder, self.train, self.loss):
             part.check()
         require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))

@@ -43,15 +43,16 @@ class Tensorizer:
         question_length: int = 0,
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
+        local_files_only: bool = False,
     ) -> Tensorizer:
-        """Loads the tokenizer of a Hugging Face model or folder. Code in the folder is never run.
+        """Loads the tokenizer of a Hugging Face model or folder, if ``local_files_only`` from this machine. Code in it is never run.
 
         Raises:
             InputError: the folder holds no tokenizer, or the name is unknown here.
         """
         from transformers import AutoTokenizer
 
-        options = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
+        options = {"local_files_only": local_files_only} | ({} if do_lower_case is None else {"do_lower_case": do_lower_case})
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
         except (OSError, ValueError, KeyError) as error:
@@ -60,6 +61,8 @@ class Tensorizer:
                 file=name_or_folder,
                 hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
             ) from error
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without tokenizer files
+            raise InputError("has no vocabulary", file=name_or_folder, expected="tokenizer.json or vocab.txt beside config.json")
         return cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
 
     def save(self, folder: Path) -> None:

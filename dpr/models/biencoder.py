@@ -18,6 +18,8 @@ from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
+from dpr.formats.legacy_dpr import is_dpr_file
+from dpr.models.dpr_checkpoint import ModelParts, read_model_parts
 from dpr.models.encoder import Encoder, EncoderSettings, backbone_from_config, config_from_folder, load_backbone
 
 
@@ -169,10 +171,14 @@ class BiEncoder(nn.Module):
             weights = {name: tensor for name, tensor in weights.items() if name != "log_temperature"}
         elif "log_temperature" not in weights:
             weights = weights | {"log_temperature": own["log_temperature"]}
-        wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name].shape != weights[name].shape]
-        if wrong:
+        wrong = {
+            "missing": sorted(own.keys() - weights.keys()),
+            "not known": sorted(weights.keys() - own.keys()),
+            "of another shape": [name for name in own if name in weights and own[name].shape != weights[name].shape],
+        }
+        if found := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
             raise CheckpointError(
-                f"{len(wrong)} weights do not fit this model (first: {', '.join(wrong[:3])})",
+                f"the weights do not fit this model ({'; '.join(found)})",
                 file=source,
                 hint="was it written with other encoder.* settings?",
             )
@@ -197,28 +203,30 @@ class BiEncoder(nn.Module):
         *,
         options: TowerOptions | None = None,
         dropout: float | None = None,
+        pretrained_model_cfg: str | None = None,
+        special_tokens: Sequence[str] = (),
+        trailing_sep: bool = True,
     ) -> BiEncoder:
-        """Loads a checkpoint folder, or the best checkpoint of a run folder. In evaluation mode; no network is needed.
+        """Loads a checkpoint folder, the best checkpoint of a run folder, or a checkpoint file of the original DPR. In evaluation mode.
+
+        The last three arguments are for files of the original, which hold neither a backbone's config nor a tokenizer
+        (``pretrained_model_cfg`` says whose they are, in place of the name stored in the file) and want its stray [SEP]. Needs no network.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
         """
-        folder = checkpoints.resolve_checkpoint(Path(path))
-        if not checkpoints.is_checkpoint(folder):
-            raise CheckpointError(
-                "is not a checkpoint", file=path, expected="a folder with model.safetensors and encoder_settings.json, or a run folder"
+        if is_dpr_file(Path(path)):
+            source = Path(path)
+            parts = read_model_parts(
+                source, pretrained_model_cfg=pretrained_model_cfg, special_tokens=special_tokens, trailing_sep=trailing_sep
             )
-        checkpoints.check_whole(folder)
-        stored = checkpoints.read_settings(folder)
-        settings = replace(EncoderSettings(), **{key: value for key, value in stored.items() if key in EncoderSettings.__slots__})
-        config = config_from_folder(folder / checkpoints.ENCODER_FOLDER)
-        backbones = [backbone_from_config(config, dropout=dropout) for _ in range(1 if settings.shared else 2)]
-        towers = build_towers(backbones, settings, options)
-        tensorizer = Tensorizer.load(
-            folder / checkpoints.ENCODER_FOLDER, sequence_length=settings.sequence_length, question_length=settings.question_length
-        )
-        model = cls(*towers, tensorizer, settings, options)
-        model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
+        else:
+            source = checkpoints.resolve_checkpoint(Path(path))
+            parts = _folder_parts(source, path)
+        settings = parts.settings
+        backbones = [backbone_from_config(parts.config, dropout=dropout) for _ in range(1 if settings.shared else 2)]
+        model = cls(*build_towers(backbones, settings, options), parts.tensorizer, settings, options)
+        model.load_weights(parts.weights, source=source)
         return model.to(device or "cpu").eval()
 
     @classmethod
@@ -244,6 +252,21 @@ class BiEncoder(nn.Module):
             special_tokens=special_tokens,
         )
         return cls(*build_towers(backbones, settings, options), tensorizer, settings, options)
+
+
+def _folder_parts(folder: Path, given: str | Path) -> ModelParts:
+    if not checkpoints.is_checkpoint(folder):
+        raise CheckpointError(
+            "is not a checkpoint",
+            file=given,
+            expected="a folder with model.safetensors and encoder_settings.json, a run folder, or a checkpoint file of the original DPR",
+        )
+    checkpoints.check_whole(folder)
+    stored = checkpoints.read_settings(folder)
+    settings = replace(EncoderSettings(), **{key: value for key, value in stored.items() if key in EncoderSettings.__slots__})
+    encoder = folder / checkpoints.ENCODER_FOLDER
+    tensorizer = Tensorizer.load(encoder, sequence_length=settings.sequence_length, question_length=settings.question_length)
+    return ModelParts(settings, config_from_folder(encoder), tensorizer, checkpoints.read_tensors(folder, checkpoints.MODEL_FILE))
 
 
 def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings, options: TowerOptions | None = None) -> tuple[Encoder, Encoder]:

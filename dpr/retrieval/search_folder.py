@@ -32,6 +32,8 @@ class SearchSettings:
     hybrid_normalisation: str = "minmax"
     hybrid_depth: int = 100
     form: QuestionForm = field(default_factory=QuestionForm)
+    pretrained_model_cfg: str | None = None
+    """Of a model_file of the original DPR; a folder by its absolute path."""
 
     def write(self, folder: Path) -> None:
         """Writes ``search.json`` into the folder."""

@@ -26,14 +26,21 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to ``min_ratio``) or constant."""
+    """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to ``min_ratio``) or constant.
+
+    ``dpr`` is the original's linear one: its first update is at 0, its last at 1 / (total - warm-up), and never is it below 1e-7.
+    """
 
     kind: str = "linear"
     warmup_steps: int = 0
     min_ratio: float = 0.0
 
     def factor(self, step: int, total_steps: int) -> float:
-        """Factor of update ``step`` (counted from 0) of ``total_steps``; the first update of a warm-up is 1 / warmup_steps, not 0."""
+        """Factor of update ``step`` (counted from 0) of ``total_steps``; but for ``dpr`` a warm-up starts at 1 / warmup_steps."""
+        if self.kind == "dpr":
+            if step < self.warmup_steps:
+                return step / self.warmup_steps
+            return max(1e-7, (total_steps - step) / max(1, total_steps - self.warmup_steps))
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.kind == "constant":

@@ -29,13 +29,29 @@ QUESTION_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class ValidationSettings:
-    """``pool_size``: questions per NLL pool over all ranks. The rest: DPR's average-rank settings."""
+    """``pool_size``: questions per NLL pool over all ranks. The rest: DPR's average-rank settings.
+
+    ``as_dpr`` validates on the questions that the original did: it read batches of ``pool_size``, left the last one out if it was not full,
+    and ended the average rank with the batch that took it past ``average_rank_max_questions``. Prefixes belong to training there.
+    """
 
     pool_size: int = 64
     average_rank_hard_negatives: int = 30
     average_rank_other_negatives: int = 30
     average_rank_passages_per_forward: int = 128
     average_rank_max_questions: int = 10000
+    as_dpr: bool = False
+
+    def num_nll_questions(self, num_questions: int) -> int:
+        """How many of a set's questions the NLL is taken over."""
+        whole = num_questions // self.pool_size * self.pool_size
+        return whole if self.as_dpr and whole else num_questions
+
+    def num_rank_questions(self, num_questions: int) -> int:
+        """How many of a set's questions, from its beginning, the average rank is taken over."""
+        if not self.as_dpr:
+            return min(num_questions, self.average_rank_max_questions)
+        return min(self.num_nll_questions(num_questions), (self.average_rank_max_questions // self.pool_size + 1) * self.pool_size)
 
 
 class DevSet(NamedTuple):
@@ -98,8 +114,9 @@ class Validator:
     @torch.no_grad()
     def _nll_sums(self, dev: DevSet) -> Tensor:
         sums = torch.zeros(3, dtype=torch.float64, device=self.model.device)
-        for start in range(0, len(dev.source), self.settings.pool_size):
-            size = min(self.settings.pool_size, len(dev.source) - start)
+        num_questions = self.settings.num_nll_questions(len(dev.source))
+        for start in range(0, num_questions, self.settings.pool_size):
+            size = min(self.settings.pool_size, num_questions - start)
             mine = rank_slice(size, self.ranks.rank, self.ranks.world_size)
             rows = list(range(start + mine.start, start + mine.stop))
             batch = self._nll_collator(
@@ -127,7 +144,7 @@ class Validator:
 
     @torch.no_grad()
     def _rank_sums(self, dev: DevSet) -> Tensor:
-        num_questions = min(len(dev.source), self.settings.average_rank_max_questions)
+        num_questions = self.settings.num_rank_questions(len(dev.source))
         share = self._rank_share(dev, rank_slice(num_questions, self.ranks.rank, self.ranks.world_size))
         candidates = _RankCandidates.build(share, distinct=self.loss.candidates == "distinct")
         passages = [share.passages[slot] for slot in candidates.own_slots.tolist()]

@@ -136,3 +136,10 @@ def test_token_batches_cover_everything_once_within_the_budget() -> None:
     assert all(lengths[batch].max() * len(batch) <= 60 or len(batch) == 1 for batch in batches)
     assert batches[0].tolist() == [6]
     assert plan_token_batches(np.array([], dtype=np.int64), 10) == []
+
+
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "bare")
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(InputError, match="has no vocabulary"):
+        Tensorizer.load(folder, sequence_length=24)

@@ -1,0 +1,109 @@
+"""An original DPR checkpoint as the parts of a bi-encoder, and a bi-encoder as the contents of such a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from dpr.core.errors import CheckpointError, InputError
+from dpr.data.tensorizer import Tensorizer
+from dpr.formats.legacy_dpr import DprCheckpoint, read_dpr_checkpoint
+from dpr.models.encoder import EncoderSettings
+
+TOWERS = ("question_model", "ctx_model")
+OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the tokenizer's files>"
+
+
+class ModelParts(NamedTuple):
+    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` the backbone's."""
+
+    settings: EncoderSettings
+    config: Any
+    tensorizer: Tensorizer
+    weights: dict[str, Tensor]
+
+
+def own_name(name: str) -> str:
+    """The toolkit's name of one of the file's weights."""
+    tower, _, rest = name.partition(".")
+    return name if tower not in TOWERS or rest.startswith("encode_proj.") else f"{tower}.backbone.{rest}"
+
+
+def file_name(name: str) -> str:
+    """The file's name of one of the toolkit's weights."""
+    return name.replace("_model.backbone.", "_model.", 1)
+
+
+def read_model_parts(
+    path: Path, *, pretrained_model_cfg: str | None = None, special_tokens: Sequence[str] = (), trailing_sep: bool = True
+) -> ModelParts:
+    """Reads a checkpoint file of the original.
+
+    It holds no backbone config and no tokenizer: these come from ``pretrained_model_cfg`` or, without one, from the name stored in the
+    file, which is looked for on this machine only, so that a file cannot cause a download.
+
+    Raises:
+        CheckpointError: the file is no such checkpoint, its towers are not of Hugging Face's kind, or the name it stores is not here.
+    """
+    stored = read_dpr_checkpoint(path)
+    kind = stored.settings.get("encoder_model_type")
+    if isinstance(kind, str) and not kind.startswith("hf_"):
+        raise CheckpointError(f"encoder_model_type is {kind[:40]}", file=path, expected="hf_bert; other kinds of towers are not read")
+    config, tensorizer = _backbone_parts(path, stored, pretrained_model_cfg, special_tokens)
+    settings = EncoderSettings(
+        projection_dim=_projection_dim(path, stored), sequence_length=stored.sequence_length, dpr_trailing_sep=trailing_sep
+    )
+    return ModelParts(settings, config, tensorizer, {own_name(name): tensor for name, tensor in stored.weights.items()})
+
+
+def _backbone_parts(path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]) -> tuple[Any, Tensorizer]:
+    from transformers import AutoConfig
+
+    name = override or stored.pretrained_model_cfg
+    if not name:
+        raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
+    local_only = override is None
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=local_only)
+        tensorizer = Tensorizer.load(
+            name,
+            sequence_length=stored.sequence_length,
+            do_lower_case=stored.do_lower_case,
+            special_tokens=special_tokens,
+            local_files_only=local_only,
+        )
+    except (OSError, ValueError) as error:
+        if override is not None:
+            raise (
+                error
+                if isinstance(error, InputError)
+                else InputError(f"no model config could be loaded ({str(error).splitlines()[0]})", file=name, hint=f"set {OVERRIDE}")
+            ) from error
+        found = f"its encoder is {name!r}, whose config and tokenizer are not on this machine"
+        raise CheckpointError(found, file=path, hint=f"set {OVERRIDE}") from error
+    return config, tensorizer
+
+
+def _projection_dim(path: Path, stored: DprCheckpoint) -> int:
+    """The width of the projection, by the weights; settings that say otherwise are an error."""
+    widths = {int(tensor.shape[0]) for name, tensor in stored.weights.items() if name.endswith(".encode_proj.weight")}
+    said = stored.settings.get("projection_dim") or 0
+    if len(widths) > 1 or (widths and said not in (0, *widths)) or (said and not widths):
+        raise CheckpointError(f"projection_dim is {said}, but encode_proj has {sorted(widths) or 'no weights'}", file=path)
+    return widths.pop() if widths else 0
+
+
+def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
+    """Weights under the file's names, with what the original's loader insists on: both towers, and poolers (zero; nothing uses them)."""
+    named = {file_name(name): tensor for name, tensor in weights.items() if name.startswith(TOWERS)}
+    if shared:
+        named |= {name.replace("question_model.", "ctx_model.", 1): tensor.clone() for name, tensor in named.items()}
+    for tower in TOWERS:
+        size = named[f"{tower}.embeddings.word_embeddings.weight"].shape[1]
+        model = named[f"{tower}.embeddings.word_embeddings.weight"]
+        named[f"{tower}.pooler.dense.weight"] = model.new_zeros(size, size)
+        named[f"{tower}.pooler.dense.bias"] = model.new_zeros(size)
+    return named
