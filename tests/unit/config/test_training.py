@@ -81,3 +81,25 @@ def test_description_has_every_field_once_with_its_words() -> None:
     assert entries["output_dir"].takes_text
     assert entries["special_tokens"].takes_texts
     assert not entries["train_sampling_rates"].takes_texts
+
+
+def test_compat_sets_what_is_absent_and_leaves_what_is_said() -> None:
+    config = BiEncoderTrainConfig(compat="dpr")
+    config.check()
+    assert (config.candidates(), config.trailing_sep(), config.lr_schedule()) == ("dpr", True, "dpr")
+    config.loss.candidates, config.encoder.dpr_trailing_sep = "distinct", False
+    assert (config.candidates(), config.trailing_sep()) == ("distinct", False)
+    plain = BiEncoderTrainConfig()
+    assert (plain.candidates(), plain.trailing_sep(), plain.lr_schedule()) == ("distinct", False, "linear")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.lr_schedule", "cosine"), ("train.min_lr_ratio", 0.1), ("loss.temperature", 0.05), ("encoder.pooling", "mean")],
+)
+def test_compat_refuses_what_the_original_has_not(key: str, value: Any) -> None:
+    config = with_value(key, value)
+    config.check()
+    config.compat = "dpr"
+    with pytest.raises(ConfigError, match=f"compat=dpr and {key} contradict"):
+        config.check()

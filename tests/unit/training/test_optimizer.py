@@ -33,6 +33,12 @@ def test_cosine_reaches_its_floor() -> None:
     assert Schedule("cosine", min_ratio=0.2).factor(4, 4) == pytest.approx(0.2)
 
 
+def test_dpr_starts_at_zero_and_never_quite_ends() -> None:
+    schedule = Schedule("dpr", warmup_steps=2)
+    assert factors(schedule, 6) == [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
+    assert schedule.factor(6, 6) == schedule.factor(60, 6) == 1e-7
+
+
 def test_constant_stays_after_its_warm_up() -> None:
     assert factors(Schedule("constant", warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1, 1, 1]
 

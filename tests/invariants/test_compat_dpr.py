@@ -1,0 +1,238 @@
+"""``compat=dpr`` against the original's loop, written down again from what it computes: one process, plain BERT, padded windows.
+
+The reference reads the same checkpoint file by torch and shares no code with the package. What it does: every text a window of 24
+places with [SEP] in the last; segments 0; first token; scores of all questions against all passage slots of the batch; mean NLL; clip;
+AdamW; LambdaLR.
+
+pytest tests/invariants/test_compat_dpr.py
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, BertModel
+
+from dpr.build.sources import resolve_training_files
+from dpr.build.training import build_model, build_trainer, open_sets, run
+from dpr.config.training import BiEncoderTrainConfig, EncoderConfig, TrainConfig
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.training_sets import write_training_set
+from dpr.training.callbacks import Callback
+from dpr.training.metrics import Metrics
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.original import nested_params, original_extras, original_names, write_original
+from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
+
+STEPS, BATCH, WARMUP, RATE, CLIP, DECAY = 20, 4, 5, 1e-3, 2.0, 0.01
+WINDOW = 24
+
+
+class Original:
+    """The original's two towers and what it does with them."""
+
+    def __init__(self, file: Path, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        state = torch.load(file, weights_only=False)["model_dict"]
+        self.towers = {}
+        for name in ("question_model", "ctx_model"):
+            tower = BertModel(BertConfig.from_pretrained(str(folder), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+            own = {key.removeprefix(name + "."): value for key, value in state.items() if key.startswith(name + ".")}
+            own.pop("embeddings.position_ids")
+            tower.load_state_dict(own, strict=True)
+            self.towers[name] = tower.train()
+
+    def encode(self, name: str, texts: list[tuple[str, ...]]) -> torch.Tensor:
+        rows = []
+        for text in texts:
+            tokens = self.tokenizer(*text, truncation="longest_first", max_length=WINDOW)["input_ids"]
+            tokens = tokens + [self.tokenizer.pad_token_id] * (WINDOW - len(tokens))
+            tokens[-1] = self.tokenizer.sep_token_id
+            rows.append(tokens)
+        ids = torch.tensor(rows)
+        mask = (ids != self.tokenizer.pad_token_id).long()
+        output = self.towers[name](input_ids=ids, token_type_ids=torch.zeros_like(ids), attention_mask=mask)
+        vectors: torch.Tensor = output.last_hidden_state[:, 0]
+        return vectors
+
+    def scores(self, batch: list[TrainingSample], num_other: int, num_hard: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, M) and the columns of the positives."""
+        slots: list[Passage] = []
+        positives = []
+        for sample in batch:
+            hard = list(sample.hard_negatives) or list(sample.other_negatives)
+            positives.append(len(slots))
+            slots += [sample.positives[0], *sample.other_negatives[:num_other], *hard[:num_hard]]
+        questions = self.encode("question_model", [(sample.question.replace("\u2019", "'"),) for sample in batch])
+        passages = self.encode("ctx_model", [(p.title, p.text.strip()) if p.title else (p.text.strip(),) for p in slots])
+        return questions @ passages.T, torch.tensor(positives)
+
+    def train(self, samples: list[TrainingSample], order: list[int]) -> list[float]:
+        named = [item for tower in self.towers.values() for item in tower.named_parameters()]
+        plain = [parameter for name, parameter in named if "bias" in name or "LayerNorm.weight" in name]
+        decayed = [parameter for name, parameter in named if not ("bias" in name or "LayerNorm.weight" in name)]
+        optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}], lr=RATE, eps=1e-8
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: step / WARMUP if step < WARMUP else max(1e-7, (STEPS - step) / (STEPS - WARMUP))
+        )
+        losses = []
+        for step in range(STEPS):
+            scores, positives = self.scores([samples[row] for row in order[step * BATCH : (step + 1) * BATCH]], 1, 1)
+            loss = torch.nn.functional.nll_loss(torch.log_softmax(scores, dim=1), positives)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_([parameter for _, parameter in named], CLIP)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        return losses
+
+    @torch.no_grad()
+    def nll(self, samples: list[TrainingSample], batch_size: int) -> tuple[float, int, int]:
+        """Mean over full batches of the batch's loss, questions whose positive came first, questions."""
+        losses, correct, batches = [], 0, len(samples) // batch_size
+        for number in range(batches):
+            scores, positives = self.scores(samples[number * batch_size : (number + 1) * batch_size], 1, 1)
+            losses.append(float(torch.nn.functional.nll_loss(torch.log_softmax(scores, dim=1), positives)))
+            correct += int((scores.argmax(1) == positives).sum())
+        return sum(losses) / batches, correct, batches * batch_size
+
+    @torch.no_grad()
+    def rank(self, samples: list[TrainingSample], batch_size: int, max_questions: int, others: int, hards: int) -> tuple[float, float, int]:
+        """Lowest and highest mean place of the positives' slots, depending on how ties fall, and the number of questions."""
+        taken: list[TrainingSample] = []
+        for number in range(len(samples) // batch_size):
+            taken += samples[number * batch_size : (number + 1) * batch_size]
+            if len(taken) > max_questions:
+                break
+        scores, positives = self.scores(taken, others, hards)
+        gold = scores.gather(1, positives[:, None])
+        tied = ((scores - gold).abs() < 1e-5).sum(1) - 1
+        higher = (scores > gold + 1e-5).sum(1)
+        return float(higher.float().mean()), float((higher + tied).float().mean()), len(taken)
+
+
+def samples_of(count: int, seed: int, *, most: int = 9) -> list[TrainingSample]:
+    """With at most ``most`` negatives of a kind; some questions have none, and many passages occur for several questions."""
+    return [
+        replace(sample, hard_negatives=sample.hard_negatives[:most], other_negatives=sample.other_negatives[:most])
+        for sample in make_samples(count, seed=seed, num_passages=15)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An encoder, an original checkpoint ``x.cp`` that names an encoder which is not here, train.json and dev.json."""
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    # Wide initial weights, so that scores differ visibly.
+    encoder_folder(tmp_path / "bert", initializer_range=0.4)
+    weights = tiny_model(tmp_path / "bert", dtype=torch.float32).weights()
+    write_original(tmp_path / "x.cp", original_extras(original_names(weights), 16), nested_params("not/here"))
+    write_training_set(tmp_path / "train.json", samples_of(STEPS * BATCH, 3, most=1))
+    write_training_set(tmp_path / "dev.json", samples_of(13, 4))
+    return tmp_path
+
+
+def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
+    train = TrainConfig(
+        batch_size=BATCH,
+        dev_batch_size=4,
+        hard_negatives=1,
+        other_negatives=1,
+        num_train_epochs=1,
+        learning_rate=RATE,
+        warmup_steps=WARMUP,
+        weight_decay=DECAY,
+        max_grad_norm=CLIP,
+        log_batch_step=1,
+        eval_per_epoch=0,
+        num_workers=0,
+        val_av_rank_max_qs=5,
+        val_av_rank_hard_neg=2,
+        val_av_rank_other_neg=2,
+    )
+    config = BiEncoderTrainConfig(
+        model_file=str(folder / "x.cp"),
+        output_dir=str(folder / "run"),
+        compat="dpr",
+        train=train,
+        encoder=EncoderConfig(pretrained_model_cfg=str(folder / "bert"), dropout=0.0),
+        **changes,
+    )
+    config.check()
+    return config
+
+
+class Curve(Callback):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.losses.append(metrics["train/loss"])
+
+
+def trained(folder: Path, config: BiEncoderTrainConfig) -> tuple[list[float], list[int]]:
+    """The curve, and the rows in the order they were trained on."""
+    train_sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
+    trainer = build_trainer(config, build_model(config), train_sets, [])
+    curve = Curve()
+    trainer.callbacks.append(curve)
+    order = [int(row) for pool in range(STEPS) for row in trainer.dataset.iterator.pool(0, pool).rows]
+    trainer.train()
+    return curve.losses, order
+
+
+def test_twenty_steps_follow_the_original(folder: Path) -> None:
+    losses, order = trained(folder, config_of(folder))
+    expected = Original(folder / "x.cp", folder / "bert").train(samples_of(STEPS * BATCH, 3, most=1), order)
+    worst = max(abs(one - other) for one, other in zip(losses, expected, strict=True))
+    assert worst < 2e-5
+    print(f"largest difference of a loss: {worst:.1e}")
+    assert max(expected) - min(expected) > 0.3, "a flat curve would prove little"
+
+
+def test_without_the_preset_the_curve_is_another(folder: Path) -> None:
+    config = config_of(folder)
+    config.compat = None
+    losses, order = trained(folder, config)
+    expected = Original(folder / "x.cp", folder / "bert").train(samples_of(STEPS * BATCH, 3, most=1), order)
+    assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) > 1e-2
+
+
+def test_evaluation_gives_the_figures_of_the_original(folder: Path) -> None:
+    run(config_of(folder, dev_datasets=[str(folder / "dev.json")]))
+    metrics = json.loads((folder / "run" / "metrics.json").read_text())
+    original, samples = Original(folder / "x.cp", folder / "bert"), samples_of(13, 4)
+    loss, correct, questions = original.nll(samples, 4)
+    assert questions == 12
+    assert 0 < correct < questions
+    print(f"difference of the NLL: {abs(metrics['eval/nll_loss'] - loss):.1e}")
+    assert metrics["eval/nll_loss"] == pytest.approx(loss, abs=1e-5)
+    assert metrics["eval/in_batch_acc"] * questions == pytest.approx(correct, abs=1e-9)
+    low, high, ranked = original.rank(samples, 4, 5, 2, 2)
+    assert ranked == 8
+    assert low < high  # there are ties
+    assert (metrics["eval/avg_rank_low"], metrics["eval/avg_rank_high"]) == pytest.approx((low, high), abs=1e-6)
+    assert low <= metrics["eval/avg_rank"] <= high
+
+
+def test_what_the_figures_are_made_of_shows(folder: Path) -> None:
+    """Each part of the preset matters here: without it the figures are others."""
+    dev = [str(folder / "dev.json")]
+    expected = run(config_of(folder, dev_datasets=dev))
+    for change in ("compat", "candidates", "trailing_sep"):
+        config = config_of(folder, dev_datasets=dev)
+        if change == "compat":
+            config.compat = None
+        elif change == "candidates":
+            config.loss.candidates = "distinct"
+        else:
+            config.encoder.dpr_trailing_sep = False
+        assert abs((run(config) or 0) - (expected or 0)) > 1e-3, change

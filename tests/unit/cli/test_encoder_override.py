@@ -1,0 +1,29 @@
+"""``encoder.pretrained_model_cfg`` is a setting of every job that loads a model; what a checkpoint brings itself is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.keys import check_keys
+from dpr.config.describe import settings
+from dpr.config.embedding import EmbedConfig
+from dpr.config.retrieval import RetrievalConfig
+from dpr.config.training import BiEncoderTrainConfig
+
+CONF = [Path(__file__).parents[3] / "conf"]
+KEY = "encoder.pretrained_model_cfg=bert"
+
+
+@pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig, BiEncoderTrainConfig])
+def test_the_override_is_known(job: type) -> None:
+    assert check_keys([KEY], {entry.key: entry for entry in settings(job)}, CONF) == ([KEY], [])
+
+
+@pytest.mark.parametrize("job", [EmbedConfig, RetrievalConfig])
+@pytest.mark.parametrize("old", ["encoder.sequence_length=256", "encoder=hf_bert", "encoder.encoder_model_type=hf_bert"])
+def test_the_rest_is_answered_by_a_warning(job: type, old: str) -> None:
+    kept, warnings = check_keys([old], {entry.key: entry for entry in settings(job)}, CONF)
+    assert kept == []
+    assert warnings == [f"{old.partition('=')[0]} is ignored: the checkpoint brings its encoder"]
