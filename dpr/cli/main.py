@@ -17,7 +17,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "embed": ("dpr.cli.embed", "turn a corpus into vectors, in shards"),
     "retrieve": ("dpr.cli.retrieve", "search with a set of questions and evaluate the results"),
     "compare": ("dpr.cli.compare", "a table of several retrieval results"),
+    "report": ("dpr.cli.report", "a page of curves, figures and example questions of a run"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
+    "export": ("dpr.cli.export", "write a model in another program's format"),
     "verify": ("dpr.cli.verify", "check the files of an output folder against their checksums"),
     "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
 }

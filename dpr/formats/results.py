@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,14 @@ def read_results(path: str | Path) -> list[RetrievedQuestion]:
     Raises:
         InputError: names the file and the line where the record starts.
     """
+    return list(iter_results(path))
+
+
+def iter_results(path: str | Path) -> Iterator[RetrievedQuestion]:
+    """As ``read_results``, one question at a time."""
     file = Path(path)
-    return [_from_json(record, file, number) for number, record in enumerate(iter_json_records(file))]
+    for number, record in enumerate(iter_json_records(file)):
+        yield _from_json(record, file, number)
 
 
 def write_trec_run(path: str | Path, run: Mapping[str, Sequence[tuple[str, float]]], tag: str = "dpr") -> None:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from dpr.core.errors import DivergedError
 from dpr.core.logs import get_logger
+from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import append_jsonl
 from dpr.training.metrics import Metrics
 
@@ -147,6 +148,30 @@ class MetricsFile(Callback):
     def _append(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
         if trainer.ranks.is_main:
             append_jsonl(self.path, {"step": trainer.progress.step, "epoch": trainer.epoch, **metrics})
+
+
+class ReportPage(Callback):
+    """Keeps ``report.html`` in the run's folder up to date: at every checkpoint, so also at every validation, and at the end. On rank 0.
+
+    A page that cannot be written is no reason to lose a run: it is a warning.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+        self._write(trainer)
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: BiEncoderTrainer) -> None:
+        if not trainer.ranks.is_main:
+            return
+        try:
+            write_report(self.folder)
+        except Exception as error:
+            logger.warning("report.html is not written: %s", error)
 
 
 def _step_of(line: str) -> float:

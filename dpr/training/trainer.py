@@ -24,7 +24,7 @@ from dpr.formats import checkpoints
 from dpr.formats.durable import write_json
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
-from dpr.training.callbacks import Callback, LogEvery, MetricsFile, ProgressLine, ValidateAndSave
+from dpr.training.callbacks import Callback, LogEvery, MetricsFile, ProgressLine, ReportPage, ValidateAndSave
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import (
     OptimizerSettings,
@@ -94,10 +94,9 @@ class BiEncoderTrainer:
     ) -> None:
         self.ranks: Ranks = current_ranks()
         self.device, self.model, self.seed = model.device, model, seed
-        self.output_dir = Path(output_dir)
+        self.output_dir, self.config = Path(output_dir), config or {}
         self.accumulation, self.val_av_rank_start_epoch = gradient_accumulation_steps, val_av_rank_start_epoch
         self._num_workers, self._prefetch_batches = num_workers, prefetch_batches
-        self.config = config or {}
         trains, devs = [_with_options(item) for item in train_sets], [_with_options(item) for item in dev_sets]
 
         self.checkpoints = CheckpointFolder(self.output_dir, checkpoint_name, keep_last=keep_last)
@@ -138,6 +137,7 @@ class BiEncoderTrainer:
             ProgressLine(),
             MetricsFile(self.output_dir / "metrics.jsonl"),
             ValidateAndSave(eval_per_epoch=eval_per_epoch, eval_every_steps=eval_every_steps, save_every_steps=save_every_steps),
+            ReportPage(self.output_dir),
             *callbacks,
         ]
         self.identity = self._identity(augmentation, precision, local_shards)

@@ -1,0 +1,52 @@
+"""``dpr report``: a run and its retrieval figures on one page, ``report.html``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpr.core.errors import ConfigError
+
+EXAMPLE = """examples:
+  dpr report runs/first
+  dpr report runs/first BM25=runs/first/bm25.json trained=runs/first/dense.json
+  dpr report runs/first DPR=results.json --out compared.html
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Writes one self-contained HTML page about a run folder: curves, figures, example questions, settings."""
+    options = _parser().parse_args(argv)
+    from dpr.core.errors import InputError
+    from dpr.evaluation.report.write import write_report
+
+    if not options.folder.is_dir():
+        raise InputError("no such folder", file=options.folder, expected="the output_dir of a training run, or the folder above it")
+    target = write_report(options.folder, labelled(options.runs), out=options.out, title=options.title)
+    print(f"{target} ({target.stat().st_size / 1000:.0f} kB)")
+    return 0
+
+
+def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
+    """(label, file) of ``label=file``, or of files, whose names are then the labels."""
+    found: dict[str, Path] = {}
+    for run in runs:
+        label, has_label, name = run.partition("=")
+        file = Path(name if has_label else run)
+        label = label if has_label else file.stem
+        if label in found:
+            raise ConfigError(f"{label} stands for two files; name them apart: label=file")
+        found[label] = file
+    return list(found.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dpr report", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder; of several runs below it, the longest is shown")
+    parser.add_argument("runs", nargs="*", metavar="[LABEL=]FILE", help="metrics files (metrics_file=...) or results (out_file=...)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: FOLDER/report.html)")
+    parser.add_argument("--title", help="heading (default: the name of the folder)")
+    return parser

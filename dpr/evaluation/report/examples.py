@@ -1,0 +1,93 @@
+"""Example questions with their first hits: chosen evenly over a question set, and cut so that they fit on a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpr.evaluation.report.markup import cut
+from dpr.formats.results import RetrievedQuestion
+
+NUM_EXAMPLES = 10
+NUM_HITS = 5
+TEXT_LIMIT = 500
+_TITLE_LIMIT = 120
+
+
+@dataclass(frozen=True)
+class ExampleHit:
+    """A hit as shown. ``right``: it is judged relevant or holds an answer; None where nothing was judged."""
+
+    title: str
+    text: str
+    score: float
+    right: bool | None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question with its first hits. ``first_right_rank``: 1 for the first; None where no hit is right."""
+
+    question: str
+    id: str
+    answers: tuple[str, ...]
+    first_right_rank: int | None
+    hits: tuple[ExampleHit, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a metrics file holds it."""
+        return asdict(self)
+
+
+def spread(items: Iterable[Any], number: int) -> list[Any]:
+    """Up to ``number`` items at even distances, from a stream of unknown length."""
+    kept: list[Any] = []
+    stride = 1
+    for position, item in enumerate(items):
+        if position % stride:
+            continue
+        kept.append(item)
+        if len(kept) == 2 * number:
+            kept, stride = kept[::2], 2 * stride
+    return [kept[place * len(kept) // number] for place in range(number)] if len(kept) > number else kept
+
+
+def example_of(result: RetrievedQuestion) -> Example:
+    """The example that a results record gives."""
+    first = next((rank for rank, hit in enumerate(result.hits, 1) if hit.has_answer), None)
+    return Example(
+        question=cut(result.question, TEXT_LIMIT),
+        id=cut(result.id, _TITLE_LIMIT),
+        answers=tuple(cut(answer, _TITLE_LIMIT) for answer in result.answers[:5]),
+        first_right_rank=first,
+        hits=tuple(
+            ExampleHit(cut(hit.title or hit.id, _TITLE_LIMIT), cut(hit.text, TEXT_LIMIT), hit.score, hit.has_answer)
+            for hit in result.hits[:NUM_HITS]
+        ),
+    )
+
+
+def example_record(value: Any) -> Example | None:
+    """An example read back from a metrics file; None where it is not one."""
+    if not isinstance(value, dict) or not isinstance(value.get("hits"), list) or not isinstance(value.get("question"), str):
+        return None
+    rank, answers = value.get("first_right_rank"), value.get("answers")
+    return Example(
+        question=cut(value["question"], TEXT_LIMIT),
+        id=cut(str(value.get("id", "")), _TITLE_LIMIT),
+        answers=tuple(cut(str(answer), _TITLE_LIMIT) for answer in answers[:5]) if isinstance(answers, list) else (),
+        first_right_rank=rank if isinstance(rank, int) and not isinstance(rank, bool) else None,
+        hits=tuple(_hit(hit) for hit in value["hits"][:NUM_HITS] if isinstance(hit, dict)),
+    )
+
+
+def _hit(value: dict[str, Any]) -> ExampleHit:
+    score, right = value.get("score"), value.get("right")
+    return ExampleHit(
+        title=cut(str(value.get("title", "")), _TITLE_LIMIT),
+        text=cut(str(value.get("text", "")), TEXT_LIMIT),
+        score=float(score) if isinstance(score, int | float) else math.nan,
+        right=right if isinstance(right, bool) else None,
+    )

@@ -1,0 +1,240 @@
+"""What a report is made of, read from run folders, metrics files and results. Whatever is absent or damaged becomes a note."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import DprError, InputError
+from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
+from dpr.formats.checkpoints import CONFIG_FILE, RUN_FILE, STATE_FILE
+from dpr.formats.durable import read_json
+from dpr.formats.results import RetrievedQuestion, iter_results
+from dpr.formats.text_input import open_input
+
+METRICS_LINES = "metrics.jsonl"
+_CATALOGUES = ("datasets", "ctx_sources")
+_SECRET_KEY = re.compile(
+    r"secret|passw|credential|(?:^|[_.])(?:api|auth|access|hf|wandb|hub)_?(?:key|token)|(?:^|[_.])token$", re.IGNORECASE
+)
+_SECRET_TEXT = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s@]+@")
+# Of an absolute path the last part says which file it was; the rest says whose machine.
+_ABSOLUTE = re.compile(r"(?<![\w.:/~*-])(?:~|[A-Za-z]:)?[/\\]+(?:[^/\\\s\"',\[\]]+[/\\]+)*(?=[^/\\\s\"',\[\]])")
+
+
+@dataclass
+class Training:
+    """A training run: logged figures by step, validations, settings."""
+
+    name: str
+    logs: list[dict[str, float]] = field(default_factory=list)
+    validations: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Retrieval:
+    """Figures of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r + 1."""
+
+    label: str
+    question_set: str
+    num_questions: int
+    metrics: dict[str, float]
+    rank_counts: list[int] | None = None
+    num_without: int = 0
+    examples: list[Example] = field(default_factory=list)
+
+    def accuracy_curve(self) -> list[tuple[float, float]]:
+        """(k, share of questions with a right passage among the first k); from the stored cut-offs where ranks were not kept."""
+        if self.rank_counts is None:
+            return self.metric_curve("accuracy")
+        total = max(sum(self.rank_counts) + self.num_without, 1)
+        found, curve = 0, []
+        for rank, count in enumerate(self.rank_counts, 1):
+            found += count
+            curve.append((float(rank), found / total))
+        return curve
+
+    def metric_curve(self, name: str) -> list[tuple[float, float]]:
+        """(k, value) of ``name@k``."""
+        points = []
+        for key, value in self.metrics.items():
+            metric, _, depth = key.partition("@")
+            if metric == name and depth.isdigit():
+                points.append((float(depth), value))
+        return sorted(points)
+
+
+def read_training(folder: Path) -> Training | None:
+    """The training run in ``folder``; of several one level below, the one with the most steps. None where there is none."""
+    folder = Path(folder)
+    if (folder / METRICS_LINES).is_file():
+        return _read_run(folder)
+    runs = [_read_run(path.parent) for path in sorted(folder.glob(f"*/{METRICS_LINES}"))]
+    return max(runs, key=lambda run: run.logs[-1]["step"] if run.logs else -1, default=None)
+
+
+def _read_run(folder: Path) -> Training:
+    run = Training(folder.resolve().name)
+    damaged = 0
+    try:
+        lines = (folder / METRICS_LINES).read_bytes().decode("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        lines = []
+        run.notes.append(f"{METRICS_LINES} cannot be read: {error.strerror}")
+    for line in lines:
+        entry = _figures(line)
+        if entry is None:
+            damaged += 1
+            continue
+        if "train/loss" in entry:
+            run.logs.append(entry)
+        if any(key.startswith("eval/") for key in entry):
+            run.validations.append(entry)
+    if damaged:
+        run.notes.append(f"{damaged} lines of {METRICS_LINES} are damaged and left out")
+    facts = _object(folder / RUN_FILE, run.notes)
+    run.best = {key: facts.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
+    name = facts.get("last_checkpoint")
+    if isinstance(name, str) and name and Path(name).name == name:
+        _read_settings(folder / name, run)
+    else:
+        run.notes.append("no checkpoint yet, so settings are not shown")
+    return run
+
+
+def _read_settings(checkpoint: Path, run: Training) -> None:
+    identity = _object(checkpoint / STATE_FILE, run.notes).get("identity")
+    fixed, free = ((identity.get(part) or {}) if isinstance(identity, dict) else {} for part in ("fixed", "free"))
+    config = _object(checkpoint / CONFIG_FILE, run.notes)
+    # A run started from Python has no configuration; its identity names the settings that matter.
+    chosen = {key: value for key, value in config.items() if key not in _CATALOGUES} or {**fixed, **free}
+    run.settings = {key: value for key, value in flatten(chosen).items() if not key.startswith("environment.")}
+    run.environment = {key.removeprefix("environment."): value for key, value in flatten(free).items() if key.startswith("environment.")}
+    if pool := fixed.get("train.global_batch_size"):
+        run.settings.setdefault("train.global_batch_size", printable(pool))
+        if run.settings["train.global_batch_size"] == "0":
+            run.settings["train.global_batch_size"] = f"{printable(pool)} (from 0)"
+
+
+def read_retrieval(label: str, file: Path) -> Retrieval:
+    """One run from a metrics file of ``dpr retrieve`` or from DPR's results JSON.
+
+    Raises:
+        InputError: the file is neither.
+    """
+    with open_input(file) as stream:
+        is_results = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    if is_results:
+        return from_results(label, Path(file).name.split(".")[0], iter_results(file))
+    report = read_json(file)
+    metrics = report.get("metrics") if isinstance(report, dict) else None
+    if not isinstance(metrics, dict):
+        raise InputError("not a metrics file", file=file, expected="what dpr retrieve metrics_file=... or out_file=... writes")
+    counts, without = _rank_counts(report.get("first_right_rank"))
+    return Retrieval(
+        label=label,
+        question_set=str(report.get("question_set", "")),
+        num_questions=int(report["num_questions"]) if _is_number(report.get("num_questions")) else 0,
+        metrics={str(key): float(value) for key, value in metrics.items() if _is_number(value)},
+        rank_counts=counts,
+        num_without=without,
+        examples=[example for entry in _list(report.get("examples")) if (example := example_record(entry)) is not None],
+    )
+
+
+def from_results(label: str, name: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
+    """Figures and examples by the ``has_answer`` marks of the hits."""
+    counts: list[int] = []
+    total = without = judged = 0
+
+    def counted() -> Iterator[RetrievedQuestion]:
+        nonlocal total, without, judged
+        for result in results:
+            total += 1
+            judged += any(hit.has_answer is not None for hit in result.hits)
+            first = next((rank for rank, hit in enumerate(result.hits) if hit.has_answer), None)
+            counts.extend([0] * (len(result.hits) - len(counts)))
+            if first is None:
+                without += 1
+            else:
+                counts[first] += 1
+            yield result
+
+    examples = [example_of(result) for result in spread(counted(), NUM_EXAMPLES)]
+    found = Retrieval(label, name, total, {}, counts if judged else None, without, examples)
+    if judged:
+        found.metrics = {f"accuracy@{k:.0f}": value for k, value in found.accuracy_curve() if k in (1, 5, 10, 20, 100)}
+    return found
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as ``section.key`` -> text, without what a page should not tell."""
+    flat: dict[str, str] = {}
+    for key, entry in value.items():
+        name = f"{prefix}{key}"
+        if _SECRET_KEY.search(name) and entry is not None:
+            flat[name] = "(hidden)"
+        elif isinstance(entry, dict):
+            flat |= flatten(entry, f"{name}.")
+        else:
+            flat[name] = printable(entry)
+    return flat
+
+
+def printable(value: Any) -> str:
+    """A setting as text: absolute paths shortened to their last part, credentials hidden."""
+    if isinstance(value, list | tuple):
+        return ", ".join(printable(item) for item in value)
+    text = value if isinstance(value, str) else "-" if value is None else json.dumps(value, default=str)
+    if re.match(r"(?:~|[A-Za-z]:)?[/\\][^,:]+$", text):  # one path; its folders may hold spaces
+        return ".../" + re.split(r"[/\\]+", text.rstrip("/\\"))[-1]
+    return _ABSOLUTE.sub(".../", _SECRET_TEXT.sub("(hidden)", text))
+
+
+def _figures(line: str) -> dict[str, float] | None:
+    """The numbers of a line of metrics; a figure that was not finite (null) is NaN."""
+    try:
+        entry = json.loads(line)
+        step = float(entry["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    numbers = {str(key): float(value) if _is_number(value) else math.nan for key, value in entry.items()}
+    return numbers if math.isfinite(step) else None
+
+
+def _object(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        value = read_json(path)
+    except DprError:
+        value = None
+    if isinstance(value, dict):
+        return value
+    notes.append(f"{path.name} is missing or damaged")
+    return {}
+
+
+def _rank_counts(value: Any) -> tuple[list[int] | None, int]:
+    if not isinstance(value, dict):
+        return None, 0
+    counts, without = value.get("counts"), value.get("not_found")
+    numbers = [*_list(counts), without]
+    if not isinstance(counts, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        return None, 0
+    return counts[:1000], int(without or 0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,52 @@
+"""Reports from files: what ``dpr report`` and every training run write."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import dpr
+from dpr.core.errors import InputError
+from dpr.evaluation.report.page import Report, build_page
+from dpr.evaluation.report.reading import read_retrieval, read_training
+from dpr.formats.durable import durable_file
+
+REPORT_FILE = "report.html"
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "faiss-cpu", "bm25s", "pytrec-eval-terrier")
+
+
+def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Path | None = None, title: str | None = None) -> Path:
+    """Writes ``report.html`` about a run folder and the retrieval runs given as (label, file); returns its path.
+
+    Raises:
+        InputError: a retrieval file is missing or is none.
+    """
+    folder = Path(folder)
+    training = read_training(folder)
+    report = Report(
+        title=title or folder.resolve().name,
+        training=training,
+        retrievals=[read_retrieval(label, file) for label, file in runs],
+        environment=versions(),
+    )
+    if training is None:
+        report.notes.append("No training run found: neither the folder nor a folder in it has a metrics.jsonl.")
+    target = out if out is not None else folder / REPORT_FILE
+    if target.is_dir():
+        raise InputError("is a folder", file=target, expected="the name of a file to write, e.g. report.html")
+    with durable_file(target) as file:
+        file.write(build_page(report))
+    return target
+
+
+def versions() -> dict[str, str]:
+    """Of this package, Python and what figures can depend on. Nothing about the user or the machine's name."""
+    found = {"dpr": dpr.__version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
