@@ -1,0 +1,22 @@
+"""Export settings -> a model -> a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpr.config.export import ExportConfig
+from dpr.core.logs import get_logger
+from dpr.export.dpr_file import export_dpr_file
+from dpr.models.biencoder import BiEncoder
+
+logger = get_logger(__name__)
+
+
+def run(config: ExportConfig) -> None:
+    """Writes the model in the format asked for."""
+    name = config.encoder.pretrained_model_cfg
+    model = BiEncoder.load(str(config.model_file), pretrained_model_cfg=name)
+    target = Path(str(config.out_file))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=config.allow_other_vectors)
+    logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)

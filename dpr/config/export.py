@@ -1,0 +1,35 @@
+"""Settings of ``dpr export``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dpr.config.embedding import CheckpointEncoderConfig
+from dpr.config.training import require_choice
+from dpr.core.errors import ConfigError
+
+
+@dataclass
+class ExportConfig:
+    """Everything ``dpr export`` can be told."""
+
+    to: str = "dpr"
+    """dpr: a checkpoint file that the original DPR loads."""
+    model_file: str | None = None
+    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
+    out_file: str | None = None
+    """File to write; it must not exist."""
+    allow_other_vectors: bool = False
+    """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at the end of the window."""
+    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
+
+    def check(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: names the key, the value and what it may be.
+        """
+        require_choice("to", self.to, ("dpr",))
+        for key, example in {"model_file": "runs/first", "out_file": "runs/first.cp"}.items():
+            if not getattr(self, key):
+                raise ConfigError(f"{key} is not set, e.g. {key}={example}")

@@ -1,0 +1,1 @@
+"""A trained model in formats that other programs read."""

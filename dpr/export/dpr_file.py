@@ -1,0 +1,57 @@
+"""A model as a checkpoint file that the original DPR loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.formats.legacy_dpr import write_dpr_checkpoint
+from dpr.models.biencoder import BiEncoder
+from dpr.models.dpr_checkpoint import file_weights
+
+
+def export_dpr_file(
+    model: BiEncoder, target: Path, *, source: str, pretrained_model_cfg: str | None = None, allow_other_vectors: bool = False
+) -> None:
+    """Writes ``model`` (loaded from ``source``) to ``target``.
+
+    The file names the encoder whose config and tokenizer belong to it: ``pretrained_model_cfg`` or, without one, where the model has
+    its own from. Texts get the same vectors there, or the export is refused.
+
+    Raises:
+        InputError: the original has no such towers, or would give other vectors and ``allow_other_vectors`` is not set.
+        ConfigError: ``target`` exists.
+    """
+    if target.exists():
+        raise ConfigError(f"out_file={target} exists; name another file, or remove it")
+    settings, config = model.settings, model.question_model.config
+    impossible = {
+        f"its backbone is {config.model_type}": config.model_type != "bert",
+        f"pooling is {settings.pooling}": settings.pooling != "cls",
+        "its vectors are normalised": settings.normalize,
+    }
+    if found := [what for what, is_so in impossible.items() if is_so]:
+        raise InputError(", ".join(found), file=source, expected="two BERT towers read at their first token; the original has no others")
+    differing = {
+        "it was trained without the [SEP] that the original puts at the end of every window": not settings.dpr_trailing_sep,
+        f"its questions end at {settings.question_length} tokens": settings.question_length not in (0, settings.sequence_length),
+    }
+    if not allow_other_vectors and (found := [what for what, is_so in differing.items() if is_so]):
+        hint = "allow_other_vectors=true writes the file all the same"
+        raise InputError(f"the original would give other vectors: {' and '.join(found)}", file=source, hint=hint)
+    name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
+    if not name:
+        raise ConfigError("encoder.pretrained_model_cfg is not set; the file has to name the encoder whose tokenizer belongs to it")
+    dropout = float(getattr(config, "hidden_dropout_prob", 0.1))
+    encoder = {
+        "encoder_model_type": "hf_bert",
+        "pretrained_model_cfg": name,
+        "pretrained_file": None,
+        "pretrained": False,  # the file has the weights; the original need not load others first
+        "projection_dim": settings.projection_dim,
+        "sequence_length": settings.sequence_length,
+        "dropout": dropout,
+        "fix_ctx_encoder": False,
+    }
+    params = {"do_lower_case": model.tensorizer.do_lower_case, "encoder": encoder}
+    write_dpr_checkpoint(target, file_weights(model.weights(), shared=settings.shared), params)

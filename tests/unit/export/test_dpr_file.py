@@ -1,0 +1,88 @@
+"""Export to the original's format: bit for bit there and back, plain contents, and no file that means something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from dpr.cli.export import main
+from dpr.core.errors import ConfigError, InputError
+from dpr.export.dpr_file import export_dpr_file
+from dpr.formats.durable import durable_folder
+from dpr.models.biencoder import BiEncoder
+from tests.helpers.original import nested_params, original_extras, original_names, write_original
+from tests.helpers.tiny import tiny_model
+
+TEXTS = ["ba be bi", "bo bu ca ce ci co cu da de di do"]
+
+
+def original_file(folder: Path, **settings: Any) -> tuple[BiEncoder, Path]:
+    model = tiny_model(folder / "bert", dtype=torch.float32, **settings)
+    params = nested_params(str(folder / "bert"), projection_dim=settings.get("projection_dim", 0))
+    return model, write_original(folder / "x.cp", original_extras(original_names(model.weights()), 16), params)
+
+
+@pytest.mark.parametrize("projection", [0, 5])
+def test_there_and_back_every_bit_is_the_same(tmp_path: Path, projection: int) -> None:
+    _, file = original_file(tmp_path, projection_dim=projection)
+    first = BiEncoder.load(file)
+    assert main(["to=dpr", f"model_file={file}", f"out_file={tmp_path / 'out' / 'y.cp'}"]) == 0
+    second = BiEncoder.load(tmp_path / "out" / "y.cp")
+    assert second.settings == first.settings
+    assert second.fingerprint == first.fingerprint
+    assert all(torch.equal(second.weights()[name], tensor) for name, tensor in first.weights().items())
+    assert (second.encode_questions(TEXTS) == first.encode_questions(TEXTS)).all()
+
+
+def test_the_file_is_plain_and_a_strict_loader_takes_it(tmp_path: Path) -> None:
+    model, file = original_file(tmp_path)
+    export_dpr_file(BiEncoder.load(file), tmp_path / "y.cp", source=str(file), pretrained_model_cfg="bert-base-uncased")
+    state = torch.load(tmp_path / "y.cp", weights_only=True)
+    assert sorted(state) == ["encoder_params", "epoch", "model_dict", "offset", "optimizer_dict", "scheduler_dict"]
+    assert state["encoder_params"]["do_lower_case"] is True
+    assert state["encoder_params"]["encoder"]["pretrained_model_cfg"] == "bert-base-uncased"
+    assert state["encoder_params"]["encoder"]["sequence_length"] == 24
+    for tower in ("question_model", "ctx_model"):
+        plain = BertModel(BertConfig.from_pretrained(str(tmp_path / "bert")))
+        own = {name.removeprefix(f"{tower}."): value for name, value in state["model_dict"].items() if name.startswith(tower)}
+        plain.load_state_dict(own, strict=True)
+        name = "encoder.layer.1.output.dense.weight"
+        assert torch.equal(plain.state_dict()[name], model.state_dict()[f"{tower}.backbone.{name}"])
+
+
+def test_a_checkpoint_folder_with_one_tower_becomes_two(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "bert", dtype=torch.float32, shared=True, dpr_trailing_sep=True)
+    with durable_folder(tmp_path / "model") as folder:
+        model.write_to(folder)
+    assert main([f"model_file={tmp_path / 'model'}", f"out_file={tmp_path / 'y.cp'}"]) == 0
+    loaded = BiEncoder.load(tmp_path / "y.cp")
+    assert (loaded.encode_passages(TEXTS) == model.eval().encode_passages(TEXTS)).all()
+    assert (loaded.encode_questions(TEXTS) == model.encode_questions(TEXTS)).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pooling": "mean", "dpr_trailing_sep": True}, "pooling is mean"),
+        ({"normalize": True, "dpr_trailing_sep": True}, "normalised"),
+        ({}, r"without the \[SEP\].*allow_other_vectors=true"),
+        ({"question_length": 8, "dpr_trailing_sep": True}, "questions end at 8 tokens"),
+    ],
+)
+def test_what_would_mean_something_else_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    model = tiny_model(tmp_path / "bert", dtype=torch.float32, **settings)
+    with pytest.raises(InputError, match=message):
+        export_dpr_file(model, tmp_path / "y.cp", source="runs/first")
+    assert not (tmp_path / "y.cp").exists()
+
+
+def test_other_vectors_can_be_allowed_and_files_are_not_overwritten(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "bert", dtype=torch.float32)
+    export_dpr_file(model, tmp_path / "y.cp", source="runs/first", allow_other_vectors=True)
+    with pytest.raises(ConfigError, match="exists"):
+        export_dpr_file(model, tmp_path / "y.cp", source="runs/first", allow_other_vectors=True)
+    assert BiEncoder.load(tmp_path / "y.cp").settings.dpr_trailing_sep
