@@ -1,6 +1,7 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make check        lint, format, types
+# make bench        speed against plain loops and sentence-transformers
 #
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu installs the small CPU build of torch; by default pip chooses.
 
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test check format clean
+.PHONY: help install quickstart test check bench format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -32,6 +33,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
+	$(BIN)/python -m benchmarks --out docs/benchmarks.md
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

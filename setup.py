@@ -58,6 +58,7 @@ setup(
     extras_require={
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
+        "bench": ["sentence-transformers>=5.3,<7"],
         "dev": [
             "hypothesis",
             "ir-measures",

@@ -1,0 +1,80 @@
+"""How things are timed: sides take turns, every figure is a ratio to a partner measured seconds before it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One side: ``rates`` in units per second and ``shares`` of the matrix-product peak, one value a round."""
+
+    rates: list[float]
+    shares: list[float]
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+    @property
+    def share(self) -> float:
+        return statistics.median(self.shares)
+
+    def ratio_to(self, other: Figures) -> tuple[float, float, float]:
+        """Median, least and greatest of the rounds' ratios."""
+        ratios = [mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)]
+        return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def matrix_peak(device: torch.device, size: int = 2048, repeats: int = 3) -> float:
+    """Floating-point operations per second of a plain fp32 matrix product with the threads of this process."""
+    left, right = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    left @ right
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        left @ right
+    synchronize(device)
+    return repeats * 2 * size**3 / (time.perf_counter() - start)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def take_turns(
+    sides: Mapping[str, Callable[[], None]], *, units: float, flops: float, rounds: int, device: torch.device, warmups: int = 1
+) -> dict[str, Figures]:
+    """Runs every side once a round; each does ``units`` of work, which takes ``flops`` operations on real tokens.
+
+    The peak is measured before and after each side, so that a slow minute of the machine slows both.
+    """
+    figures = {name: Figures([], []) for name in sides}
+    for number in range(warmups + rounds):
+        for name, work in sides.items():
+            peak = matrix_peak(device)
+            start = time.perf_counter()
+            work()
+            synchronize(device)
+            elapsed = time.perf_counter() - start
+            peak = (peak + matrix_peak(device)) / 2
+            if number >= warmups:
+                figures[name].rates.append(units / elapsed)
+                figures[name].shares.append(flops / elapsed / peak)
+    return figures
+
+
+def table(figures: Mapping[str, Figures], *, ours: str, unit: str) -> str:
+    """A Markdown table: rate, share of peak, and how many times faster ours is."""
+    lines = [f"| | {unit} | share of peak | ours is faster by |", "|---|---:|---:|---:|"]
+    for name, side in figures.items():
+        median, low, high = figures[ours].ratio_to(side)
+        ratio = "" if name == ours else f"{median:.2f} ({low:.2f} to {high:.2f})"
+        lines.append(f"| {name} | {side.rate:,.0f} | {side.share:.0%} | {ratio} |")
+    return "\n".join(lines)

@@ -1,0 +1,154 @@
+"""The sides of the comparison. Each is given the same weights, texts, batches and optimizer, and returns what does one round of work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.workload import Texts
+from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.distributed import Ranks
+from dpr.core.records import Passage, TrainingSample
+from dpr.data.collator import Collator, SetOptions
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import EncoderSettings
+from dpr.training.optimizer import OptimizerSettings, make_optimizer
+from dpr.training.step import DirectStep
+
+Work = Callable[[], None]
+LEARNING_RATE = 2e-5
+
+
+def our_model(folder: Path, *, dropout: float, length: int) -> BiEncoder:
+    settings = EncoderSettings(shared=True, sequence_length=length)
+    return BiEncoder.from_pretrained(str(folder), settings, dropout=dropout)
+
+
+def our_batches(model: BiEncoder, texts: Texts, *, batch: int) -> list[BiEncoderBatch]:
+    """``batch`` questions, their passages and one hard negative each, as training builds them."""
+    half = len(texts.questions) // 2
+    samples = [
+        TrainingSample(question, (Passage(texts.passages[row]),), (Passage(texts.passages[row + half]),))
+        for row, question in enumerate(texts.questions[:half])
+    ]
+    collator = Collator(model.tensorizer, num_hard=1, num_other=0)
+    return [
+        collator(
+            samples[start : start + batch],
+            range(start, start + batch),
+            options=SetOptions("bench"),
+            known_positives=lambda row: samples[row].positives,
+        )
+        for start in range(0, half, batch)
+    ]
+
+
+def our_training(model: BiEncoder, batches: Sequence[BiEncoderBatch], device: torch.device) -> Work:
+    model.to(device).train()
+    optimizer = make_optimizer(model, OptimizerSettings(learning_rate=LEARNING_RATE))
+    step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=device)
+
+    def work() -> None:
+        for batch in batches:
+            step(batch, num_pools=1, is_last=True)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return work
+
+
+def plain_training(folder: Path, batches: Sequence[BiEncoderBatch], device: torch.device, *, dropout: float, pad_to: int = 0) -> Work:
+    """A plain loop on a Hugging Face BERT: padded to the longest of the batch, or to ``pad_to`` as DPR runs it."""
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    model: nn.Module = AutoModel.from_pretrained(str(folder), config=config, add_pooling_layer=False).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    padded = [[_padded(tokens, pad_to, device) for tokens in (batch.questions, batch.contexts)] for batch in batches]
+    targets = [batch.context_row[batch.positive_idx].to(device) for batch in batches]
+
+    def work() -> None:
+        for (questions, contexts), target in zip(padded, targets, strict=True):
+            vectors = [model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in (questions, contexts)]
+            nn.functional.cross_entropy(vectors[0] @ vectors[1].T, target).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return work
+
+
+def _padded(tokens: TokenBatch, pad_to: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    ids, mask = tokens.padded(0)
+    extra = max(0, pad_to - ids.shape[1])
+    return nn.functional.pad(ids, (0, extra)).to(device), nn.functional.pad(mask, (0, extra)).to(device, torch.int64)
+
+
+def st_training(folder: Path, texts: Texts, device: torch.device, *, batch: int, length: int, dropout: float) -> Work:
+    """sentence-transformers: its loss on its own padded features (question, positive, negative columns), tokenised beforehand."""
+    from sentence_transformers import SentenceTransformer, util
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    model = _st_model(folder, length, dropout, device).train()
+    assert isinstance(model, SentenceTransformer)
+    loss = MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=util.dot_score)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    half = len(texts.questions) // 2
+    columns = (texts.questions[:half], texts.passages[:half], texts.passages[half : 2 * half])
+    batches = [
+        [
+            {key: value.to(device) for key, value in model.preprocess(column[start : start + batch]).items() if isinstance(value, Tensor)}
+            for column in columns
+        ]
+        for start in range(0, half, batch)
+    ]
+    labels = torch.arange(batch, device=device)
+
+    def work() -> None:
+        for features in batches:
+            loss([dict(column) for column in features], labels).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return work
+
+
+def _st_model(folder: Path, length: int, dropout: float, device: torch.device) -> nn.Module:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    arguments = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    body = Transformer(str(folder), max_seq_length=length, config_kwargs=arguments)
+    return SentenceTransformer(modules=[body, Pooling(body.get_embedding_dimension(), pooling_mode="cls")], device=str(device))
+
+
+def our_encoding(model: BiEncoder, passages: Sequence[str]) -> Work:
+    return lambda: [model.encode_passages(list(passages))].clear()
+
+
+def st_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, length: int) -> Work:
+    model = _st_model(folder, length, 0.1, device).eval()
+    return lambda: [model.encode(list(passages), batch_size=32, show_progress_bar=False)].clear()  # type: ignore[operator]
+
+
+def plain_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, length: int, pad_to: int = 0) -> Work:
+    """Batches of 32 in file order, padded to the longest or to ``pad_to``; tokenising included, as on the other sides."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    model: nn.Module = AutoModel.from_pretrained(str(folder), add_pooling_layer=False).to(device).eval()
+    padding = {"padding": "max_length", "max_length": pad_to} if pad_to else {"padding": "longest", "max_length": length}
+
+    @torch.inference_mode()
+    def work() -> None:
+        for start in range(0, len(passages), 32):
+            batch = tokenizer(list(passages[start : start + 32]), truncation=True, return_tensors="pt", **padding).to(device)
+            model(**batch).last_hidden_state[:, 0].cpu()
+
+    return work

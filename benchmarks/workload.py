@@ -1,0 +1,61 @@
+"""What is computed: texts with the lengths of SQuAD, and BERTs of a stated size with random weights."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SQUAD = Path(__file__).resolve().parents[2] / "shared" / "data" / "squad" / "squad-v1.1-train.800-paragraphs.jsonl.gz"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Question i is answered by passage i; passage i + half is its hard negative."""
+
+    questions: list[str]
+    passages: list[str]
+    source: str
+
+
+def load_texts(count: int) -> Texts:
+    """SQuAD questions and paragraphs where the file is at hand; else made-up words with the same spread of lengths."""
+    if SQUAD.is_file():
+        with gzip.open(SQUAD, "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file][:count]
+        if len(rows) == count:
+            return Texts([row["qas"][0]["question"] for row in rows], [row["context"] for row in rows], "SQuAD")
+    rng = random.Random(0)
+
+    def text(mean: float, spread: float, least: int, most: int) -> str:
+        return " ".join(f"w{rng.randrange(5000)}" for _ in range(min(most, max(least, round(rng.gauss(mean, spread))))))
+
+    return Texts([text(11, 4, 4, 30) for _ in range(count)], [text(120, 45, 20, 220) for _ in range(count)], "synthetic")
+
+
+def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int) -> Any:
+    """A BERT folder (config, vocabulary of the texts' words) for every side to load; returns the config."""
+    from transformers import BertConfig, BertModel
+
+    folder.mkdir(parents=True, exist_ok=True)
+    words = sorted({word for text in (*texts.questions, *texts.passages) for word in text.lower().split()})
+    pieces = dict.fromkeys(
+        [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz0123456789.,?'\"()-", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"), *words]
+    )
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    config = BertConfig(
+        vocab_size=30522, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
+    )
+    BertModel(config, add_pooling_layer=False).save_pretrained(str(folder))
+    return config
+
+
+def training_flops(config: Any, lengths: list[int], *, passes: int = 3) -> float:
+    """Operations on real tokens: 2 x parameters (without embeddings) a token and pass, plus attention; backward counts as two passes."""
+    width, layers = config.hidden_size, config.num_hidden_layers
+    parameters = layers * (4 * width * width + 2 * width * config.intermediate_size)
+    return float(passes * (2 * parameters * sum(lengths) + layers * 4 * width * sum(length * length for length in lengths)))
