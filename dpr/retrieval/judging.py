@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dpr.core.records import Passage, Question
 from dpr.evaluation.answer_match import match_hits, top_k_accuracy, top_k_hits
@@ -20,6 +22,22 @@ class Judged:
     metrics: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """Lines for the log."""
+    right: list[list[bool]] | None = None
+    """Whether each hit is right by the judgement behind ``metrics``; with answers and judgements, by the judgements."""
+    rows: tuple[int, ...] = ()
+    """Positions of the questions that ``metrics`` are taken over."""
+
+    def first_right_rank(self, row: int) -> int | None:
+        """1 for the first hit; None where none is right."""
+        found = self.right[row] if self.right is not None else []
+        return found.index(True) + 1 if True in found else None
+
+    def rank_counts(self, num_docs: int) -> dict[str, Any] | None:
+        """How many questions have their first right passage at rank 1, 2, ... ``num_docs``, and how many have none there."""
+        if not self.rows:
+            return None
+        ranks = Counter(self.first_right_rank(row) for row in self.rows)
+        return {"counts": [ranks[rank] for rank in range(1, num_docs + 1)], "not_found": ranks[None]}
 
 
 def cutoffs_up_to(num_docs: int) -> tuple[int, ...]:
@@ -44,7 +62,7 @@ def judge_by_answers(
     shares = [round(count / len(questions), 6) for count in counts]
     notes = (f"Validation results: top k documents hits {counts}", f"Validation results: top k documents hits accuracy {shares}")
     accuracy = top_k_accuracy(matched, cutoffs_up_to(num_docs))
-    return Judged(matched, {f"accuracy@{k}": value for k, value in accuracy.items()}, notes)
+    return Judged(matched, {f"accuracy@{k}": value for k, value in accuracy.items()}, notes, matched, tuple(range(len(questions))))
 
 
 def judge_by_qrels(
@@ -63,7 +81,8 @@ def judge_by_qrels(
     asked = {question: grades for question, grades in qrels.items() if question in run}
     metrics = evaluate_run(run, asked, cutoffs_up_to(num_docs))
     matched = [[asked.get(question.id, {}).get(passage, 0) > 0 for passage, _ in run[question.id]] for question in questions]
-    return Judged(matched, metrics, (f"judgements: {coverage(run, asked, corpus_ids)}",))
+    rows = tuple(row for row, question in enumerate(questions) if any(grade > 0 for grade in asked.get(question.id, {}).values()))
+    return Judged(matched, metrics, (f"judgements: {coverage(run, asked, corpus_ids)}",), matched, rows)
 
 
 def relevant_ids(qrels: Qrels) -> set[str]:

@@ -14,6 +14,7 @@ from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer
 from dpr.evaluation.ranking_metrics import evaluate_run
+from dpr.evaluation.report.reading import read_retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import read_qrels, write_questions
@@ -251,3 +252,41 @@ def test_several_processes_are_refused(world: World, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(key, value)
     assert main(dense(world)) == 2
     assert "one process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("judged_by", ["qrels", "string", "both"])
+def test_stored_ranks_give_the_accuracy_at_every_cut_off(world: World, tmp_path: Path, judged_by: str) -> None:
+    file = tmp_path / "metrics.json"
+    wanted = [f"qrels={world.path('qrels.tsv')}"] if judged_by != "string" else []
+    match = "qrels" if judged_by == "qrels" else "string"
+    assert (
+        main(dense(world, f"ctx_datatsets=[{world.path('corpus.tsv')}]", f"metrics_file={file}", "n_docs=20", f"match={match}", *wanted))
+        == 0
+    )
+    run = read_retrieval("dense", file)
+    curve = dict(run.accuracy_curve())
+    assert sum(run.rank_counts or []) + run.num_without == len(world.questions)
+    assert {k: curve[k] for k in (1, 5, 10, 20)} == pytest.approx({k: run.metrics[f"accuracy@{k}"] for k in (1, 5, 10, 20)})
+    assert 0 < curve[1] < curve[20]
+
+
+def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World, tmp_path: Path) -> None:
+    file, out = tmp_path / "metrics.json", tmp_path / "results.json"
+    files = [f"metrics_file={file}", f"out_file={out}", f"qrels={world.path('qrels.tsv')}", f"ctx_datatsets=[{world.path('corpus.tsv')}]"]
+    assert main(dense(world, "match=qrels", "n_docs=30", *files)) == 0
+    results = {result.id: result for result in read_results(out)}
+    examples = read_retrieval("dense", file).examples
+    assert len(examples) == 10
+    for example in examples:
+        hits = results[example.id].hits
+        assert [hit.text for hit in example.hits] == [hit.text for hit in hits[:5]]
+        assert [hit.right for hit in example.hits] == [hit.has_answer for hit in hits[:5]]
+        assert example.first_right_rank == next((rank for rank, hit in enumerate(hits, 1) if hit.has_answer), None)
+    assert {example.first_right_rank for example in examples} - {None, 1}, "ranks that are all 1 would agree by themselves"
+
+
+def test_without_texts_there_are_no_examples_but_ranks(world: World, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.json"
+    assert main(dense(world, f"qrels={world.path('qrels.tsv')}", f"metrics_file={file}", "n_docs=5")) == 0
+    run = read_retrieval("dense", file)
+    assert run.examples == [] and len(run.rank_counts or []) == 5
