@@ -83,9 +83,9 @@ def _heading(arguments: argparse.Namespace, texts: Texts) -> str:
     size = f"--layers {arguments.layers} --width {arguments.width}"
     return (
         f"BERT of {arguments.layers} layers x {arguments.width}, {BATCH} questions and {2 * BATCH} passages a step, {texts.source} texts "
-        f"cut at {LENGTH} tokens, fp32, AdamW and clipping included. {device}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"transformers {version('transformers')}, {arguments.rounds} alternating rounds, {datetime.date.today()}. Shares are of the "
-        f"fp32 matrix-product peak (2048^3) measured beside each run; operations on real tokens only. "
+        f"cut at {LENGTH} tokens, fp32, AdamW and clipping included. {device}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}, transformers {version('transformers')}, {arguments.rounds} rounds, {datetime.date.today()}. "
+        f"Shares are of the fp32 matrix-product peak (2048^3) measured beside each run; operations on real tokens only. "
         f"Command: `python -m benchmarks {size} --rounds {arguments.rounds}`."
     )
 
