@@ -55,6 +55,8 @@ run python dense_retriever.py $TEST $HYBRID hybrid_weight="$WEIGHT" metrics_file
 say "6. The result"
 run dpr compare BM25=$Q/metrics/bm25.json untrained=$Q/metrics/untrained.json trained=$Q/metrics/trained.json \
     hybrid=$Q/metrics/hybrid.json --out $Q/metrics.json
+run dpr report $Q BM25=$Q/metrics/bm25.json untrained=$Q/metrics/untrained.json trained=$Q/metrics/trained.json \
+    hybrid=$Q/metrics/hybrid.json
 DPR=dpr
 if [[ -z ${VIRTUAL_ENV:-} && $(command -v dpr) == "$PWD"/* ]]; then
     DPR=$(realpath --relative-to=. "$(command -v dpr)") # make's own environment, which the caller's shell does not know
@@ -64,6 +66,7 @@ cat <<END
 top-k: share of questions with their passage among the first k. The dense encoder has seen nothing but these texts, and on its own it stays
 behind BM25, because question and passage share words here; together they are better than either. It took $((SECONDS / 60)) min $((SECONDS % 60)) s.
 
+Look at it:       $Q/report.html in a browser: curves, ranks and example questions
 Search by hand:   $DPR search $Q "read a csv file"
                   $DPR search $Q --mode dense "read a csv file"      (or bm25, or hybrid)
 Your own text:    the files in $Q/data show the formats; docs/file_formats.md describes them.

@@ -94,7 +94,7 @@ class RetrievalConfig:
     trec_run_file: str | None = None
     """TREC run file to write."""
     metrics_file: str | None = None
-    """JSON file to write the figures into."""
+    """JSON file for the figures, the ranks of right passages and, where the texts are given, ten example questions."""
     search_folder: str | None = None
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = "auto"
