@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dpr.config.retrieval import FAISS_KINDS, IndexerConfig, RetrievalConfig
@@ -15,6 +17,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import PassageSource
 from dpr.formats.durable import MANIFEST, describe_file
+from dpr.formats.legacy_vectors import PickledVectors
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
@@ -60,8 +63,7 @@ def open_vector_index(
         InputError: the vectors are of another model, or the saved index is of other vectors.
     """
     patterns = config.vector_patterns()
-    shards = open_shards(patterns) if patterns else []
-    check_vectors_are_of(model, shards, model_file=f"model_file={config.model_file}")
+    shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
     vectors = _with_prefixes(shards, patterns, sources)
     indexer = config.indexer
     if indexer.kind not in FAISS_KINDS:
@@ -106,7 +108,29 @@ def open_bm25(sources: Sequence[PassageSource], settings: IndexerConfig, path: s
     return index
 
 
-def _with_prefixes(shards: Sequence[VectorShard], patterns: Sequence[str], sources: Sequence[PassageSource]) -> list[VectorSource]:
+def _open_vectors(patterns: Sequence[str], model: BiEncoder, model_file: str) -> list[VectorShard] | list[PickledVectors]:
+    """Shards, or the original's embedding files where all that is named are files."""
+    named = [Path(pattern).expanduser() for pattern in patterns]
+    found = [[item] if item.exists() else [Path(match) for match in sorted(glob.glob(str(item)))] for item in named]
+    paths = list(dict.fromkeys(path for matches in found for path in matches))
+    if not all(found) or not paths or not all(path.is_file() for path in paths):
+        shards = open_shards(patterns) if patterns else []
+        check_vectors_are_of(model, shards, model_file=model_file)
+        return shards
+    files = [PickledVectors(path) for path in paths]
+    for file in files:
+        if file.dimension != model.dimension:
+            raise InputError(f"vectors of {file.dimension} dimensions", file=file.path, expected=f"the {model.dimension} of {model_file}")
+    ids = np.concatenate([file.ids for file in files])
+    if len(np.unique(ids)) != len(ids):
+        raise InputError("a passage id occurs twice in these vectors", file=", ".join(str(file.path) for file in files[:4]))
+    logger.warning("embedding files do not say which model made them; %d vectors are taken to be of %s", len(ids), model_file)
+    return files
+
+
+def _with_prefixes(
+    shards: Sequence[VectorShard | PickledVectors], patterns: Sequence[str], sources: Sequence[PassageSource]
+) -> list[VectorSource]:
     """Shards whose ids get the prefix of their passage source; DPR pairs the patterns with the sources in order."""
     if not any(source.id_prefix for source in sources):
         return list(shards)
@@ -121,10 +145,11 @@ def _with_prefixes(shards: Sequence[VectorShard], patterns: Sequence[str], sourc
     return prefixed
 
 
-def _digest(shards: Sequence[VectorShard], vectors: Sequence[VectorSource]) -> str:
+def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[VectorSource]) -> str:
     """Identity of the vectors and of the ids they are given."""
     prefixes = [item.prefix if isinstance(item, PrefixedSource) else "" for item in vectors]
-    return _hash(*(f"{describe_file(shard.path / MANIFEST)['sha256']} {prefix}" for shard, prefix in zip(shards, prefixes, strict=True)))
+    digests = [shard.digest if isinstance(shard, PickledVectors) else describe_file(shard.path / MANIFEST)["sha256"] for shard in shards]
+    return _hash(*(f"{digest} {prefix}" for digest, prefix in zip(digests, prefixes, strict=True)))
 
 
 def _hash(*parts: str) -> str:

@@ -86,7 +86,8 @@ class RetrievalConfig:
     """The passages that were embedded: names of ``ctx_sources`` or paths of corpora (DPR's spelling; ctx_datasets means the same)."""
     ctx_datasets: Any = None
     encoded_ctx_files: Any = None
-    """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]."""
+    """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the
+    original DPR are read too."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
