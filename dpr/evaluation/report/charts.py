@@ -41,8 +41,10 @@ class Axis:
         return self.start + (self.end - self.start) * (at - low) / (high - low)
 
 
-def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step", percent: bool = False, log_x: bool = False) -> Markup:
-    """Curves over a common x; a curve of one point is a dot. Without any finite point it says so."""
+def line_chart(
+    title: str, series: Sequence[Series], *, x_label: str = "step", percent: bool = False, from_zero: bool = False, log_x: bool = False
+) -> Markup:
+    """Curves over a common x; a curve of one point is a dot. Shares (``percent``) start at zero. Without any finite point it says so."""
     drawn = [Series(one.label, finite(one.points, log_x=log_x)) for one in series]
     drawn = [one for one in drawn if one.points]
     if not drawn:
@@ -53,7 +55,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step", p
     ticks = (
         [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
         if percent and max(ys) > 0.5 and min(ys) >= 0 and max(ys) <= 1
-        else nice_ticks([0.0, *ys] if percent else ys)
+        else nice_ticks([0.0, *ys] if percent or from_zero else ys)
     )
     y_axis = Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = _y_grid(y_axis, ticks, percent)
@@ -165,7 +167,7 @@ def _log_ticks(axis: Axis) -> list[float]:
 
 
 def _round_ticks(axis: Axis) -> list[float]:
-    step = max(_round_step((axis.high - axis.low) / 4), 1.0)
+    step = max(_round_step((axis.high - axis.low) / 6), 1.0)
     first = math.ceil(axis.low / step - 1e-9)
     return [number * step for number in range(first, math.floor(axis.high / step + 1e-9) + 1)]
 

@@ -129,7 +129,7 @@ def _training_sections(run: Training | None) -> list[Markup]:
         "Padding share": (("padding", run.logs, "perf/padding_share"),),
     }
     sections = [tag("h2", "Training"), tag("div", *charts, _validation_table(run), class_="charts")]
-    if shown := _charts(speed, percent={"Padding share"}):
+    if shown := _charts(speed, percent={"Padding share"}, from_zero=True):
         sections += [tag("h2", "Throughput"), tag("div", *shown, class_="charts")]
     return sections
 
@@ -137,12 +137,12 @@ def _training_sections(run: Training | None) -> list[Markup]:
 Sources = Sequence[tuple[str, Sequence[Mapping[str, float]], str]]
 
 
-def _charts(wanted: Mapping[str, Sources], *, percent: set[str], always: set[str] | None = None) -> list[Markup]:
+def _charts(wanted: Mapping[str, Sources], *, percent: set[str], always: set[str] | None = None, from_zero: bool = False) -> list[Markup]:
     charts = []
     for title, sources in wanted.items():
         series = [Series(label, points) for label, entries, key in sources if (points := _column(entries, key))]
         if series or title in (always or ()):
-            charts.append(line_chart(title, series, percent=title in percent))
+            charts.append(line_chart(title, series, percent=title in percent, from_zero=from_zero))
     return charts
 
 
@@ -160,7 +160,7 @@ def _validation_table(run: Training) -> Markup:
     names = names[:12]
     rows = [
         [number_text(entry["step"]), *(number_text(entry[name]) if math.isfinite(entry.get(name, math.nan)) else "-" for name in names)]
-        for entry in run.validations[-_MOST_ROWS:]
+        for entry in reversed(run.validations[-_MOST_ROWS:])
     ]
     skipped = len(run.validations) - len(rows)
     note = [tag("p", f"The {skipped} before are left out.", class_="soft")] if skipped else []
@@ -176,12 +176,12 @@ def _retrieval_sections(retrievals: Sequence[Retrieval]) -> list[Markup]:
     if not retrievals:
         hint = "No retrieval figures here. To add them: dpr retrieve ... metrics_file=FILE, then dpr report FOLDER LABEL=FILE."
         return [tag("h2", "Retrieval"), tag("p", hint, class_="none")]
-    groups: dict[tuple[str, int], list[Retrieval]] = {}
+    groups: dict[tuple[str, int, str], list[Retrieval]] = {}
     for one in retrievals:
-        groups.setdefault((one.question_set, one.num_questions), []).append(one)
+        groups.setdefault((one.question_set, one.num_questions, one.fingerprint), []).append(one)
     sections: list[Markup] = []
-    for (name, number), runs in groups.items():
-        sections += [tag("h2", f"Retrieval: {cut(name, 80) or 'questions'}, {number} questions"), *_comparison(runs)]
+    for (name, number, _), runs in groups.items():
+        sections += [tag("h2", f"Retrieval: {cut(name, 80) + ', ' if name else ''}{number} questions"), *_comparison(runs)]
     return sections
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -51,6 +52,8 @@ class Retrieval:
     rank_counts: list[int] | None = None
     num_without: int = 0
     examples: list[Example] = field(default_factory=list)
+    fingerprint: str = ""
+    """Of the questions, where the set has no name: runs over the same questions are compared."""
 
     def accuracy_curve(self) -> list[tuple[float, float]]:
         """(k, share of questions with a right passage among the first k); from the stored cut-offs where ranks were not kept."""
@@ -134,7 +137,7 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
     with open_input(file) as stream:
         is_results = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     if is_results:
-        return from_results(label, Path(file).name.split(".")[0], iter_results(file))
+        return from_results(label, iter_results(file))
     report = read_json(file)
     metrics = report.get("metrics") if isinstance(report, dict) else None
     if not isinstance(metrics, dict):
@@ -151,15 +154,17 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
     )
 
 
-def from_results(label: str, name: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
+def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
     """Figures and examples by the ``has_answer`` marks of the hits."""
     counts: list[int] = []
     total = without = judged = 0
+    digest = hashlib.sha256()
 
     def counted() -> Iterator[RetrievedQuestion]:
         nonlocal total, without, judged
         for result in results:
             total += 1
+            digest.update(result.question.encode() + b"\0")
             judged += any(hit.has_answer is not None for hit in result.hits)
             first = next((rank for rank, hit in enumerate(result.hits) if hit.has_answer), None)
             counts.extend([0] * (len(result.hits) - len(counts)))
@@ -170,7 +175,7 @@ def from_results(label: str, name: str, results: Iterator[RetrievedQuestion]) ->
             yield result
 
     examples = [example_of(result) for result in spread(counted(), NUM_EXAMPLES)]
-    found = Retrieval(label, name, total, {}, counts if judged else None, without, examples)
+    found = Retrieval(label, "", total, {}, counts if judged else None, without, examples, digest.hexdigest())
     if judged:
         found.metrics = {f"accuracy@{k:.0f}": value for k, value in found.accuracy_curve() if k in (1, 5, 10, 20, 100)}
     return found

@@ -66,8 +66,7 @@ summary:focus-visible { outline: 2px solid var(--c0); outline-offset: -2px; }
 .hit { border-left: 3px solid var(--edge); padding: 2px 0 2px 10px; margin: 6px 0; overflow-wrap: anywhere; unicode-bidi: isolate; }
 .hit.right { border-color: var(--c2); background: var(--good); border-radius: 0 6px 6px 0; }
 .hit p { margin: 0; font-size: 0.88rem; }
-.hit .head { display: flex; flex-wrap: wrap; gap: 0 10px; }
-.hit .head b { min-width: 0; overflow-wrap: anywhere; }
+.hit .head span { margin-left: 10px; white-space: nowrap; }
 mark { background: #ffe08a; color: #1b2330; border-radius: 2px; }
 .badge { color: var(--good-ink); font-weight: 600; }
 @media (max-width: 480px) { main { padding: 16px 10px 32px; } .tiles { grid-template-columns: 1fr 1fr; gap: 8px; }

@@ -209,8 +209,11 @@ def test_results_of_dpr_give_curve_histogram_and_examples(tmp_path: Path) -> Non
     assert (found.rank_counts, found.num_without, found.num_questions) == ([20, 0, 10, 0, 0], 10, 40)
     assert found.accuracy_curve() == [(1, 0.5), (2, 0.5), (3, 0.75), (4, 0.75), (5, 0.75)]
     assert len(found.examples) == 10 and {example.first_right_rank for example in found.examples} >= {1}
-    page = build_page(Report("r", None, [found]))
+    write_results(tmp_path / "other.json", [result(number, None) for number in range(40, 80)])
+    page = build_page(Report("r", None, [found, read_retrieval("again", tmp_path / "results.json")]))
     assert "<mark>42</mark>" in page
+    assert page.count("Accuracy@k") == 2, "one chart, whose name is its label too: the same questions"
+    assert build_page(Report("r", None, [found, read_retrieval("other", tmp_path / "other.json")])).count("Accuracy@k") == 4
 
 
 def test_examples_are_spread_evenly() -> None:
