@@ -30,6 +30,8 @@ MAX_STRUCTURE_BYTES = 64 << 20
 """Everything but the weights: names, settings, the shapes. Original files have about 0.3 MB of it."""
 MAX_DEPTH = 32
 
+# What zipfile and torch raise for damaged containers.
+_DAMAGED = (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, OverflowError, struct.error)
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -104,8 +106,10 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
                 name: storages.tensor(value, name) for name, value in state.section("model_dict").items() if not _is_unused(str(name))
             }
             return _checkpoint(weights, state.section("encoder_params"))
-    except (MalformedPickle, zipfile.BadZipFile) as error:
+    except MalformedPickle as error:
         raise CheckpointError(f"{error}; nothing in it was run", file=path, expected=EXPECTED) from None
+    except _DAMAGED as error:
+        raise CheckpointError(f"damaged ({type(error).__name__}); nothing in it was run", file=path, expected=EXPECTED) from None
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, expected=EXPECTED) from None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import DistilBertConfig, ModernBertConfig
+from transformers import BertConfig, DistilBertConfig, ModernBertConfig, RobertaConfig
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
@@ -75,6 +76,19 @@ def test_questions_too_and_mean_pooling_leaves_the_token_out(tmp_path: Path, pac
     hidden = window_vectors(backbone, sequences)
     expected = torch.stack([states[: len(tokens)].mean(0) for states, tokens in zip(hidden, sequences, strict=True)])
     torch.testing.assert_close(model.question_model(TokenBatch.from_lists(sequences)), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", [BertConfig, RobertaConfig, DistilBertConfig])
+def test_every_family_numbers_the_far_position_by_its_own_rule(family: Any) -> None:
+    torch.manual_seed(0)
+    backbone = backbone_from_config(family(num_hidden_layers=2, hidden_size=48, num_attention_heads=12, intermediate_size=32), dropout=0.0)
+    packed, padded = Encoder(copy.deepcopy(backbone)).double(), Encoder(backbone, packed=False).double()
+    batch = TokenBatch.from_lists([[5, 9, 7], [6] * 20, list(range(5, 28)), [8]])
+    before = padded(batch)
+    for tower in (packed, padded):
+        tower.attend_to_last(6, WINDOW - 1)
+    torch.testing.assert_close(packed(batch), padded(batch), rtol=0, atol=1e-6)
+    assert ((padded(batch) - before).abs().amax(1) > 1e-6).all()
 
 
 def test_a_checkpoint_remembers(tmp_path: Path) -> None:
