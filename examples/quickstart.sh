@@ -27,11 +27,11 @@ run dpr new-encoder --corpus $Q/data/corpus.tsv --questions $Q/data/train.json -
     --vocab-size 8000 --layers 1 --hidden 256
 
 say "3. Train it. The settings are in conf/encoder/quickstart.yaml and conf/train/quickstart.yaml."
-run python train_dense_encoder.py encoder=quickstart train=quickstart loss.temperature=0.05 \
+run python train_dense_encoder.py encoder=quickstart train=quickstart loss.temperature=0.07 \
     train_datasets=$Q/data/train.json dev_datasets=$Q/data/dev.json output_dir=$Q/model
 
 say "   For comparison, the random weights it started from: one step with learning rate 0."
-run python train_dense_encoder.py encoder=quickstart train=quickstart loss.temperature=0.05 \
+run python train_dense_encoder.py encoder=quickstart train=quickstart loss.temperature=0.07 \
     train_datasets=$Q/data/train.json output_dir=$Q/untrained train.max_steps=1 train.learning_rate=0 train.warmup_steps=0
 
 say "4. Embed the corpus with both."
@@ -42,7 +42,7 @@ say "5. Retrieve. The test questions are about modules that training has not see
 TEST="qa_dataset=$Q/data/test_questions.jsonl qrels=$Q/data/test_qrels.tsv ctx_datatsets=$Q/data/corpus.tsv"
 DEV="qa_dataset=$Q/data/dev_questions.jsonl qrels=$Q/data/dev_qrels.tsv ctx_datatsets=$Q/data/corpus.tsv"
 DENSE="model_file=$Q/model encoded_ctx_files=$Q/vectors_0"
-HYBRID="$DENSE hybrid=linear bm25_index_path=$Q/bm25_index"
+HYBRID="$DENSE hybrid=linear hybrid_depth=1000 bm25_index_path=$Q/bm25_index"
 run python dense_retriever.py $TEST indexer=bm25 bm25_index_path=$Q/bm25_index metrics_file=$Q/metrics/bm25.json
 run python dense_retriever.py $TEST model_file=$Q/untrained encoded_ctx_files=$Q/untrained/vectors_0 metrics_file=$Q/metrics/untrained.json
 run python dense_retriever.py $TEST $DENSE metrics_file=$Q/metrics/trained.json
