@@ -153,7 +153,7 @@ def _column(entries: Sequence[Mapping[str, float]], key: str) -> list[tuple[floa
 def _validation_table(run: Training) -> Markup:
     if not run.validations:
         return figure("Validations", tag("p", "None so far; dev_datasets names the data for them.", class_="none"))
-    names = list(dict.fromkeys(key for entry in run.validations for key in entry if key.startswith("eval/")))
+    names = list(dict.fromkeys(key for entry in reversed(run.validations) for key in entry if key.startswith("eval/")))
     # With a single dev set its own columns repeat the totals.
     if len({name.split("/")[1] for name in names if name.count("/") > 1}) < 2:
         names = [name for name in names if name.count("/") == 1]

@@ -8,9 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dpr.formats.durable import append_jsonl
-from dpr.training.callbacks import ReportPage
+from dpr.training.callbacks import Callback, ReportPage
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
+
+
+class Looker(Callback):
+    """Keeps what the page said at every checkpoint."""
+
+    def __init__(self) -> None:
+        self.pages: list[str] = []
+
+    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+        self.pages.append((trainer.output_dir / "report.html").read_text())
 
 
 def trainer(*, is_main: bool = True) -> Any:
@@ -37,3 +50,18 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING, logger="dpr"):
         ReportPage(tmp_path).on_save(trainer(), tmp_path)
     assert "report.html is not written" in caplog.text
+
+
+def test_every_training_run_has_its_page_from_the_first_checkpoint_on(tmp_path: Path) -> None:
+    looker = Looker()
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
+    train, dev = ListSource(make_samples(16)), ListSource(make_samples(4, seed=1), "dev")
+    config = {"seed": 4711, "output_dir": str(tmp_path / "run")}
+    options: dict[str, Any] = {"batch_size": 8, "num_train_epochs": 2, "log_every_steps": 1, "num_workers": 0, "config": config}
+    BiEncoderTrainer(model, [train], [dev], output_dir=tmp_path / "run", callbacks=[looker], **options).train()
+    first, last = looker.pages
+    assert "2 steps" in first and "4 steps" in last
+    end = (tmp_path / "run" / "report.html").read_text()
+    for words in ("best NLL", "4711", torch.__version__, "Learning rate", "Padding share", "validation (NLL)"):
+        assert words in end
+    assert str(tmp_path) not in end and "is missing" not in end
