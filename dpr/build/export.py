@@ -7,6 +7,7 @@ from pathlib import Path
 from dpr.config.export import ExportConfig
 from dpr.core.logs import get_logger
 from dpr.export.dpr_file import export_dpr_file
+from dpr.export.vector_folders import export_vector_folders
 from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
@@ -18,5 +19,9 @@ def run(config: ExportConfig) -> None:
     model = BiEncoder.load(str(config.model_file), pretrained_model_cfg=name)
     target = Path(str(config.out_file))
     target.parent.mkdir(parents=True, exist_ok=True)
+    if config.to == "vectors":
+        for folder in export_vector_folders(model, config.patterns(), str(target)):
+            logger.info("%s written", folder)
+        return
     export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=config.allow_other_vectors)
     logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)

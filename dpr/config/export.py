@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from dpr.config.embedding import CheckpointEncoderConfig
 from dpr.config.training import require_choice
@@ -14,11 +15,13 @@ class ExportConfig:
     """Everything ``dpr export`` can be told."""
 
     to: str = "dpr"
-    """dpr: a checkpoint file that the original DPR loads."""
+    """dpr: a checkpoint file that the original DPR loads; vectors: folders of vectors from the original's embedding files."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
-    """File to write; it must not exist."""
+    """File to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added."""
+    encoded_ctx_files: Any = None
+    """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your word."""
     allow_other_vectors: bool = False
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at the end of the window."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
@@ -29,7 +32,14 @@ class ExportConfig:
         Raises:
             ConfigError: names the key, the value and what it may be.
         """
-        require_choice("to", self.to, ("dpr",))
+        require_choice("to", self.to, ("dpr", "vectors"))
         for key, example in {"model_file": "runs/first", "out_file": "runs/first.cp"}.items():
             if not getattr(self, key):
                 raise ConfigError(f"{key} is not set, e.g. {key}={example}")
+        if (self.to == "vectors") != bool(self.patterns()):
+            raise ConfigError("encoded_ctx_files belongs to to=vectors, e.g. to=vectors encoded_ctx_files=[wiki_passages_*]")
+
+    def patterns(self) -> list[str]:
+        """``encoded_ctx_files`` as a list."""
+        value = self.encoded_ctx_files
+        return [] if value is None else [str(item) for item in (value if isinstance(value, list | tuple) else [value])]

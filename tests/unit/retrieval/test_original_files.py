@@ -11,6 +11,7 @@ import torch
 
 from dpr.build.search import open_searcher, search_settings
 from dpr.cli.embed import main as embed
+from dpr.cli.export import main as export
 from dpr.cli.retrieve import main as retrieve
 from dpr.formats.results import read_results
 from dpr.formats.vector_shards import open_shards
@@ -38,14 +39,19 @@ def test_files_give_the_hits_that_embedding_again_gives(world: World, originals:
     corpus = world.path("corpus.tsv")
     assert embed([*model, f"ctx_src={corpus}", f"out_file={tmp_path / 'again'}"]) == 0
     assert sum(shard.num_vectors for shard in open_shards([str(tmp_path / "again_0")])) == 60
+    files = f"encoded_ctx_files=[{originals / 'wiki_*'}]"
+    for _ in range(2):  # the second time there is nothing left to do
+        assert export(["to=vectors", *model, files, f"out_file={tmp_path / 'made'}"]) == 0
+    assert [shard.num_vectors for shard in open_shards([str(tmp_path / "made_*")])] == [30, 30]
     ask = [*model, f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datatsets=[{corpus}]", "n_docs=5"]
     results = []
     for number, more in enumerate(
         [
             [f"encoded_ctx_files=[{tmp_path / 'again_*'}]"],
-            [f"encoded_ctx_files=[{originals / 'wiki_*'}]", f"search_folder={tmp_path}"],
-            [f"encoded_ctx_files=[{originals / 'wiki_*'}]", "indexer=hnsw", f"index_path={tmp_path / 'index'}"],
-            [f"encoded_ctx_files=[{originals / 'wiki_*'}]", "indexer=hnsw", f"index_path={tmp_path / 'index'}"],
+            [f"encoded_ctx_files=[{tmp_path / 'made_*'}]"],
+            [files, f"search_folder={tmp_path}"],
+            [files, "indexer=hnsw", f"index_path={tmp_path / 'index'}"],
+            [files, "indexer=hnsw", f"index_path={tmp_path / 'index'}"],
         ]
     ):
         assert retrieve([*ask, *more, f"out_file={tmp_path / str(number)}"]) == 0
