@@ -123,9 +123,7 @@ def _read_settings(checkpoint: Path, run: Training) -> None:
     run.settings = {key: value for key, value in flatten(chosen).items() if not key.startswith("environment.")}
     run.environment = {key.removeprefix("environment."): value for key, value in flatten(free).items() if key.startswith("environment.")}
     if pool := fixed.get("train.global_batch_size"):
-        run.settings.setdefault("train.global_batch_size", printable(pool))
-        if run.settings["train.global_batch_size"] == "0":
-            run.settings["train.global_batch_size"] = f"{printable(pool)} (from 0)"
+        run.settings["train.global_batch_size"] = printable(pool)  # what a 0 in the configuration came to
 
 
 def read_retrieval(label: str, file: Path) -> Retrieval:

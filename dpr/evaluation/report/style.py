@@ -2,7 +2,7 @@
 
 STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1b2330; --soft: #566274; --edge: #dde2e9; --grid: #e6eaf0;
-  --good: #e3f4e8; --good-ink: #12683a; --c0: #2563eb; --c1: #c2410c; --c2: #0f8a5f; --c3: #7c3aed; --c4: #a16207; --c5: #be185d; }
+  --good: #e3f4e8; --good-ink: #12683a; --c0: #2563eb; --c1: #c2410c; --c2: #0c7a53; --c3: #7c3aed; --c4: #a16207; --c5: #be185d; }
 @media (prefers-color-scheme: dark) { :root { --page: #12161d; --card: #1a202a; --ink: #e6eaf1; --soft: #a3aec0; --edge: #303948;
   --grid: #2a3240; --good: #15392a; --good-ink: #84e0ae; --c0: #7aa7ff; --c1: #ff9a62; --c2: #4fd3a0; --c3: #b79bff; --c4: #e8c25a;
   --c5: #ff8ac0; } }
