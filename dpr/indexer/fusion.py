@@ -12,6 +12,7 @@ Reciprocal-rank fusion looks at ranks alone: the sum of 1 / (60 + rank), over th
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 
@@ -42,6 +43,10 @@ def fuse_reciprocal_ranks(rankings: Sequence[Ranking], *, k: int) -> Ranking:
 
 
 def _best(scores: dict[str, float], k: int) -> Ranking:
+    if len(scores) > k > 0:
+        # Sorting thousands to keep a hundred is most of the work otherwise; ties with the last one kept stay in.
+        least = heapq.nlargest(k, scores.values())[-1]
+        scores = {passage: score for passage, score in scores.items() if score >= least}
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
 
 
