@@ -47,7 +47,7 @@ _STORAGES = {
 }
 _REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
 _REBUILD_PARAMETER = Name("torch._utils", "_rebuild_parameter")
-_PLAIN_TYPES = {"dict", "list", "tuple", "set", "frozenset", "str", "int", "float", "bool", "bytes", "object"}
+_PLAIN_TYPES = {"dict", "list", "tuple", "set", "frozenset", "str", "int", "float", "bool", "bytes", "object", "type"}
 _MEMBERS = {
     "collections": {"OrderedDict", "defaultdict"},
     "builtins": _PLAIN_TYPES,

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from dpr.build.sources import resolve_training_files
 from dpr.build.training import build_model, build_trainer, open_sets, run
 from dpr.config.training import BiEncoderTrainConfig, EncoderConfig, TrainConfig
+from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_sets import write_training_set
 from dpr.training.callbacks import Callback
@@ -204,6 +205,28 @@ def test_without_the_preset_the_curve_is_another(folder: Path) -> None:
     losses, order = trained(folder, config)
     expected = Original(folder / "x.cp", folder / "bert").train(samples_of(STEPS * BATCH, 3, most=1), order)
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) > 1e-2
+
+
+def test_the_gradient_is_clipped_as_if_it_were_divided_by_the_number_of_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    for size in (1, 8):
+        monkeypatch.setattr("dpr.build.training.current_ranks", lambda size=size: Ranks(world_size=size))
+        config = config_of(folder)
+        sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
+        limits.append(build_trainer(config, build_model(config), sets, []).optimizer_settings.max_grad_norm)
+    assert limits == [CLIP, 8 * CLIP]
+
+
+def test_prefixes_belong_to_training(folder: Path) -> None:
+    """As in the original, ``special_token`` does not change the figures of a validation; without the preset it does."""
+    figures = []
+    for compat in ("dpr", None):
+        for prefix in (None, "ba"):
+            config = config_of(folder, dev_datasets=["dev"], datasets={"dev": {"file": str(folder / "dev.json"), "special_token": prefix}})
+            config.compat = compat
+            figures.append(run(config))
+    assert figures[0] == figures[1]
+    assert figures[2] != figures[3]
 
 
 def test_evaluation_gives_the_figures_of_the_original(folder: Path) -> None:
