@@ -157,8 +157,10 @@ def load_backbone(name_or_folder: str, *, pretrained: bool = True, dropout: floa
     try:
         config = AutoConfig.from_pretrained(name_or_folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        is_missing_folder = (name_or_folder.startswith((".", "/")) or name_or_folder.count("/") > 1) and not Path(name_or_folder).exists()
+        reason = "there is no such folder" if is_missing_folder else str(error).splitlines()[0]
         raise InputError(
-            f"no model config could be loaded ({str(error).splitlines()[0]})",
+            f"no model config could be loaded ({reason})",
             file=name_or_folder,
             hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
         ) from error
