@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from dpr.build.catalogue import read_entry
 from dpr.config.embedding import PassageSourceConfig
 from dpr.core.errors import ConfigError
 from dpr.embedding.source import PassageSource
@@ -55,26 +55,7 @@ def _from_catalogue(name: str, entry: Any) -> PassageSource:
 
 
 def _options(name: str, entry: Any) -> PassageSourceConfig:
-    entry = {"file": entry} if isinstance(entry, str) else entry
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"ctx_sources.{name} is not a set of options such as file=<path>")
-    target = entry.get("_target_")
-    if target is not None and target not in _KNOWN_TARGETS:
-        raise ConfigError(
-            f"ctx_sources.{name}._target_={target} is not supported; leave _target_ out, TSV and JSON lines are told by suffix"
-        )
-    known = {item.name: item.default for item in fields(PassageSourceConfig)}
-    values: dict[str, Any] = {}
-    for key, value in entry.items():
-        if key == "_target_":
-            continue
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=3, cutoff=0.5)
-            raise ConfigError(f"unknown setting ctx_sources.{name}.{key}; did you mean {', '.join(near or known)}?")
-        kind = str if known[key] is None else type(known[key])
-        if value is not None and type(value) is not kind:
-            raise ConfigError(f"ctx_sources.{name}.{key}={value!r} is not a {kind.__name__}")
-        values[key] = known[key] if value is None else value
-    options = PassageSourceConfig(**values)
+    told_apart = "TSV and JSON lines are told by suffix"
+    options = read_entry(PassageSourceConfig, entry, key=f"ctx_sources.{name}", targets=_KNOWN_TARGETS, told_apart=told_apart)
     options.check(name)
     return options

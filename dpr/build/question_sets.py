@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpr.build.catalogue import read_entry
 from dpr.config.retrieval import QuestionSetConfig
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Question
@@ -85,24 +86,7 @@ def _file_of(name: str, options: QuestionSetConfig) -> Path:
 
 
 def _options(name: str, entry: Any) -> QuestionSetConfig:
-    entry = {"file": entry} if isinstance(entry, str) else entry
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"datasets.{name} is not a set of options such as file=<path>")
-    target = entry.get("_target_")
-    if target is not None and target not in _KNOWN_TARGETS:
-        raise ConfigError(f"datasets.{name}._target_={target} is not supported; leave _target_ out, CSV and JSON lines are told by suffix")
-    known = {item.name: item.default for item in fields(QuestionSetConfig)}
-    values: dict[str, Any] = {}
-    for key, value in entry.items():
-        if key == "_target_":
-            continue
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=3, cutoff=0.5)
-            raise ConfigError(f"unknown setting datasets.{name}.{key}; did you mean {', '.join(near or known)}?")
-        kind = str if known[key] is None else type(known[key])
-        if value is not None and key != "selector" and type(value) is not kind:
-            raise ConfigError(f"datasets.{name}.{key}={value!r} is not of type {kind.__name__}")
-        values[key] = known[key] if value is None else value
-    options = QuestionSetConfig(**values)
+    told_apart = "CSV and JSON lines are told by suffix"
+    options = read_entry(QuestionSetConfig, entry, key=f"datasets.{name}", targets=_KNOWN_TARGETS, told_apart=told_apart)
     options.check(name)
     return options

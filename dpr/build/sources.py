@@ -6,10 +6,11 @@ import difflib
 import glob
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from dpr.build.catalogue import read_entry
 from dpr.config.training import DatasetConfig
 from dpr.core.errors import ConfigError
 
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 # DPR's dataset classes say how a file is read; here its content does.
 _KNOWN_TARGETS = ("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset")
 # Settings of those classes that need no counterpart: JSONL is never counted wrongly, so nobody has to say how long it is.
-_WITHOUT_EFFECT = ("_target_", "total_data_size", "data_range_start")
+_WITHOUT_EFFECT = ("total_data_size", "data_range_start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,36 +110,16 @@ def _expand(pattern: str) -> tuple[Path, ...]:
 
 
 def _options(name: str, entry: Any) -> DatasetConfig:
-    if isinstance(entry, str | list | tuple):
-        entry = {"file": entry}
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"datasets.{name} is not a set of options such as file=<path>")
-    target = entry.get("_target_")
-    if target is not None and target not in _KNOWN_TARGETS:
-        raise ConfigError(
-            f"datasets.{name}._target_={target} is not supported; leave _target_ out, JSON and JSONL files are told apart by suffix"
-        )
-    hints = get_type_hints(DatasetConfig)
-    known = [item.name for item in fields(DatasetConfig)]
-    values: dict[str, Any] = {}
-    for key, value in entry.items():
-        if key in _WITHOUT_EFFECT:
-            continue
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=3, cutoff=0.5)
-            raise ConfigError(f"unknown setting datasets.{name}.{key}; did you mean {', '.join(near or known)}?")
-        values[key] = _typed(f"datasets.{name}.{key}", value, hints[key])
-    options = DatasetConfig(**values)
+    options = read_entry(
+        DatasetConfig,
+        entry,
+        key=f"datasets.{name}",
+        targets=_KNOWN_TARGETS,
+        told_apart="JSON and JSONL files are told apart by suffix",
+        without_effect=_WITHOUT_EFFECT,
+    )
     options.check(name)
     return options
-
-
-def _typed(key: str, value: Any, kind: Any) -> Any:
-    if kind is bool and not isinstance(value, bool):
-        raise ConfigError(f"{key}={value!r} is not true or false")
-    if kind == str | None and value is not None and not isinstance(value, str):
-        raise ConfigError(f"{key}={value!r} is not a text")
-    return value
 
 
 def _short_name(file_name: str) -> str:

@@ -127,7 +127,7 @@ def test_sources_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pyte
         ({"file": "none.tsv", "source": "https://host/x.tsv.gz"}, "published at https://host/x.tsv.gz"),
         ({"file": None}, "ctx_sources.wiki.file is not set"),
         ({"file": "f", "id_cl": 1}, "unknown setting ctx_sources.wiki.id_cl; did you mean id_col"),
-        ({"file": "f", "id_col": "1"}, "ctx_sources.wiki.id_col='1' is not a int"),
+        ({"file": "f", "id_col": "1"}, "ctx_sources.wiki.id_col='1' is not a whole number"),
         ({"file": "f", "id_col": -1}, "id_col=-1 is out of range"),
         ({"file": "f", "_target_": "os.system"}, "_target_=os.system is not supported"),
         (5, "is not a set of options"),
