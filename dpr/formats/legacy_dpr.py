@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -180,15 +181,15 @@ def _plain(value: Any, depth: int) -> Any:
     return value if isinstance(value, str | int | float) else None
 
 
-class _Storages:
+class _Storages(ABC):
     """Reads storages once each; tensors of one storage share its memory, so that no file can ask for more than its own size."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Tensor] = {}
 
+    @abstractmethod
     def read(self, storage: _Storage, size: int) -> bytearray:
         """The bytes of a storage."""
-        raise NotImplementedError
 
     def tensor(self, value: Any, name: Any) -> Tensor:
         import torch
