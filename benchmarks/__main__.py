@@ -19,6 +19,9 @@ from benchmarks.workload import Texts, load_texts, training_flops, write_encoder
 
 OURS = "dpr (packed)"
 LENGTH, BATCH = 256, 32
+INTRODUCTION = """# Benchmarks
+
+Ratios inside one run: the sides take turns on the same weights, texts and optimizer. `make bench` makes this page."""
 
 
 def main() -> None:
@@ -30,7 +33,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="write the tables to this Markdown file")
     arguments = parser.parse_args()
     device, texts = torch.device(arguments.device), load_texts(4 * BATCH)
-    parts = [_heading(arguments, texts)]
+    parts = [INTRODUCTION, _heading(arguments, texts)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         config = write_encoder(folder, texts, layers=arguments.layers, width=arguments.width)
