@@ -17,6 +17,7 @@ REPLACED: dict[str, str] = {
     "distributed_init_method": _LAUNCHER,
     "global_loss_buf_sz": "vectors are gathered as tensors, without a buffer",
     "fp16_opt_level": "train.precision=fp16 or bf16",
+    "train.train_rolling_loss_step": "the logged loss is the mean since the last log line; train.log_batch_step sets how many steps",
     "multi_q_encoder": _NEVER_READ,
     "do_lower_case": "the checkpoint brings its tokenizer",
     "special_tokens": "the checkpoint brings its tokenizer",

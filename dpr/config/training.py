@@ -147,8 +147,6 @@ class TrainConfig:
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
     log_batch_step: int = 100
     """Optimizer steps between log lines."""
-    train_rolling_loss_step: int = 100
-    """Steps the printed mean loss looks back on."""
     eval_per_epoch: int = 1
     """Validations per epoch; 0 = none but those of eval_every_steps."""
     eval_every_steps: int = 0
@@ -187,7 +185,7 @@ class TrainConfig:
         require_choice("train.precision", self.precision, ("fp32", "bf16", "fp16"))
         require_choice("train.lr_schedule", self.lr_schedule, ("linear", "cosine", "constant", "dpr"))
         for key in (
-            "batch_size dev_batch_size gradient_accumulation_steps num_train_epochs log_batch_step train_rolling_loss_step "
+            "batch_size dev_batch_size gradient_accumulation_steps num_train_epochs log_batch_step "
             "val_av_rank_bsz val_av_rank_max_qs prefetch_batches"
         ).split():
             require_at_least(f"train.{key}", getattr(self, key), 1)
