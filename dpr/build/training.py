@@ -23,6 +23,7 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 from dpr.training.metrics import Metrics
 from dpr.training.optimizer import OptimizerSettings, Schedule
+from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validation import DevSet, ValidationSettings, Validator
 
@@ -126,15 +127,20 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         dev_sets,
         output_dir=str(config.output_dir),
         batch_size=train.batch_size,
-        global_batch_size=train.global_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
         num_train_epochs=train.num_train_epochs,
         max_steps=train.max_steps,
-        hard_negatives=train.hard_negatives,
-        other_negatives=train.other_negatives,
-        sampling_rates=config.train_sampling_rates,
-        local_shards=config.local_shards_dataloader,
-        augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
+        seed=config.seed,
+        batches=BatchSettings(
+            global_batch_size=train.global_batch_size,
+            gradient_accumulation_steps=train.gradient_accumulation_steps,
+            hard_negatives=train.hard_negatives,
+            other_negatives=train.other_negatives,
+            sampling_rates=config.train_sampling_rates,
+            local_shards=config.local_shards_dataloader,
+            augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
+            num_workers=train.num_workers,
+            prefetch_batches=train.prefetch_batches,
+        ),
         loss=BiEncoderNllLoss(candidates=config.candidates()),
         optimizer=OptimizerSettings(
             learning_rate=train.learning_rate,
@@ -147,21 +153,22 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         ),
         schedule=Schedule(config.lr_schedule(), train.warmup_steps, train.min_lr_ratio),
         validation=_validation_settings(config),
-        val_av_rank_start_epoch=config.val_av_rank_start_epoch,
-        eval_per_epoch=train.eval_per_epoch,
-        eval_every_steps=train.eval_every_steps,
-        save_every_steps=train.save_every_steps,
-        keep_last=train.keep_last,
-        log_every_steps=train.log_batch_step,
-        precision=train.precision,
-        num_workers=train.num_workers,
-        prefetch_batches=train.prefetch_batches,
-        seed=config.seed,
-        checkpoint_name=config.checkpoint_file_name,
-        resume=config.resume,
-        ignore_checkpoint_offset=config.ignore_checkpoint_offset,
-        ignore_checkpoint_optimizer=config.ignore_checkpoint_optimizer,
-        ignore_checkpoint_lr=config.ignore_checkpoint_lr,
+        periods=Periods(
+            log_every_steps=train.log_batch_step,
+            eval_per_epoch=train.eval_per_epoch,
+            eval_every_steps=train.eval_every_steps,
+            val_av_rank_start_epoch=config.val_av_rank_start_epoch,
+            save_every_steps=train.save_every_steps,
+        ),
+        checkpoints=CheckpointSettings(
+            name=config.checkpoint_file_name,
+            keep_last=train.keep_last,
+            resume=config.resume,
+            ignore_offset=config.ignore_checkpoint_offset,
+            ignore_optimizer=config.ignore_checkpoint_optimizer,
+            ignore_lr=config.ignore_checkpoint_lr,
+        ),
+        compute=ComputeSettings(precision=train.precision),
         config=asdict(config),
     )
 

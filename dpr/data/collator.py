@@ -67,7 +67,7 @@ class Collator:
     ) -> None:
         self.tensorizer, self.num_hard, self.num_other = tensorizer, num_hard, num_other
         self._seed = seed
-        self._augmentation = augmentation or Augmentation()
+        self.augmentation = augmentation or Augmentation()
 
     def __call__(
         self,
@@ -90,10 +90,10 @@ class Collator:
             [sample.question for sample in samples], prefix=options.query_prefix, suffix=options.query_suffix
         )
         contexts = self._context_tokens(slots, rows, width, options, epoch, dataset)
-        if self._seed is not None and self._augmentation.mask_probability:
+        if self._seed is not None and self.augmentation.mask_probability:
             for index, row in enumerate(rows):
                 generator = generator_for(AUGMENT, self._seed, epoch, dataset, row, width)
-                questions[index] = self.tensorizer.masked(questions[index], self._augmentation.mask_probability, generator)
+                questions[index] = self.tensorizer.masked(questions[index], self.augmentation.mask_probability, generator)
         distinct: dict[tuple[int, ...], int] = {}
         context_row = [0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts]
         identities = [(0, 0) if passage is None else judgement_identity(passage, options.namespace) for passage in slots]
@@ -134,7 +134,7 @@ class Collator:
         passages = [passage for passage in slots if passage is not None]
         if options.normalize:
             passages = [Passage(normalize_passage(passage.text), passage.title, passage.id, passage.has_score) for passage in passages]
-        augment = self._augmentation if self._seed is not None else Augmentation()
+        augment = self.augmentation if self._seed is not None else Augmentation()
         if augment.crop_tokens or augment.mask_probability:
             tokens = []
             for index, passage in zip(present, passages, strict=True):

@@ -1,12 +1,14 @@
 """Checkpoint folders: what a model needs to be used anywhere, and what a run needs to go on. No pickle, every file hashed.
 
-The last three are there in checkpoints of a training run only; the manifest is written last.
+The last five are there in checkpoints of a training run only; the manifest is written last.
 
     model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared tower)
     encoder/                 backbone config and tokenizer files, as Hugging Face writes them
     encoder_settings.json    pooling, lengths: what else decides a vector
     manifest.json            sizes and SHA-256 of all files
     optimizer.safetensors    optimizer state by parameter name
+    scaler.json              loss scale of fp16
+    callbacks.json           what callbacks remember, by class name
     trainer_state.json       progress, identity of the run, best value
     config.json              the resolved configuration of the run
 """

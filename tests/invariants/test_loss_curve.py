@@ -16,6 +16,7 @@ from dpr.training.metrics import Metrics
 from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
 
 STEPS, BATCH = 20, 4
 
@@ -74,17 +75,16 @@ class Curve(Callback):
 def test_twenty_steps_follow_an_independent_reference(tmp_path: Path) -> None:
     folder, curve = encoder_folder(tmp_path / "encoder"), Curve()
     samples = plain_samples()
-    trainer = BiEncoderTrainer(
+    trainer = make_trainer(
         tiny_model(folder),
         [ListSource(samples)],
-        output_dir=tmp_path / "run",
+        [],
+        tmp_path / "run",
+        curve,
         batch_size=BATCH,
         num_train_epochs=1,
         optimizer=OptimizerSettings(learning_rate=1e-2, max_grad_norm=1.0),
         schedule=Schedule("linear", warmup_steps=5),
-        log_every_steps=1,
-        num_workers=0,
-        callbacks=[curve],
     )
     order = [int(row) for index in range(STEPS) for row in trainer.dataset.iterator.pool(0, index).rows]
     assert sorted(order) == list(range(STEPS * BATCH)) != order

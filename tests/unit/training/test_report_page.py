@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from dpr.formats.durable import append_jsonl
-from dpr.training.callbacks import Callback, ReportPage
+from dpr.training.callbacks import Callback
+from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
+from tests.helpers.training import make_trainer
 
 
 class Looker(Callback):
@@ -57,8 +59,7 @@ def test_every_training_run_has_its_page_from_the_first_checkpoint_on(tmp_path: 
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
     train, dev = ListSource(make_samples(16)), ListSource(make_samples(4, seed=1), "dev")
     config = {"seed": 4711, "output_dir": str(tmp_path / "run")}
-    options: dict[str, Any] = {"batch_size": 8, "num_train_epochs": 2, "log_every_steps": 1, "num_workers": 0, "config": config}
-    BiEncoderTrainer(model, [train], [dev], output_dir=tmp_path / "run", callbacks=[looker], **options).train()
+    make_trainer(model, [train], [dev], tmp_path / "run", looker, config=config).train()
     first, last = looker.pages
     assert "2 steps" in first and "4 steps" in last
     end = (tmp_path / "run" / "report.html").read_text()

@@ -14,13 +14,16 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats import checkpoints
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
-from dpr.training.callbacks import Callback, ValidateAndSave
+from dpr.training.callbacks import Callback
+from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.metrics import Metrics
 from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.run_state import Progress
+from dpr.training.settings import Periods
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
 
 
 class Recorder(Callback):
@@ -50,16 +53,10 @@ def trainer(
     folder: Path, *callbacks: Callback, name: str = "run", dev: bool = True, dropout: float = 0.0, **options: Any
 ) -> BiEncoderTrainer:
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
-    defaults: dict[str, Any] = {
-        "batch_size": 8,
-        "num_train_epochs": 2,
-        "log_every_steps": 1,
-        "num_workers": 0,
-        "optimizer": OptimizerSettings(learning_rate=1e-3),
-    }
     devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
     train_sets = options.pop("train_sets", [ListSource(make_samples(40))])
-    return BiEncoderTrainer(model, train_sets, devs, output_dir=folder / name, callbacks=callbacks, **{**defaults, **options})
+    options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))
+    return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
 
 
 def test_validation_and_saving_happen_once_at_the_end_of_each_epoch(tmp_path: Path) -> None:
@@ -90,7 +87,7 @@ def test_validation_and_saving_happen_once_at_the_end_of_each_epoch(tmp_path: Pa
     ],
 )
 def test_when_a_validation_is_due(options: dict[str, int], due: list[int]) -> None:
-    callback = ValidateAndSave(**options)
+    callback = ValidateAndSave(Periods(**options))
     assert [step for step in range(1, 21) if callback.is_validation_due(step, 10)] == due
 
 
@@ -128,9 +125,9 @@ def test_ignore_flags_reset_what_they_name(tmp_path: Path) -> None:
     same = trainer(tmp_path, schedule=schedule)
     assert (same.progress.step, same.progress.schedule_start) == (6, 0)
     assert same.optimizer.state
-    assert trainer(tmp_path, ignore_checkpoint_lr=True).progress.schedule_start == 6
-    assert not trainer(tmp_path, ignore_checkpoint_optimizer=True).optimizer.state
-    assert trainer(tmp_path, ignore_checkpoint_offset=True).progress == Progress()
+    assert trainer(tmp_path, ignore_lr=True).progress.schedule_start == 6
+    assert not trainer(tmp_path, ignore_optimizer=True).optimizer.state
+    assert trainer(tmp_path, ignore_offset=True).progress == Progress()
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Figures as lines of JSON, which the report and other programs read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpr.formats.durable import append_jsonl, durable_file
+from dpr.training.callbacks.protocol import Callback
+from dpr.training.metrics import Metrics
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+
+class MetricsFile(Callback):
+    """Appends every logged and validated figure to ``metrics.jsonl`` in the run's folder. On rank 0.
+
+    A resumed run drops the lines of steps that will be done again, so that every step is there once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        if not (trainer.ranks.is_main and self.path.exists()):
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        with durable_file(self.path) as file:
+            for line in lines:
+                if _step_of(line) <= trainer.progress.step:
+                    file.write(line + "\n")
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self._append(trainer, metrics)
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self._append(trainer, metrics)
+
+    def _append(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        if trainer.ranks.is_main:
+            append_jsonl(self.path, {"step": trainer.progress.step, "epoch": trainer.epoch, **metrics})
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; a line cut short by a kill counts as being in the future, so it is dropped."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

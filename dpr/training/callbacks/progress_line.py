@@ -1,0 +1,72 @@
+"""What a person sees of a run while it goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from dpr.core.logs import get_logger
+from dpr.training.callbacks.protocol import Callback
+from dpr.training.metrics import Metrics
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+logger = get_logger(__name__)
+
+
+class ProgressLine(Callback):
+    """A progress bar on a terminal, plain lines elsewhere. On rank 0."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+        self._start = (0.0, 0)
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        self._start = (time.perf_counter(), trainer.progress.step)
+        if trainer.ranks.is_main and sys.stderr.isatty():
+            self._bar = tqdm(total=trainer.total_steps, initial=trainer.progress.step, unit="step", dynamic_ncols=True)
+
+    def on_step_end(self, trainer: BiEncoderTrainer) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        text = (
+            f"loss {metrics['train/loss']:.4f}  acc {metrics['train/in_batch_acc']:.3f}  lr {metrics['optim/lr']:.2e}  "
+            f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
+            f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}"
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(text)
+        elif trainer.ranks.is_main:
+            elapsed, done = time.perf_counter() - self._start[0], trainer.progress.step - self._start[1]
+            left = elapsed / max(done, 1) * (trainer.total_steps - trainer.progress.step)
+            logger.info("epoch %d step %d/%d  %s  left %s", trainer.epoch, trainer.progress.step, trainer.total_steps, text, duration(left))
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        logger.info("step %d  %s", trainer.progress.step, "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+        logger.info("saved %s", folder)
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        self._close()
+
+    def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def duration(seconds: float) -> str:
+    """``2h05`` or ``3m07s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}h{minutes % 60:02d}" if minutes >= 60 else f"{minutes}m{rest:02d}s"

@@ -1,0 +1,59 @@
+"""The moments of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpr.training.metrics import Metrics
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+
+class Callback:
+    """Override the moments you care for; all methods do nothing here.
+
+    Callbacks run in order, on every rank; what only one process should do asks ``trainer.ranks.is_main``. A decision that not every rank
+    takes alike goes through ``trainer.request_stop``, on which the ranks agree.
+    """
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        """Before the first update; after resuming."""
+
+    def on_epoch_begin(self, trainer: BiEncoderTrainer) -> None:
+        """Before the first update that this process makes in an epoch: after resuming that may be in the middle of it."""
+
+    def on_before_optimizer_step(self, trainer: BiEncoderTrainer) -> None:
+        """Gradients of the whole update are there, unscaled and clipped."""
+
+    def on_after_optimizer_step(self, trainer: BiEncoderTrainer) -> None:
+        """The parameters are new, the gradients still there."""
+
+    def on_step_end(self, trainer: BiEncoderTrainer) -> None:
+        """After every update; ``trainer.progress.step`` updates are done."""
+
+    def on_epoch_end(self, trainer: BiEncoderTrainer) -> None:
+        """After the last update of an epoch and its ``on_step_end``, before the validation and the checkpoint that are due then."""
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        """Training figures of all ranks since the last time are there; what is added to ``metrics`` reaches the callbacks that follow."""
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        """After a validation; its figures, the same on all ranks."""
+
+    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+        """After a checkpoint was written."""
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        """After the last update, validation and checkpoint."""
+
+    def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
+        """Training ends by an error or an interruption, which is raised on after this. Other ranks may not be there any more."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know, as JSON; stored in every checkpoint (by rank 0), after all other moments of its step."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back what ``state_dict`` returned; before ``on_train_begin``."""

@@ -1,0 +1,129 @@
+"""What a trainer puts into a checkpoint and takes out of one, and what makes two runs the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.formats import checkpoints
+from dpr.formats.durable import read_json
+from dpr.training.optimizer import optimizer_tensors, restore_optimizer
+from dpr.training.run_state import CheckpointFolder, Progress, RunIdentity, environment_facts
+from dpr.training.settings import CheckpointSettings
+
+if TYPE_CHECKING:
+    from dpr.training.callbacks import Callback
+    from dpr.training.trainer import BiEncoderTrainer
+
+logger = get_logger(__name__)
+
+SCALER_FILE = "scaler.json"
+CALLBACKS_FILE = "callbacks.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """The checkpoint that a run goes on from."""
+
+    folder: Path
+    progress: Progress
+    identity: dict[str, Any]
+
+    @property
+    def pool_size(self) -> int:
+        """Questions per pool of the run so far."""
+        return int(self.identity.get("fixed", {}).get("train.global_batch_size", 0))
+
+
+def find_stored_run(folder: CheckpointFolder, resume: str) -> StoredRun | None:
+    """The newest whole checkpoint of the output folder, None in a new one.
+
+    Raises:
+        ConfigError: there is one and ``resume`` is ``fresh``.
+        CheckpointError: there are checkpoints, but every one is damaged.
+    """
+    folder.prepare()
+    newest = folder.newest()
+    if newest is None:
+        return None
+    if resume == "fresh":
+        raise ConfigError(f"{folder.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
+    return StoredRun(newest, *CheckpointFolder.read_state(newest))
+
+
+def write_state(trainer: BiEncoderTrainer, folder: Path) -> None:
+    """Writes model, optimizer, loss scale and the state of callbacks into a checkpoint that is being made."""
+    trainer.model.write_to(folder)
+    checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer_tensors(trainer.model, trainer.optimizer))
+    checkpoints.write_json_file(folder, SCALER_FILE, trainer.step.scaler.state_dict())
+    states = {name: state for name, callback in _named(trainer.callbacks) if (state := callback.state_dict())}
+    checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
+
+
+def restore_state(trainer: BiEncoderTrainer, stored: StoredRun, settings: CheckpointSettings) -> Progress:
+    """Puts back what ``write_state`` wrote; returns the progress to go on from.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to a different run.
+    """
+    trainer.identity.check(stored.identity, source=stored.folder, force=settings.resume == "force")
+    trainer.model.load_weights(checkpoints.read_tensors(stored.folder, checkpoints.MODEL_FILE), source=stored.folder)
+    if not settings.ignore_optimizer:
+        restore_optimizer(trainer.model, trainer.optimizer, checkpoints.read_tensors(stored.folder, checkpoints.OPTIMIZER_FILE))
+        trainer.step.scaler.load_state_dict(checkpoints.read_json(stored.folder / SCALER_FILE))
+    logger.info("resuming from %s at step %d", stored.folder, stored.progress.step)
+    if settings.ignore_offset:
+        return Progress()
+    if (stored.folder / CALLBACKS_FILE).is_file():  # checkpoints of earlier versions have none
+        states = read_json(stored.folder / CALLBACKS_FILE)
+        for name, callback in _named(trainer.callbacks):
+            if name in states:
+                callback.load_state_dict(states[name])
+    if settings.ignore_lr:
+        stored.progress.schedule_start = stored.progress.step
+    return stored.progress
+
+
+def _named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
+    """Callbacks by class name; the second of a class is ``Name#2``."""
+    seen: dict[str, int] = {}
+    for callback in callbacks:
+        name = type(callback).__name__
+        seen[name] = seen.get(name, 0) + 1
+        yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), callback
+
+
+def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: bool) -> RunIdentity:
+    """What decides the batches and the objective of this run (fixed), and what else decides its numbers (free)."""
+    collator = trainer.dataset.collator
+    return RunIdentity(
+        fixed={
+            "seed": trainer.seed,
+            "train_datasets": [source.fingerprint for source in trainer.dataset.sources],
+            "datasets": [asdict(options) for options in trainer.dataset.options],
+            "train_sampling_rates": list(trainer.dataset.iterator.pools_of_set),
+            "train.global_batch_size": trainer.pool_size,
+            "train.gradient_accumulation_steps": trainer.accumulation,
+            "train.hard_negatives": collator.num_hard,
+            "train.other_negatives": collator.num_other,
+            "train.augment": asdict(collator.augmentation),
+            "local_shards_dataloader": trainer.ranks.world_size if local_shards else 0,
+            "loss.candidates": trainer.loss.candidates,
+            "loss.temperature": trainer.model.options.temperature,
+            "encoder": {**trainer.model.settings.as_dict(), "fix_ctx_encoder": trainer.model.options.fix_ctx_encoder},
+        },
+        free={
+            "train.max_steps": trainer.total_steps,
+            "train.precision": precision,
+            "train.learning_rate": trainer.optimizer_settings.learning_rate,
+            "train.weight_decay": trainer.optimizer_settings.weight_decay,
+            "train.max_grad_norm": trainer.optimizer_settings.max_grad_norm,
+            "train.warmup_steps": trainer.schedule.warmup_steps,
+            "train.lr_schedule": trainer.schedule.kind,
+            **environment_facts(trainer.ranks.world_size, trainer.device),
+        },
+    )

@@ -1,0 +1,66 @@
+"""Settings of a training run, grouped by what they are about. Their names are those of the command line, without ``train.``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dpr.data.collator import Augmentation
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """What a pool is made of, and how batches come to the model.
+
+    ``global_batch_size`` is the pool, whose contexts are each other's negatives (0: batch_size x ranks of the first start);
+    ``gradient_accumulation_steps`` pools make an update. Negatives count per question. ``sampling_rates`` has a factor for each train
+    set; with ``local_shards`` each rank shuffles inside its own part of every set.
+    """
+
+    global_batch_size: int = 0
+    gradient_accumulation_steps: int = 1
+    hard_negatives: int = 1
+    other_negatives: int = 0
+    sampling_rates: Sequence[float] | None = None
+    local_shards: bool = False
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    num_workers: int = 1
+    prefetch_batches: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """When things are due, in optimizer steps unless the name says otherwise; 0 switches one off.
+
+    Validations are due ``eval_per_epoch`` times an epoch or, if set, ``eval_every_steps``; from ``val_av_rank_start_epoch`` on (counted
+    from 0) they take the average rank. A checkpoint follows each validation, and others ``save_every_steps``.
+    """
+
+    log_every_steps: int = 100
+    eval_per_epoch: int = 1
+    eval_every_steps: int = 0
+    val_av_rank_start_epoch: int = 30
+    save_every_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """Which checkpoints are kept, and what is made of a run found in the output folder.
+
+    ``keep_last``: the newest that stay besides the best; 0 keeps all. ``resume`` is auto (continue), fresh (refuse) or force (continue
+    though data or order differ). The ``ignore_`` switches start counting, the optimizer state or the schedule afresh.
+    """
+
+    name: str = "dpr_biencoder"
+    keep_last: int = 3
+    resume: str = "auto"
+    ignore_offset: bool = False
+    ignore_optimizer: bool = False
+    ignore_lr: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSettings:
+    """How the arithmetic is done. ``precision`` is fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
+
+    precision: str = "fp32"

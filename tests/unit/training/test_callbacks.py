@@ -1,0 +1,118 @@
+"""The moments of a run: all of them, in order, with state that survives a restart and stops that all ranks agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.training.callbacks import Callback
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+
+MOMENTS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+class Diary(Callback):
+    """Writes down every moment with the step, and remembers over restarts how many steps it saw."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self.steps_seen = 0
+        for moment in MOMENTS:
+            setattr(self, moment, self._noting(moment))
+
+    def _noting(self, moment: str) -> Any:
+        def note(trainer: BiEncoderTrainer, *_: Any) -> None:
+            self.entries.append(f"{moment.removeprefix('on_')} {trainer.progress.step}")
+            self.steps_seen += moment == "on_step_end"
+
+        return note
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps_seen": self.steps_seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps_seen = state["steps_seen"]
+
+
+class StopAt(Callback):
+    def __init__(self, step: int, *, on_rank: int = 0) -> None:
+        self.step, self.on_rank = step, on_rank
+
+    def on_step_end(self, trainer: BiEncoderTrainer) -> None:
+        if trainer.progress.step == self.step and trainer.ranks.rank == self.on_rank:
+            trainer.request_stop("for a test")
+
+
+def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
+    model = tiny_model(folder / "encoder", dtype=torch.float32)
+    return make_trainer(
+        model, [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")], folder / name, *callbacks, **options
+    )
+
+
+def test_every_moment_comes_in_its_place(tmp_path: Path) -> None:
+    diary = Diary()
+    trainer(tmp_path, diary, max_steps=4).train()  # an epoch has 3 steps
+    step = ["before_optimizer_step {0}", "after_optimizer_step {0}", "log {1}", "step_end {1}"]
+    steps = [[entry.format(number, number + 1) for entry in step] for number in range(4)]
+    saved = [f"{moment} {number}" for number in (3, 4) for moment in ("validate_end", "save")]
+    assert diary.entries == [
+        *("train_begin 0", "epoch_begin 0", *steps[0], *steps[1], *steps[2], "epoch_end 3", *saved[:2]),
+        *("epoch_begin 3", *steps[3], *saved[2:], "train_end 4"),
+    ]
+
+
+def test_a_resumed_run_hands_callbacks_their_state_of_the_checkpoints_step(tmp_path: Path) -> None:
+    trainer(tmp_path, Diary(), max_steps=4, save_every_steps=2, eval_per_epoch=0).train()
+    first, second = Diary(), Diary()
+    job = trainer(tmp_path, first, second)
+    assert (job.progress.step, first.steps_seen, second.steps_seen) == (4, 4, 0)
+    job.train()
+    again = [Diary(), Diary()]
+    assert trainer(tmp_path, *again).progress.step == 6
+    assert [diary.steps_seen for diary in again] == [6, 2]
+
+
+def test_an_error_is_told_to_callbacks_and_raised_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Callback):
+        def on_step_end(self, trainer: BiEncoderTrainer) -> None:
+            raise RuntimeError("broken on purpose")
+
+        def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
+            raise ValueError("and again")
+
+    diary = Diary()
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        trainer(tmp_path, Failing(), diary).train()
+    assert diary.entries[-1] == "exception 1"
+    assert "train_end 1" not in diary.entries
+    assert "and again" in caplog.text
+
+
+def test_a_run_that_is_told_to_stop_saves_and_can_be_continued(tmp_path: Path) -> None:
+    diary = Diary()
+    job = trainer(tmp_path, StopAt(2), diary)
+    job.train()
+    assert job.progress.step == 2
+    assert diary.entries[-2:] == ["save 2", "train_end 2"]
+    rest = trainer(tmp_path)
+    assert rest.progress.step == 2
+    rest.train()
+    assert rest.progress.step == rest.total_steps == 6
+
+
+def stopped_by_the_second(folder: Path) -> int:
+    job = trainer(folder, StopAt(3, on_rank=1), global_batch_size=8)
+    job.train()
+    return job.progress.step
+
+
+def test_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
+    encoder_folder(tmp_path / "encoder")
+    assert run_on_ranks(stopped_by_the_second, 2, tmp_path) == [3, 3]
