@@ -13,6 +13,7 @@ from typing import Any
 from dpr.build.catalogue import read_entry
 from dpr.config.training import DatasetConfig
 from dpr.core.errors import ConfigError
+from dpr.formats.training_files.registry import look_at
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ def _resolve(name: str, catalogue: Mapping[str, Any]) -> NamedSource:
     if found := _expand(name):
         return NamedSource(_short_name(path.name), found, DatasetConfig())
     if path.is_dir():
+        if look_at(path).is_training_data:
+            return NamedSource(_short_name(path.name), (path,), DatasetConfig())
         raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
     if glob.has_magic(name):
         raise ConfigError(f"no file matches {name}")
@@ -125,7 +128,7 @@ def _options(name: str, entry: Any) -> DatasetConfig:
 def _short_name(file_name: str) -> str:
     """``nq-train.json.gz`` -> ``nq-train``; ``part-*.jsonl`` -> ``part``."""
     stem = file_name
-    for suffix in (".gz", ".jsonl", ".json"):
+    for suffix in (".gz", ".jsonl", ".json", ".tsv", ".parquet"):
         stem = stem.removesuffix(suffix)
     return "".join("" if letter in "*?[]" else letter for letter in stem).strip("-_. ") or "data"
 

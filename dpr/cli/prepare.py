@@ -1,4 +1,4 @@
-"""``dpr prepare``: training data, a corpus and question sets from text at hand."""
+"""``dpr prepare``: training data from files of other formats, or, with a corpus and question sets, from text at hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
+from dpr.cli import prepare_files
+
+ABOUT = """Docstrings of the standard library and of installed packages: the first sentence is the question, the rest the passage.
+Makes a training set, a corpus, and dev and test questions with judgements. Nothing is imported."""
 EXAMPLE = """examples:
   dpr prepare docstrings --out runs/quickstart/data
   dpr prepare docstrings --out data/numeric --packages stdlib numpy scipy
@@ -13,9 +17,13 @@ EXAMPLE = """examples:
 
 
 def main(argv: list[str]) -> int:
-    """Makes a training set, a corpus, and dev and test questions with judgements."""
-    options = _parser().parse_args(argv)
-    return int(options.run(options))
+    """Training data from files of any known format, or from the docstrings of installed packages."""
+    if argv[:1] == ["docstrings"]:
+        return _docstrings(_parser().parse_args(argv[1:]))
+    if not argv or {"--help", "-h"} & set(argv):
+        print(prepare_files.help_text(_parser()), end="")
+        return 0 if argv else 2
+    return prepare_files.main(argv)
 
 
 def _docstrings(options: argparse.Namespace) -> int:
@@ -43,13 +51,9 @@ def _cores() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dpr prepare", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    docstrings = argparse.ArgumentParser(
+        prog="dpr prepare docstrings", description=ABOUT, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    sources = parser.add_subparsers(title="sources", required=True, metavar="SOURCE")
-    about = "Docstrings of the standard library and of installed packages: the first sentence is the question, the rest the passage."
-    docstrings = sources.add_parser("docstrings", help="docstrings of installed Python packages; nothing is imported", description=about)
-    docstrings.set_defaults(run=_docstrings)
     docstrings.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
     docstrings.add_argument(
         "--packages",
@@ -64,4 +68,4 @@ def _parser() -> argparse.ArgumentParser:
     docstrings.add_argument("--hard-negatives", type=int, default=2, metavar="N", help="BM25 negatives per question (default %(default)s)")
     docstrings.add_argument("--processes", type=int, default=0, metavar="N", help="processes that read files (default: one per core)")
     docstrings.add_argument("--overwrite", action="store_true", help="replace what is at --out")
-    return parser
+    return docstrings

@@ -54,11 +54,38 @@ def iter_json_records(path: Path, on_bytes: Callable[[bytes], object] | None = N
         line, first = _skip_space(stream)
         if first == b"[":
             nul = NulWarning(path)
-            yield from _array_records(_Window(_decoded(stream, path, line, nul), path, line), nul)
+            window = _Window(_decoded(stream, path, line, nul), path, line)
+            yield from _array_records(window, nul)
+            if character := window.next_character():
+                raise window.fail(f"{character!r} after the end of the array, expected nothing")
         elif first == b"{":
             yield from _line_records(stream, path, line)
         elif first:
             raise InputError(f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES)
+
+
+def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
+    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members are passed over.
+
+    Raises:
+        InputError: what cannot be skipped: an unreadable file, broken syntax, no such array.
+    """
+    with open_input(path) as stream:
+        line, first = _skip_space(stream)
+        if first != b"{":
+            found = f"starts with {first.decode('latin-1')!r}" if first else "is empty"
+            raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
+        nul = NulWarning(path)
+        window = _Window(_decoded(stream, path, line, nul), path, line)
+        has_array = False
+        for name in _member_names(window):
+            if window.next_character() == "[" and name == key:
+                has_array = True
+                yield from _array_records(window, nul)
+            else:
+                window.position = _decode(window)[1]
+        if not has_array:
+            raise InputError(f"no list {key!r} in the object", file=path)
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -166,12 +193,47 @@ def _array_records(window: _Window, nul: NulWarning) -> Iterator[JsonRecord]:
         elif character != "]":
             raise window.fail(f"not JSON: {character!r} after a record, expected ',' or ']'") if character else _cut_off(window)
     window.position += 1
+
+
+def _member_names(window: _Window) -> Iterator[str]:
+    """The keys of the object at the window's place; whoever asks for the next one has moved past the value."""
+    window.next_character()
+    window.position += 1
+    character = window.next_character()
+    while character != "}":
+        name, window.position, _ = _decode(window)
+        if not isinstance(name, str) or window.next_character() != ":":
+            raise window.fail("not JSON: expected a key in quotes and ':'") if character else _cut_off(window)
+        window.position += 1
+        yield name
+        character = window.next_character()
+        if character == ",":
+            window.position += 1
+            character = window.next_character()
+        elif character != "}":
+            raise window.fail(f"not JSON: {character!r} after a member, expected ',' or '}}'") if character else _cut_off(window)
+    window.position += 1
     if character := window.next_character():
-        raise window.fail(f"{character!r} after the end of the array, expected nothing")
+        raise window.fail(f"{character!r} after the end of the object, expected nothing")
 
 
 def _next_record(window: _Window, nul: NulWarning) -> JsonRecord:
     """Decodes the record at the window's place. In an array nothing can be skipped whose end is not known."""
+    value, end, error = _decode(window)
+    start = window.position
+    if end - start > MAX_LINE_BYTES:
+        error = f"the record is longer than {MAX_LINE_BYTES // 2**20} MB"
+    if error is None and not isinstance(value, dict):
+        error = f"the row is {describe(value)}, expected an object"
+    number = window.line_at(start)
+    window.position = end
+    problem_found = InputError(error, file=window.path, line=number) if error else None
+    value = {} if error else nul.clean(value, window.text, start, end, number)
+    return JsonRecord(number, value, problem_found, window.text, start, end)
+
+
+def _decode(window: _Window) -> tuple[Any, int, str | None]:
+    """The value at the window's place, where it ends, and what is wrong with it where its end is known all the same."""
     at_end = False
     while True:
         start = window.position
@@ -199,15 +261,7 @@ def _next_record(window: _Window, nul: NulWarning) -> JsonRecord:
         if end == len(window.text) and not isinstance(value, dict) and not at_end:
             at_end = not window.grow(_WINDOW)
             continue
-        if end - start > MAX_LINE_BYTES:
-            error = f"the record is longer than {MAX_LINE_BYTES // 2**20} MB"
-        if error is None and not isinstance(value, dict):
-            error = f"the row is {describe(value)}, expected an object"
-        number = window.line_at(start)
-        window.position = end
-        problem_found = InputError(error, file=window.path, line=number) if error else None
-        value = {} if error else nul.clean(value, window.text, start, end, number)
-        return JsonRecord(number, value, problem_found, window.text, start, end)
+        return value, end, error
 
 
 def _cut_off(window: _Window) -> InputError:

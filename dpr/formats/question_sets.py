@@ -90,7 +90,7 @@ def read_qrels(path: str | Path) -> Qrels:
             expected = "3 (question, passage, grade) or 4 (question, 0, passage, grade)"
             raise InputError(f"{len(columns)} columns", file=file, line=line, expected=expected)
         question, passage, grade = columns[0].strip(), columns[-2].strip(), columns[-1].strip()
-        value = _grade(grade)
+        value = grade_of(grade)
         if value is None:
             if is_first and len(columns) == 3:
                 is_first = False
@@ -125,7 +125,8 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
                 out.write(f"{question}\t{passage}\t{grade}\n" if is_beir else f"{question} 0 {passage} {grade}\n")
 
 
-def _grade(text: str) -> int | None:
+def grade_of(text: str) -> int | None:
+    """The grade of a judgement; None for what is no integer."""
     try:
         number = float(text) if len(text) <= 20 else float("nan")
         return int(number) if number == int(number) else None

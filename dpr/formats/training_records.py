@@ -17,7 +17,7 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
     Raises:
         ValueError: what was found and what is expected, with the place inside the record.
     """
-    question = _text(record, "question", "question")
+    question = checked_text(record, "question", "question")
     if not question.strip():
         raise ValueError("question is empty, expected some text")
     if record.get("positive_ctxs") is None:
@@ -27,7 +27,7 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
         positives=_passages(record, "positive_ctxs"),
         hard_negatives=_passages(record, "hard_negative_ctxs"),
         other_negatives=_passages(record, "negative_ctxs"),
-        answers=_answers(record.get("answers")),
+        answers=checked_answers(record.get("answers")),
     )
 
 
@@ -54,10 +54,10 @@ def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
 def _passage(item: Any, where: str) -> Passage:
     if not isinstance(item, dict):
         raise ValueError(f"{where} is {describe(item)}, expected an object with text and title")
-    text = _text(item, "text", f"{where}.text")
+    text = checked_text(item, "text", f"{where}.text")
     if not text.strip():
         raise ValueError(f"{where} has an empty text, expected some text")
-    title = "" if item.get("title") is None else _text(item, "title", f"{where}.title")
+    title = "" if item.get("title") is None else checked_text(item, "title", f"{where}.title")
     return Passage(text, title, _id(item, where), "score" in item)
 
 
@@ -68,11 +68,12 @@ def _id(item: dict[str, Any], where: str) -> str | None:
             continue
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        return _text(item, key, f"{where}.{key}")
+        return checked_text(item, key, f"{where}.{key}")
     return None
 
 
-def _text(holder: dict[str, Any], key: str, where: str) -> str:
+def checked_text(holder: dict[str, Any], key: str, where: str) -> str:
+    """The string under ``key``; ValueError says what is there instead."""
     value = holder.get(key)
     if not isinstance(value, str):
         raise ValueError(f"{where} is {describe(value) if key in holder else 'missing'}, expected a string")
@@ -81,7 +82,8 @@ def _text(holder: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _answers(value: Any) -> tuple[str, ...]:
+def checked_answers(value: Any) -> tuple[str, ...]:
+    """Answers given as a string or a list of strings and numbers; ValueError says what else was found."""
     if value is None:
         return ()
     answers = [value] if isinstance(value, str) else value

@@ -1,6 +1,6 @@
-"""DPR training files (JSON array or JSON lines), read once into a memory-mapped Arrow file, and written.
+"""Training files, in DPR's format or another that ``training_files`` knows, read once into a memory-mapped Arrow file.
 
-1. Every record is parsed and checked by ``training_records``; bad ones are refused with file and line, or set aside.
+1. Every record is parsed and checked by the reader of its format; bad ones are refused with file and line, or set aside.
 2. Good ones go, in batches, into a folder of the cache named by the files' paths, sizes and times. Ranks that start together build it once.
 3. ``TrainingSet`` maps that folder: memory does not grow with the file, and workers reopen it by its path.
 """
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,15 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.corpora import write_text
-from dpr.formats.durable import durable_file, durable_folder, read_manifest, remove_leftovers
-from dpr.formats.json_records import JsonRecord, indented_record, iter_json_records
+from dpr.formats.durable import durable_folder, read_manifest, remove_leftovers
+from dpr.formats.parsed_cache import cache_key, cache_root, ensure_built
 from dpr.formats.text_input import expand_files
-from dpr.formats.training_records import sample_from_json, sample_to_json
+from dpr.formats.training_files import dpr_json
+from dpr.formats.training_files.bad_rows import BadRows
+from dpr.formats.training_files.dpr_json import write_training_set as write_training_set
+from dpr.formats.training_files.registry import FORMATS, detect, files_read
+from dpr.formats.training_files.rows import ReadOptions
+from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_store import RowStore, RowStoreWriter
 
 logger = get_logger(__name__)
@@ -33,7 +35,8 @@ _PARSER_VERSION = 1  # a change in what is read out of a file must change it, so
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Records of a training set: ``kept``, ``dropped`` for having no positive passage, ``rejected`` as bad; together ``read``."""
+    """Rows of a training set: ``kept``, ``dropped`` for having no positive passage, ``rejected`` as bad; together ``read``. Formats that
+    join rows of one question make fewer records of the kept ones."""
 
     read: int = 0
     kept: int = 0
@@ -91,13 +94,11 @@ def open_training_set(
     if on_bad_row not in ("fail", "skip"):
         raise ConfigError(f"on_bad_row={on_bad_row} is not known; choose one of fail, skip")
     paths = expand_files(files)
-    cache = Path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
+    cache = cache_root(cache_dir)
     limit = max_bad_rows if on_bad_row == "skip" else -1
-    folder = cache / f"training-{_cache_key(paths, limit)}"
-    if not _is_usable(folder):
-        with _exclusive(cache, folder.name):
-            if not _is_usable(folder):
-                _Builder(paths, cache, limit).build(folder)
+    read = [file for path in paths for file in files_read(path)]
+    folder = cache / f"training-{cache_key(read, [_PARSER_VERSION, limit])}"
+    ensure_built(folder, _Builder(paths, cache, limit).build)
     opened = TrainingSet(folder, name)
     counts = opened.counts
     logger.info(
@@ -107,29 +108,13 @@ def open_training_set(
     return opened
 
 
-def write_training_set(path: str | Path, samples: Iterable[TrainingSample]) -> int:
-    """Writes a DPR training file, JSON lines for names in .jsonl, else a JSON array; ``.gz`` is packed. Returns how many."""
-    file = Path(path)
-    is_lines = file.name.removesuffix(".gz").endswith(".jsonl")
-    count = 0
-    with write_text(file) as out:
-        if is_lines:
-            for count, sample in enumerate(samples, 1):  # noqa: B007
-                out.write(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n")
-            return count
-        for count, sample in enumerate(samples, 1):
-            out.write(("[" if count == 1 else ",") + indented_record(sample_to_json(sample)))
-        out.write("\n]\n" if count else "[]\n")
-    return count
-
-
 class _Builder:
     """Parses files into one cache folder, keeping count."""
 
     def __init__(self, paths: list[Path], cache: Path, limit: int) -> None:
-        self._paths, self._cache, self._limit = paths, cache, limit
+        self._paths, self._cache = paths, cache
         self._read = self._kept = self._dropped = 0
-        self._rejects: list[dict[str, Any]] = []
+        self._bad_rows = BadRows(limit if limit >= 0 else None, file=cache / "rejected-too-many.jsonl")
         self._digest = hashlib.sha256(f"training set, parser {_PARSER_VERSION}".encode())
 
     def build(self, folder: Path) -> None:
@@ -141,45 +126,29 @@ class _Builder:
                     for sample in self._samples(path):
                         store.add(sample)
             self._require_rows()
-            counts = {"read": self._read, "kept": self._kept, "dropped": self._dropped, "rejected": len(self._rejects)}
+            counts = {"read": self._read, "kept": self._kept, "dropped": self._dropped, "rejected": len(self._bad_rows)}
             metadata.update(fingerprint=self._digest.hexdigest(), counts=counts, files=[str(path) for path in self._paths])
-        if self._rejects:
-            file = self._write_rejects(self._digest.hexdigest()[:16])
-            logger.warning("%d bad rows were left out; reasons are in %s", len(self._rejects), file)
+        if self._bad_rows:
+            file = self._bad_rows.write(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
+            logger.warning("%d bad rows were left out; reasons are in %s", len(self._bad_rows), file)
 
     def _samples(self, path: Path) -> Iterator[TrainingSample]:
         content = hashlib.sha256()
-        for record in iter_json_records(path, content.update):
-            self._read += 1
-            try:
-                if record.error is not None:
-                    raise record.error
-                sample = sample_from_json(record.value)
-            except InputError as error:
-                self._reject(path, record, error)
-            except ValueError as error:
-                self._reject(path, record, InputError(str(error), file=path, line=record.line))
+        options = ReadOptions(cache_dir=self._cache)
+        name = detect(path, options, fallback="dpr")
+        is_native = name == "dpr"
+        for row in dpr_json.read(path, options, content.update) if is_native else FORMATS[name].read(path, options):
+            self._read += row.num_rows
+            if row.sample is None:
+                self._bad_rows.add(row, self._read)
+            elif row.sample.positives:
+                self._kept += row.num_rows
+                if not is_native:
+                    content.update(json.dumps(sample_to_json(row.sample)).encode())
+                yield row.sample
             else:
-                if sample.positives:
-                    self._kept += 1
-                    yield sample
-                else:
-                    self._dropped += 1
+                self._dropped += row.num_rows
         self._digest.update(content.digest())
-
-    def _reject(self, path: Path, record: JsonRecord, error: InputError) -> None:
-        if self._limit < 0:
-            hint = error.hint or "on_bad_row=skip leaves such rows out and lists them"
-            raise InputError(error.found, file=path, line=record.line, expected=error.expected, hint=hint)
-        self._rejects.append({"file": str(path), "line": record.line, "reason": error.found, "sha256": record.sha256()})
-        if len(self._rejects) > self._limit:
-            file = self._write_rejects("too-many")
-            raise InputError(
-                f"more than max_bad_rows={self._limit} bad rows, this one: {error.found}",
-                file=path,
-                line=record.line,
-                hint=f"all so far are listed in {file}; is this the right file? max_bad_rows=N allows more",
-            )
 
     def _require_rows(self) -> None:
         if self._kept:
@@ -187,52 +156,7 @@ class _Builder:
         names = ", ".join(map(str, self._paths[:3]))
         if self._read:
             raise InputError(
-                f"none of the {self._read} records can be used: {self._dropped} have no positive passage, {len(self._rejects)} are bad",
+                f"none of the {self._read} records can be used: {self._dropped} have no positive passage, {len(self._bad_rows)} are bad",
                 file=names,
             )
         raise InputError("no rows", file=names, expected="at least one training record")
-
-    def _write_rejects(self, label: str) -> Path:
-        file = self._cache / f"rejected-{label}.jsonl"
-        with durable_file(file) as out:
-            for reject in self._rejects:
-                out.write(json.dumps(reject) + "\n")
-        return file
-
-
-def _cache_key(paths: list[Path], limit: int) -> str:
-    facts: list[Any] = [_PARSER_VERSION, limit]
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-        facts.append([str(path.resolve()), status.st_size, status.st_mtime_ns])
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-
-
-def _is_usable(folder: Path) -> bool:
-    """Whether a cache folder is there and of the sizes it was written with; contents are not hashed, rebuilding is cheap to ask for."""
-    try:
-        listed = read_manifest(folder)["files"]
-        return all((folder / name).stat().st_size == entry["bytes"] for name, entry in listed.items())
-    except (InputError, OSError):
-        return False
-
-
-@contextmanager
-def _exclusive(cache: Path, name: str) -> Iterator[None]:
-    """Holds a lock among the processes of this machine (and of others, where the file system carries locks)."""
-    import fcntl
-
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = open(cache / f"{name}.lock", "ab")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"the cache folder {cache} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            logger.debug("no locks in %s; ranks may parse the same file side by side", cache)
-        yield

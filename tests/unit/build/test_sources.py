@@ -61,6 +61,12 @@ def test_a_file_wins_over_a_key_of_its_name_with_a_warning(caplog: pytest.LogCap
     assert "nq is a file here and a data set of the catalogue" in caplog.text
 
 
+def test_a_folder_that_is_training_data_is_taken_whole() -> None:
+    touch("scifact/corpus.jsonl", "scifact/queries.jsonl", "scifact/qrels/train.tsv")
+    assert names_and_files("scifact") == [("scifact", ["scifact"])]
+    assert names_and_files("scifact/qrels/train.tsv") == [("train", ["scifact/qrels/train.tsv"])]
+
+
 def test_a_key_wins_over_a_folder_of_its_name() -> None:
     touch("nq/readme", "other.json")
     assert names_and_files("nq", {"nq": {"file": "other.json"}}) == [("nq", ["other.json"])]

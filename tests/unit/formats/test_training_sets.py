@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats import training_sets
+from dpr.formats.training_files import rows as row_readers
 from dpr.formats.training_sets import Counts, TrainingSet, open_training_set, write_training_set
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -226,8 +226,8 @@ def test_questions_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pyt
 
 def test_parsing_happens_once_and_again_when_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[Path] = []
-    real = training_sets.iter_json_records
-    monkeypatch.setattr(training_sets, "iter_json_records", lambda path, *rest: parsed.append(path) or real(path, *rest))
+    real = row_readers.iter_json_records
+    monkeypatch.setattr(row_readers, "iter_json_records", lambda path, *rest: parsed.append(path) or real(path, *rest))
     path = lines(tmp_path / "t.jsonl", record("one"))
     first = opened(path)
     assert rows(opened(path)) == rows(first)

@@ -133,7 +133,7 @@ def test_the_command_prints_counts_and_refuses_unknown_packages(tmp_path: Path, 
     assert main([*arguments, str(tmp_path / "data")]) == 0
     assert "train questions" in capsys.readouterr().out
     assert (tmp_path / "data" / "corpus.tsv").is_file()
-    with pytest.raises(SystemExit):
+    with pytest.raises(InputError, match="websites: no such file"):
         main(["websites", "--out", "x"])
 
 

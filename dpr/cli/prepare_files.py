@@ -1,0 +1,76 @@
+"""``dpr prepare SOURCE ... out=FILE``: training data of other formats."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dpr.cli.plain_arguments import PlainParser
+
+EXAMPLES = """examples:
+  dpr prepare squad/train-v1.1.json out=train.jsonl
+  dpr prepare scifact out=train.jsonl                       a folder with corpus.jsonl, queries.jsonl and qrels/
+  dpr prepare qidpidtriples.tsv queries=queries.train.tsv corpus=collection.tsv format=triples out=train.jsonl
+  dpr prepare faq.jsonl question=title positive=body out=train.jsonl
+  dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Makes training data of one or more files (or folders) of another format. The format is told by the content."""
+    options = parser().parse(argv)
+    from dpr.core.logs import configure_logging
+    from dpr.formats.text_input import expand_files
+    from dpr.formats.training_files.rows import ReadOptions
+    from dpr.preparation.conversion import convert
+
+    configure_logging()
+    columns = {role: name for role in ("question", "positive", "negative", "title", "answers") if (name := getattr(options, role))}
+    counts = convert(
+        expand_files(options.sources),
+        options.out,
+        ReadOptions(options.corpus, options.queries, options.split, options.min_grade, columns),
+        format_name=options.format,
+        to=options.to,
+        skip_bad_rows=options.on_bad_row == "skip",
+        max_bad_rows=options.max_bad_rows,
+        overwrite=options.overwrite,
+    )
+    print(f"{options.out}: {counts}")
+    return 0
+
+
+def formats_table() -> str:
+    """Every format with an example row."""
+    from dpr.formats.training_files.registry import FORMATS
+
+    rows = [
+        f"  {name:<14} {entry.about}{'' if entry.write is None else ' [to=' + name + ']'}\n{' ' * 17}{entry.example}"
+        for name, entry in FORMATS.items()
+    ]
+    return "formats (those marked to= can be written too):\n" + "\n".join(rows) + "\n"
+
+
+def parser() -> PlainParser:
+    """The options of ``dpr prepare SOURCE``."""
+    found = PlainParser(prog="dpr prepare", operands="SOURCE [SOURCE ...]", description=main.__doc__, epilog=EXAMPLES, add_help=False)
+    found.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or patterns")
+    found.setting("out", type=Path, required=True, metavar="FILE", help="file to write (a folder for to=beir); .gz is packed")
+    found.setting("format", default="", metavar="NAME", help="format of the source, where its content does not tell")
+    found.setting("to", default="dpr", metavar="NAME", help="format to write (default %(default)s)")
+    found.setting("corpus", type=Path, metavar="FILE", help="passages that rows name by id: TSV, JSON lines or Parquet")
+    found.setting("queries", type=Path, metavar="FILE", help="questions that rows name by id")
+    found.setting("split", default="", metavar="NAME", help="part of a folder (default: train, or the only one)")
+    found.setting("min_grade", type=int, default=1, metavar="N", help="judgements from here on are positives (default %(default)s)")
+    for role in ("question", "positive", "negative", "title", "answers"):
+        found.setting(role, metavar="COLUMN", help=f"column of the {role}; a.b is key b of column a")
+    found.setting("on_bad_row", choices=("fail", "skip"), default="fail", help="skip lists bad rows in <out>.rejected.jsonl (default fail)")
+    found.setting("max_bad_rows", type=int, metavar="N", help="how many may be skipped (default: 100 or 0.1%% of all, if that is more)")
+    found.setting("overwrite", action="store_true", help="replace what is at out")
+    return found
+
+
+def help_text(docstrings: argparse.ArgumentParser) -> str:
+    """The help of the whole command: both kinds of sources, the options of files, the formats."""
+    others = docstrings.format_usage().removeprefix("usage: ")
+    return f"{parser().format_help()}\n{formats_table()}\nwithout files of one's own:\n  {others}"

@@ -1,0 +1,106 @@
+"""Rows of Parquet files and of Hugging Face ``datasets`` folders, as dictionaries, batch by batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.formats.durable import read_json
+
+_BATCH_ROWS = 256
+_SPLIT_FILE = "dataset_dict.json"
+
+
+def is_arrow(path: Path) -> bool:
+    """Whether this is a Parquet file, an Arrow file, or a folder of such."""
+    if path.is_dir():
+        return (path / _SPLIT_FILE).is_file() or (path / "state.json").is_file() or any(path.rglob("*.parquet"))
+    return _magic(path).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
+
+
+def arrow_rows(path: Path, *, split: str = "", columns: list[str] | None = None) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+    """File, row number (from 1) and values of every row.
+
+    A folder is what ``save_to_disk`` wrote, or holds Parquet files, whose split is the beginning of the name (``train-00000-of-00001``) or
+    the folder.
+
+    Raises:
+        InputError: a damaged file; the split does not exist.
+        ConfigError: several splits, none of them ``train``, and none chosen.
+    """
+    for file in arrow_files(path, split):
+        number = 0
+        try:
+            for batch in _batches(file, columns):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield file, number, value
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file) from None
+
+
+def arrow_columns(path: Path, split: str = "") -> list[str]:
+    """Column names of the first file."""
+    file = arrow_files(path, split)[0]
+    try:
+        if _magic(file).startswith(b"PAR1"):
+            return list(pq.read_schema(file).names)
+        return next(iter(_batches(file, None)), pa.record_batch({})).schema.names
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file) from None
+
+
+def arrow_files(path: Path, split: str = "") -> list[Path]:
+    """The files of one split, in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    if (path / _SPLIT_FILE).is_file():
+        names = read_json(path / _SPLIT_FILE).get("splits", [])
+        return arrow_files(path / _chosen(names, split, path))
+    if (path / "state.json").is_file():
+        listed = [entry.get("filename") for entry in read_json(path / "state.json").get("_data_files", [])]
+        if not listed or any(not isinstance(name, str) or Path(name).name != name for name in listed):
+            raise InputError("names no data files beside it", file=path / "state.json")
+        return [path / name for name in listed]
+    found: dict[str, list[Path]] = {}
+    for file in sorted(path.rglob("*.parquet")):
+        inside = file.relative_to(path).parent.name
+        name = file.name.partition("-")[0].removesuffix(".parquet")
+        found.setdefault(inside if inside not in ("", "data") and name.isdigit() else name, []).append(file)
+    if not found:
+        raise InputError("no Parquet or Arrow files in this folder", file=path)
+    return found[_chosen(list(found), split, path)]
+
+
+def _chosen(names: list[str], split: str, path: Path) -> str:
+    if split and split not in names:
+        raise InputError(f"no split {split!r}", file=path, expected=f"one of {', '.join(names)}")
+    if split or "train" in names or len(names) == 1:
+        return split or ("train" if "train" in names else names[0])
+    raise ConfigError(f"{path} has the splits {', '.join(names)}; choose one with split=NAME")
+
+
+def _batches(file: Path, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    if _magic(file).startswith(b"PAR1"):
+        with pq.ParquetFile(file) as opened:
+            yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+        return
+    with pa.memory_map(os.fspath(file)) as source:
+        is_file = _magic(file).startswith(b"ARROW1")
+        opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        for batch in (opened.get_batch(index) for index in range(opened.num_record_batches)) if is_file else opened:
+            yield from (batch.slice(start, _BATCH_ROWS) for start in range(0, batch.num_rows, _BATCH_ROWS))
+
+
+def _magic(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(8)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None

@@ -1,0 +1,139 @@
+"""BEIR's layout: ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``, graded. Also TREC judgements with both files beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.durable import durable_folder
+from dpr.formats.question_sets import grade_of
+from dpr.formats.text_input import iter_lines
+from dpr.formats.training_files.lookup import Lookup, open_lookup
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id, good_row, joined
+from dpr.formats.training_files.values import text_of
+
+HEADER = "query-id\tcorpus-id\tscore\n"
+
+
+def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """One sample per question, positives by falling grade. ``path`` is the folder or a file of judgements.
+
+    Judgements of one question are expected to follow each other; where they do not, there are as many samples.
+    """
+    qrels = _qrels_file(path, options.split) if path.is_dir() else path
+    folder = path if path.is_dir() else path.parent.parent
+    corpus = open_lookup(options.corpus or _beside(folder, "corpus", path), options.cache_dir)
+    queries = open_lookup(options.queries or _beside(folder, "queries", path), options.cache_dir)
+    return _samples(qrels, corpus, queries, options.min_grade)
+
+
+def write(path: Path, samples: Iterable[TrainingSample], *, split: str = "train") -> int:
+    """Writes the layout as a folder: positives with grade 1, negatives of both kinds with grade 0. Passages without id get one made of
+    their content. Holds a hash per distinct passage.
+
+    Raises:
+        InputError: two different passages with the same id; an id that holds white space.
+    """
+    seen: dict[str, int] = {}
+    count = 0
+    with durable_folder(path, metadata={"kind": "BEIR layout"}) as folder:
+        (folder / "qrels").mkdir()
+        with (
+            open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,
+            open(folder / "queries.jsonl", "w", encoding="utf-8") as queries,
+            open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as qrels,
+        ):
+            qrels.write(HEADER)
+            for number, sample in enumerate(samples):
+                query = {"_id": str(number), "text": sample.question, "metadata": {"answers": list(sample.answers)}}
+                queries.write(json.dumps(query, ensure_ascii=False) + "\n")
+                count += 1
+                grades: dict[str, int] = {}
+                for passages, grade in ((sample.positives, 1), (sample.hard_negatives + sample.other_negatives, 0)):
+                    for passage in passages:
+                        key = content_id(passage)
+                        if _is_new(passage, key, seen, path):
+                            corpus.write(json.dumps({"_id": key, "title": passage.title, "text": passage.text}, ensure_ascii=False) + "\n")
+                        grades.setdefault(key, grade)
+                qrels.writelines(f"{number}\t{key}\t{grade}\n" for key, grade in grades.items())
+    return count
+
+
+def _is_new(passage: Passage, key: str, seen: dict[str, int], path: Path) -> bool:
+    content = hash((passage.title, passage.text))
+    known = seen.get(key)
+    if known is None:
+        if not key or key.split() != [key]:
+            raise InputError(f"the passage id {key!a} is empty or holds white space", file=path, expected="ids that a qrels file can hold")
+        seen[key] = content
+    elif known != content:
+        raise InputError(f"two different passages have the id {key!a}", file=path, hint="give the passages of one corpus at a time")
+    return known is None
+
+
+def _qrels_file(folder: Path, split: str) -> Path:
+    found = {file.name.removesuffix(".gz").removesuffix(".tsv"): file for file in sorted((folder / "qrels").glob("*.tsv*"))}
+    if not found:
+        raise InputError("no qrels/*.tsv", file=folder, expected="corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
+    if split and split not in found:
+        raise InputError(f"no qrels/{split}.tsv", file=folder, expected=f"one of {', '.join(found)}")
+    if split or "train" in found or len(found) == 1:
+        return found[split or ("train" if "train" in found else next(iter(found)))]
+    raise ConfigError(f"{folder} has judgements for {', '.join(found)}; choose with split=NAME, or give the file under qrels/")
+
+
+def companions(path: Path) -> list[Path]:
+    """Corpus and questions of a file of judgements that lies in its ``qrels`` folder."""
+    if path.is_dir() or path.parent.name != "qrels":
+        return []
+    return [file for name in ("corpus", "queries") for file in sorted(path.parent.parent.glob(f"{name}.*"))]
+
+
+def _beside(folder: Path, name: str, path: Path) -> Path:
+    for suffix in (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz"):
+        if (folder / f"{name}{suffix}").is_file():
+            return folder / f"{name}{suffix}"
+    raise InputError(f"no {name}.jsonl in {folder}", file=path, hint=f"say where it is: {name}=FILE")
+
+
+def _samples(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: int) -> Iterator[SourceRow]:
+    for _, group in groupby(_judgement_lines(qrels), key=lambda item: item[2][0]):
+        graded: list[tuple[int, SourceRow]] = []
+        for line, text, columns in group:
+
+            def parse(columns: list[str] = columns) -> TrainingSample:
+                return _sample(columns, corpus, queries, min_grade)
+
+            row = good_row(qrels, line, parse, lambda text=text: text)  # type: ignore[misc]
+            if row.sample is None:
+                yield row
+            else:
+                graded.append((grade_of(columns[-1]) or 0, row))
+        graded.sort(key=lambda item: -item[0])
+        yield from joined(row for _, row in graded)
+
+
+def _judgement_lines(qrels: Path) -> Iterator[tuple[int, str, list[str]]]:
+    for line, text in iter_lines(qrels):
+        columns = [column.strip() for column in (text.split("\t") if "\t" in text else text.split())]
+        is_header = line == 1 and len(columns) == 3 and grade_of(columns[-1]) is None
+        if text.strip() and not is_header:
+            yield line, text, columns
+
+
+def _sample(columns: list[str], corpus: Lookup, queries: Lookup, min_grade: int) -> TrainingSample:
+    if len(columns) not in (3, 4):
+        raise ValueError(f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade)")
+    grade = grade_of(columns[-1])
+    if grade is None:
+        raise ValueError(f"the grade {columns[-1]!a} is no integer")
+    text, answers = queries.question(columns[0])
+    passage = corpus.passage(columns[-2])
+    if not passage.text.strip():
+        raise ValueError(f"the passage {passage.id!a} has an empty text, expected some text")
+    positives = (passage,) if grade >= min_grade else ()
+    return TrainingSample(text_of(text, "the question"), positives, (passage,) if grade <= 0 else (), answers=answers)

@@ -1,0 +1,34 @@
+"""DPR's own training files, JSON array or JSON lines: the native format. The record is in ``formats/training_records``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from dpr.core.records import TrainingSample
+from dpr.formats.corpora import write_text
+from dpr.formats.json_records import indented_record
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, json_rows
+from dpr.formats.training_records import sample_from_json, sample_to_json
+
+
+def read(path: Path, options: ReadOptions, on_bytes: Callable[[bytes], object] | None = None) -> Iterator[SourceRow]:
+    """One row per record. ``on_bytes`` sees every byte on disk."""
+    return json_rows(path, sample_from_json, on_bytes)
+
+
+def write_training_set(path: str | Path, samples: Iterable[TrainingSample]) -> int:
+    """Writes a DPR training file, JSON lines for names in .jsonl, else a JSON array; ``.gz`` is packed. Returns how many."""
+    file = Path(path)
+    is_lines = file.name.removesuffix(".gz").endswith(".jsonl")
+    count = 0
+    with write_text(file) as out:
+        if is_lines:
+            for count, sample in enumerate(samples, 1):  # noqa: B007
+                out.write(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n")
+            return count
+        for count, sample in enumerate(samples, 1):
+            out.write(("[" if count == 1 else ",") + indented_record(sample_to_json(sample)))
+        out.write("\n]\n" if count else "[]\n")
+    return count

@@ -1,0 +1,78 @@
+"""Values of foreign records -> questions and passages, checked, with the place of what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpr.core.records import Passage
+from dpr.formats.json_records import describe
+from dpr.formats.text_input import has_lone_surrogate
+from dpr.formats.training_files.lookup import Lookup
+
+TEXT_KEYS = ("text", "document_text", "passage", "contents")
+ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")
+
+
+def text_of(value: Any, where: str) -> str:
+    """A string that holds more than spaces.
+
+    Raises:
+        ValueError: something else, or half a character.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {describe_value(value)}, expected a string")
+    if not value.strip():
+        raise ValueError(f"{where} is empty, expected some text")
+    if has_lone_surrogate(value):
+        raise ValueError(f"{where} holds half of a character (a lone surrogate), expected valid Unicode")
+    return value
+
+
+def id_of(value: Any, where: str) -> str:
+    """An id: a string that is not empty, or an integer."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value or has_lone_surrogate(value):
+        raise ValueError(f"{where} is {describe_value(value)}, expected an id (a string or an integer)")
+    return value
+
+
+def passages_of(value: Any, where: str, corpus: Lookup | None = None, *, title: str = "") -> tuple[Passage, ...]:
+    """Passages given as a text, an object with a text (and title, id), or a list of these; with ``corpus``, ids in place of texts.
+
+    Raises:
+        ValueError: what was found, where.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, list | tuple):
+        return tuple(_passage(item, f"{where}[{number}]", corpus, title) for number, item in enumerate(value))
+    return (_passage(value, where, corpus, title),)
+
+
+def title_of(value: Any, where: str) -> str:
+    """A title; null is none."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or has_lone_surrogate(value):
+        raise ValueError(f"{where} is {describe_value(value)}, expected a string or null")
+    return value
+
+
+def describe_value(value: Any) -> str:
+    """A value as error messages show it, those of Parquet columns that JSON does not know by their type."""
+    is_json = value is None or isinstance(value, str | int | float | bool | list | dict)
+    return describe(value) if is_json else f"of type {type(value).__name__}"
+
+
+def _passage(item: Any, where: str, corpus: Lookup | None, title: str) -> Passage:
+    if isinstance(item, dict):
+        text = next((item[key] for key in TEXT_KEYS if item.get(key) is not None), None)
+        name = next((item[key] for key in ID_KEYS if item.get(key) is not None), None)
+        if text is None and name is not None and corpus is not None:
+            return corpus.passage(id_of(name, where))
+        own_title = title_of(item.get("title"), f"{where}.title")
+        return Passage(text_of(text, f"{where}.text"), own_title, None if name is None else id_of(name, f"{where}.id"))
+    if corpus is not None:
+        return corpus.passage(id_of(item, where))
+    return Passage(text_of(item, where), title)

@@ -1,0 +1,393 @@
+"""Every format of training data: what is written is read back, and what is read is told row by row."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.training_files.registry import FORMATS, detect, read_rows
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
+from dpr.formats.training_sets import open_training_set
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+SOLID = TEXT.filter(lambda text: bool(text.strip()))
+FIELD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
+    lambda text: bool(text.strip()) and text.strip().lower() not in ("question", "query", "anchor")
+)
+PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT), max_size=3).map(tuple)
+ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
+SAMPLES = st.lists(st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS), min_size=1, max_size=4)
+QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
+    return list(read_rows(path, ReadOptions(cache_dir=path.parent / "cache", **options), format_name=format_name))
+
+
+def samples_of(path: Path, format_name: str = "", **options: Any) -> list[TrainingSample]:
+    rows = rows_of(path, format_name, **options)
+    assert not [row.error for row in rows if row.error]
+    return [row.sample for row in rows if row.sample]
+
+
+def lines(path: Path, *records: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records), encoding="utf-8")
+    return path
+
+
+def with_ids(sample: TrainingSample) -> TrainingSample:
+    """Negatives of one kind, every passage with the id that it is written with."""
+
+    def named(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        return tuple(Passage(passage.text, passage.title, content_id(passage)) for passage in passages)
+
+    return replace(
+        sample, positives=named(sample.positives), hard_negatives=named(sample.hard_negatives + sample.other_negatives), other_negatives=()
+    )
+
+
+def as_tevatron(sample: TrainingSample) -> TrainingSample:
+    return with_ids(sample)
+
+
+def as_flag(sample: TrainingSample) -> TrainingSample:
+    def plain(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        return tuple(Passage(f"{passage.title} {passage.text}" if passage.title else passage.text) for passage in passages)
+
+    return TrainingSample(sample.question, plain(sample.positives), plain(sample.hard_negatives + sample.other_negatives))
+
+
+def as_beir(sample: TrainingSample) -> TrainingSample:
+    """A passage is judged once per question, so a negative that is a positive too stays a positive."""
+    sample = with_ids(sample)
+    positives = tuple(dict.fromkeys(sample.positives))
+    hard = tuple(dict.fromkeys(passage for passage in sample.hard_negatives if passage not in positives))
+    return replace(sample, positives=positives, hard_negatives=hard, answers=tuple(dict.fromkeys(sample.answers)))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "expected"),
+    [
+        ("dpr", "x.jsonl.gz", lambda sample: sample),
+        ("dpr", "x.json", lambda sample: sample),
+        ("tevatron", "x.jsonl", as_tevatron),
+        ("flagembedding", "x.jsonl", as_flag),
+        ("beir", "x", as_beir),
+    ],
+)
+def test_what_is_written_is_read_back(
+    name: str, file: str, expected: Callable[[TrainingSample], TrainingSample], tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+    @QUICK
+    @given(samples=SAMPLES)
+    def check(samples: list[TrainingSample]) -> None:
+        path = tmp_path_factory.mktemp("round") / file
+        write = FORMATS[name].write
+        assert write is not None
+        assert write(path, samples) == len(samples)
+        assert detect(path) == name
+        assert samples_of(path) == [expected(sample) for sample in samples]
+
+    check()
+
+
+def test_tables_are_read_back(tmp_path_factory: Any) -> None:
+    @QUICK
+    @given(table=st.lists(st.tuples(FIELD, FIELD, FIELD), min_size=1, max_size=5))
+    def check(table: list[tuple[str, str, str]]) -> None:
+        folder = tmp_path_factory.mktemp("table")
+        for width, name in ((2, "pairs"), (3, "triples")):
+            path = lines(folder / f"{name}.tsv", *("\t".join(fields[:width]) for fields in table))
+            rows = rows_of(path, name)
+            assert sum(row.num_rows for row in rows) == len(table)
+            read = [(row.sample.question, p.text) for row in rows if row.sample for p in row.sample.positives]
+            assert list(dict.fromkeys(read)) == list(dict.fromkeys((question, positive) for question, positive, _ in table))
+            if width == 3:
+                negatives = {(row.sample.question, p.text) for row in rows if row.sample for p in row.sample.hard_negatives}
+                assert negatives == {(question, negative) for question, _, negative in table}
+
+    check()
+
+
+def test_squad_paragraphs_are_read_back(tmp_path_factory: Any) -> None:
+    articles = st.lists(
+        st.tuples(TEXT, st.lists(st.tuples(SOLID, st.lists(st.tuples(SOLID, ANSWERS), max_size=3)), max_size=2)), min_size=1, max_size=3
+    )
+
+    @QUICK
+    @given(articles=articles, indent=st.sampled_from([None, 1]), version_first=st.booleans())
+    def check(articles: list[Any], indent: int | None, version_first: bool) -> None:
+        data = [
+            {
+                "title": title,
+                "paragraphs": [
+                    {
+                        "context": context,
+                        "qas": [
+                            {"question": question, "id": "1", "answers": [{"text": a, "answer_start": 0} for a in answers]}
+                            for question, answers in asked
+                        ],
+                    }
+                    for context, asked in paragraphs
+                ],
+            }
+            for title, paragraphs in articles
+        ]
+        value = {"version": "1.1", "data": data} if version_first else {"data": data, "version": ["1.1", {"a": 2}]}
+        path = tmp_path_factory.mktemp("squad") / "s.json"
+        path.write_text(json.dumps(value, indent=indent))
+        assert samples_of(path, "squad") == [
+            TrainingSample(question, (Passage(context, title.replace("_", " ")),), answers=tuple(dict.fromkeys(a for a in answers if a)))
+            for title, paragraphs in articles
+            for context, asked in paragraphs
+            for question, answers in asked
+        ]
+
+    check()
+
+
+def test_parquet_and_datasets_folders_are_read_back(tmp_path_factory: Any) -> None:
+    import datasets
+
+    @settings(QUICK, max_examples=8)
+    @given(samples=SAMPLES)
+    def check(samples: list[TrainingSample]) -> None:
+        folder = tmp_path_factory.mktemp("columns")
+        distinct = list({sample.question: sample for sample in samples}.values())
+        table = {
+            "query": [sample.question for sample in distinct],
+            "positive": [[{"text": p.text, "title": p.title} for p in sample.positives] for sample in distinct],
+            "negative": [[p.text for p in sample.hard_negatives] for sample in distinct],
+            "answers": [list(dict.fromkeys(sample.answers)) for sample in distinct],
+        }
+        expected = [
+            TrainingSample(
+                sample.question,
+                sample.positives,
+                tuple(Passage(p.text) for p in sample.hard_negatives),
+                answers=tuple(dict.fromkeys(sample.answers)),
+            )
+            for sample in distinct
+        ]
+        texts = pa.list_(pa.string())
+        passages = pa.list_(pa.struct({"text": pa.string(), "title": pa.string()}))
+        schema = pa.schema({"query": pa.string(), "positive": passages, "negative": texts, "answers": texts})
+        arrow = pa.table(table, schema=schema)
+        pq.write_table(arrow, folder / "x.parquet")
+        (folder / "hub" / "data").mkdir(parents=True)
+        pq.write_table(arrow, folder / "hub" / "data" / "train-00000-of-00001.parquet")
+        pq.write_table(arrow.slice(0, 0), folder / "hub" / "data" / "test-00000-of-00001.parquet")
+        data = datasets.Dataset(arrow)
+        data.save_to_disk(str(folder / "one"))
+        datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(folder / "splits"))
+        for path in (folder / "x.parquet", folder / "hub", folder / "one", folder / "splits"):
+            assert detect(path) == "columns"
+            assert samples_of(path) == expected
+        assert samples_of(folder / "splits", split="test") == expected[:1]
+
+    check()
+
+
+CORPUS = [{"_id": f"d{number}", "title": f"T{number}", "text": f"text {number}"} for number in range(6)]
+
+
+def beir_folder(folder: Path, *judgements: str, name: str = "train") -> Path:
+    lines(folder / "corpus.jsonl", *CORPUS)
+    lines(folder / "queries.jsonl", {"_id": "1", "text": "one"}, {"_id": "2", "text": "two", "metadata": {"answers": ["b"]}})
+    (folder / "qrels").mkdir(exist_ok=True)
+    lines(folder / "qrels" / f"{name}.tsv", "query-id\tcorpus-id\tscore", *judgements)
+    return folder
+
+
+def ids(passages: tuple[Passage, ...]) -> list[str | None]:
+    return [passage.id for passage in passages]
+
+
+def test_grades_decide_what_a_passage_is(tmp_path: Path) -> None:
+    folder = beir_folder(tmp_path / "b", "1\td1\t1", "1\td2\t3", "1\td3\t0", "1\td4\t-1", "2\td5\t2")
+    one, two = samples_of(folder)
+    assert (ids(one.positives), ids(one.hard_negatives)) == (["d2", "d1"], ["d3", "d4"])
+    assert two == TrainingSample("two", (Passage("text 5", "T5", "d5"),), answers=("b",))
+    strict, _ = samples_of(folder, min_grade=2)
+    assert (ids(strict.positives), ids(strict.hard_negatives)) == (["d2"], ["d3", "d4"])
+
+
+def test_judgements_of_unknown_passages_are_bad_rows(tmp_path: Path) -> None:
+    folder = beir_folder(tmp_path / "b", "1\td1\t1", "1\tnowhere\t1", "9\td1\t1", "1\td2\tx\t1\t2", "2\td2\tmuch")
+    rows = rows_of(folder)
+    bad = {row.line: str(row.error) for row in rows if row.error}
+    assert set(bad) == {3, 4, 5, 6}
+    assert f"{folder / 'qrels' / 'train.tsv'}:3: the passage id 'nowhere' is not in " in bad[3]
+    assert "the question id '9' is not in" in bad[4]
+    assert all(len(row.sha256) == 64 for row in rows if row.error)
+    assert [row.sample.question for row in rows if row.sample] == ["one"]
+
+
+def test_a_split_is_chosen_or_asked_for(tmp_path: Path) -> None:
+    folder = beir_folder(tmp_path / "b", "1\td1\t1", name="dev")
+    assert [sample.question for sample in samples_of(folder)] == ["one"]
+    beir_folder(folder, "2\td1\t1", name="test")
+    with pytest.raises(ConfigError, match="dev, test; choose with split=NAME"):
+        rows_of(folder)
+    assert [sample.question for sample in samples_of(folder, split="test")] == ["two"]
+    assert [sample.question for sample in samples_of(folder / "qrels" / "dev.tsv", "beir")] == ["one"]
+    with pytest.raises(InputError, match=r"no qrels/train.tsv, expected one of dev, test"):
+        rows_of(folder, split="train")
+
+
+@pytest.mark.parametrize("form", ["two columns", "tsv", "jsonl", "parquet"])
+def test_rows_of_ids_are_looked_up(tmp_path: Path, form: str) -> None:
+    texts = {"7": 'a "quoted text', "8": "b", "x9": "c"}
+    if form == "two columns":
+        corpus = lines(tmp_path / "collection.tsv", *(f"{key}\t{text}" for key, text in texts.items()))
+    elif form == "tsv":
+        texts["7"] = "a"
+        corpus = lines(tmp_path / "corpus.tsv", "id\ttext\ttitle", *(f"{key}\t{text}\t" for key, text in texts.items()))
+    elif form == "jsonl":
+        corpus = lines(tmp_path / "corpus.jsonl", *({"docid": key, "document_text": text} for key, text in texts.items()))
+    else:
+        corpus = tmp_path / "corpus.parquet"
+        pq.write_table(pa.table({"docid": list(texts), "text": list(texts.values())}), corpus)
+    queries = lines(tmp_path / "queries.tsv", "1\tfirst", "2\tsecond")
+    expected = [TrainingSample("first", (Passage(texts["7"], "", "7"),), (Passage("b", "", "8"), Passage("c", "", "x9")))]
+    triples = lines(tmp_path / "triples.tsv", "1\t7\t8", "1\t7\tx9")
+    assert samples_of(triples, "triples", corpus=corpus, queries=queries) == expected
+    tevatron = lines(
+        tmp_path / "v2.jsonl",
+        {"query_id": "1", "query_text": "first", "positive_document_ids": ["7"], "negative_document_ids": ["8", "x9"]},
+    )
+    assert samples_of(tevatron, corpus=corpus) == expected
+    named = tmp_path / "ids.parquet"
+    pq.write_table(pa.table({"query_id": [1, 1], "positive_id": [7, 7], "negative_id": ["8", "x9"]}), named)
+    assert samples_of(named, corpus=corpus, queries=queries) == expected
+    (row,) = rows_of(lines(tmp_path / "bad.tsv", "1\t7\t99"), "triples", corpus=corpus, queries=queries)
+    assert "the passage id '99' is not in" in str(row.error)
+
+
+def test_ids_without_a_corpus_say_what_is_missing(tmp_path: Path) -> None:
+    path = lines(tmp_path / "v2.jsonl", {"query_id": "1", "query_text": "q", "positive_document_ids": ["7"], "negative_document_ids": []})
+    (row,) = rows_of(path)
+    assert "corpus=corpus.jsonl" in str(row.error)
+    with pytest.raises(ConfigError, match=r"queries=.* corpus="):
+        rows_of(lines(tmp_path / "t.tsv", "a\tb\tc"), corpus=lines(tmp_path / "c.tsv", "7\tx"))
+
+
+def test_an_id_used_twice_in_a_corpus_is_refused(tmp_path: Path) -> None:
+    corpus = lines(tmp_path / "c.tsv", "7\tx", "8\ty", "7\tz")
+    with pytest.raises(InputError, match=r"c\.tsv: the id '7' occurs twice"):
+        rows_of(lines(tmp_path / "t.tsv", "7\t7\t8"), "triples", corpus=corpus, queries=corpus)
+
+
+def test_rows_of_one_question_become_one_sample(tmp_path: Path) -> None:
+    path = lines(tmp_path / "p.tsv", "question\tpassage", "q\ta", "q\tb", "q\ta", "r\tc", "q\td")
+    rows = rows_of(path)
+    assert [(row.line, row.num_rows) for row in rows] == [(2, 3), (5, 1), (6, 1)]
+    assert rows[0].sample == TrainingSample("q", (Passage("a"), Passage("b")))
+
+
+def test_columns_are_named_by_role(tmp_path: Path) -> None:
+    record = {"faq": {"title": "how?"}, "body": "so.", "about": "T", "spans": [[{"string": "x"}], [{"string": "x"}, {"string": "y"}]]}
+    path = lines(tmp_path / "f.jsonl", record)
+    columns = {"question": "faq.title", "positive": "body", "title": "about", "answers": "spans.string"}
+    assert samples_of(path, columns=columns) == [TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))]
+    with pytest.raises(InputError, match="name columns: question="):
+        detect(path)
+    (row,) = rows_of(path, columns={"question": "faq.title", "positive": "text"})
+    assert "no column 'text'" in str(row.error)
+
+
+DETECTED = {
+    "dpr": '[{"question": "q", "positive_ctxs": [{"text": "p"}]}]',
+    "tevatron": '{"query_id": "1", "query": "q", "positive_passages": [{"docid": "1", "text": "p"}], "negative_passages": []}',
+    "flagembedding": '{"query": "q", "pos": ["p"], "neg": []}',
+    "squad": '{\n "version": "1",\n "data": [{"title": "t", "paragraphs": [{"context": "p", "qas": [{"question": "q", "answers": []}]}]}]}',
+    "pairs": "q\tp",
+    "triples": "q\tp\tn",
+    "columns": '{"anchor": "q", "positive": "p", "negative_1": "n", "negative_2": "m", "score": 1}',
+}
+
+
+@pytest.mark.parametrize("name", DETECTED)
+def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "data"
+    path.write_text(DETECTED[name] + "\n")
+    assert detect(path) == name
+    (sample,) = samples_of(path)
+    assert (sample.question, [p.text for p in sample.positives]) == ("q", ["p"])
+    data = open_training_set(path, name="t", cache_dir=tmp_path / "cache")  # training takes it as it is
+    assert data[0] == sample
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"question": "q", "positive_ctxs": [], "query": "q", "pos": []}', "fits the formats dpr and flagembedding"),
+        ("12\t345\t6", "fits the formats beir and triples"),
+        ("id\ttext\ttitle", "no training data of a known format"),
+        ("who?\t['Ann']", "no training data of a known format"),
+        ("just text", "no training data of a known format"),
+        ('{"question": "q", "answer": ["a"]}', "no training data of a known format (keys answer, question)"),
+        ("", "no training data of a known format"),
+    ],
+)
+def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "data"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        detect(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+    assert "format" in str(caught.value)
+
+
+BAD = [
+    ("tevatron", '{"query": "q"}', "no positive_passages and no positive_document_ids"),
+    ("tevatron", '{"query": "q", "positive_passages": [{"docid": "1"}]}', "positive_passages[0].text is null"),
+    ("flagembedding", '{"query": "q", "pos": ["p", " "]}', "pos[1] is empty"),
+    ("flagembedding", '{"query": 3, "pos": ["p"]}', "query is the number 3, expected a string"),
+    ("flagembedding", '{"query": "q"}', "no pos, expected"),
+    ("pairs", "only one", "1 columns, expected 2"),
+    ("pairs", "q\t ", "column 2 is empty"),
+    ("triples", "q\tp", "2 columns, expected 3"),
+    ("columns", '{"query": "q", "text": "p"}', "no column for the positive among query, text"),
+    ("columns", '{"query": "", "positive": "p"}', "query is empty"),
+    ("columns", "[1]", "the row is a list"),
+]
+
+
+@pytest.mark.parametrize(("name", "bad", "said"), BAD)
+def test_a_bad_row_is_named_and_the_others_are_read(tmp_path: Path, name: str, bad: str, said: str) -> None:
+    good = DETECTED[name]
+    path = lines(tmp_path / "data", good, bad, good.replace('"q"', '"r"').replace("q\t", "r\t"))
+    rows = rows_of(path, name)
+    (error,) = [row for row in rows if row.error]
+    assert str(error.error).startswith(f"{path}:2: {said}")
+    assert len(error.sha256) == 64
+    assert {row.sample.question for row in rows if row.sample} == {"q", "r"}
+
+
+def test_a_bad_question_of_squad_is_named_by_its_place(tmp_path: Path) -> None:
+    paragraph = {"context": "p", "qas": [{"question": " "}, {"question": "q", "answers": []}, {"question": "r", "is_impossible": True}]}
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph, {"context": "x"}]}, 7]}))
+    rows = rows_of(path)
+    assert [str(row.error).partition("; ")[0] for row in rows if row.error] == [
+        f"{path}:1: data[0].paragraphs[0].qas[0].question is empty, expected some text",
+        f"{path}:1: data[0].paragraphs[1] is no paragraph, expected an object with context and a list qas",
+        f"{path}:1: the row is the number 7, expected an object",
+    ]
+    assert [(row.sample.question, len(row.sample.positives)) for row in rows if row.sample] == [("q", 1), ("r", 0)]

@@ -1,0 +1,126 @@
+"""``dpr prepare SOURCE``: from any format to DPR's and back, with every row accounted for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main
+from dpr.core.records import TrainingSample
+from dpr.formats.training_sets import open_training_set
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+
+
+def rows(path: Path) -> list[TrainingSample]:
+    data = open_training_set(path, name="x")
+    return [data[row] for row in range(len(data))]
+
+
+def pairs(path: Path, good: int, bad: int) -> Path:
+    path.write_text("".join(f"q{number}\tp{number}\n" for number in range(good)) + "bad\n" * bad)
+    return path
+
+
+def test_last_line_accounts_for_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "x.tsv"
+    source.write_text("q\ta\nq\tb\nbad\nr\tc\n")
+    out = tmp_path / "x.jsonl"
+    assert main(["prepare", str(source), f"out={out}"]) == 3
+    assert "x.tsv:3: 1 columns, expected 2, separated by tabs; on_bad_row=skip" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["prepare", str(source), f"out={out}", "on_bad_row=skip"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"{out}: read 4, kept 3 as 2 questions, dropped 0 without positives, rejected 1"
+    (reject,) = map(json.loads, (tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines())
+    assert (reject["file"], reject["line"], len(reject["sha256"])) == (str(source), 3, 64)
+    assert reject["reason"] == "1 columns, expected 2, separated by tabs"
+    assert len(open_training_set(out, name="x")) == 2
+
+
+def test_skipping_has_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "x.jsonl"
+    assert main(["prepare", str(pairs(tmp_path / "a.tsv", 50, 101)), f"out={out}", "on_bad_row=skip"]) == 3
+    assert "more than max_bad_rows=100 or 0.1% of all bad rows" in capsys.readouterr().err
+    assert len((tmp_path / "x.jsonl.rejected.jsonl").read_text().splitlines()) == 101
+    assert main(["prepare", str(tmp_path / "a.tsv"), f"out={out}", "on_bad_row=skip", "max_bad_rows=101"]) == 0
+    assert main(["prepare", str(tmp_path / "a.tsv"), f"out={out}", "on_bad_row=skip", "max_bad_rows=7", "overwrite=true"]) == 3
+    assert ":58: more than max_bad_rows=7 bad rows" in capsys.readouterr().err
+    # 120 bad rows are below a thousandth of a long file
+    assert main(["prepare", str(pairs(tmp_path / "b.tsv", 125_000, 120)), f"out={tmp_path / 'b.jsonl'}", "on_bad_row=skip"]) == 0
+
+
+def test_there_and_back_through_every_format_that_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tmp_path / "first.jsonl"
+    assert main(["prepare", str(pairs(tmp_path / "p.tsv", 20, 0)), f"out={first}"]) == 0
+    before = [(s.question, [p.text for p in s.positives]) for s in rows(first)]
+    last = first
+    for name in ("beir", "tevatron", "flagembedding", "dpr"):
+        following = tmp_path / f"{name}.jsonl"
+        assert main(["prepare", str(last), f"to={name}", f"out={following}"]) == 0, capsys.readouterr().err
+        last = following
+    assert [(s.question, [p.text for p in s.positives]) for s in rows(last)] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["fromat=dpr"], 2, "unknown setting fromat; did you mean format"),
+        (["to=squad"], 2, "format squad is not written; choose one of dpr, beir, tevatron, flagembedding"),
+        (["format=sqad"], 2, "format sqad is not known"),
+        (["overwrite=perhaps"], 2, "overwrite=perhaps is not true or false"),
+        (["missing.tsv"], 3, "missing.tsv: no such file"),
+        (["corpus=nothing.tsv", "queries=nothing.tsv"], 3, "nothing.tsv: no such file"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
+    source = pairs(tmp_path / "p.tsv", 2, 0)
+    assert main(["prepare", str(source), f"out={tmp_path / 'out.jsonl'}", *arguments]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_is_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = pairs(tmp_path / "p.tsv", 2, 0), tmp_path / "out.jsonl"
+    out.write_text("mine")
+    assert main(["prepare", str(source), f"out={out}"]) == 3
+    assert "exists already" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
+def test_help_shows_every_format_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    from dpr.formats.training_files.registry import FORMATS
+
+    assert main(["prepare", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text and entry.example in text for name, entry in FORMATS.items())
+    assert "dpr prepare docstrings" in text
+
+
+REAL = {
+    "squad/squad-v1.1-dev.shared-half.json.gz": ([], "read 4,575, kept 4,575"),
+    "squadshifts/new_wiki_v1.0.json.gz": ([], "read 7,938, kept 7,938"),
+    "squad/squad-v1.1-train.10k-question-sentence.jsonl.gz": (["question=question", "positive=answer_sentence"], "read 9,997, kept 9,997"),
+    "medquad/medquad.jsonl.gz": (["question=question", "positive=answer", "title=focus"], "read 16,407, kept 16,407"),
+    "qed/qed-dev.jsonl.gz": (
+        ["question=question_text", "positive=paragraph_text", "title=title_text", "answers=original_nq_answers.string"],
+        "read 1,355, kept 1,355",
+    ),
+    "npl": ([], "read 2,083, kept 2,083 as 93 questions"),
+    "cranfield": (["on_bad_row=skip"], "read 1,612, kept 1,611 as 225 questions, dropped 0 without positives, rejected 1"),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_data_become_training_sets(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    arguments, said = REAL[name]
+    out = tmp_path / "train.jsonl"
+    assert main(["prepare", str(shared_data / name), f"out={out}", *arguments]) == 0
+    assert said in capsys.readouterr().out
+    data = open_training_set(out, name="train")
+    assert len(data) == data.counts.read
+    assert all(data[row].positives[0].text for row in range(0, len(data), 97))
