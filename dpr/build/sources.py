@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.build.catalogue import read_entry
-from dpr.config.training import DatasetConfig
+from dpr.config.datasets import DatasetConfig
 from dpr.core.errors import ConfigError
 from dpr.formats.training_files.registry import look_at
 
@@ -83,6 +83,8 @@ def _resolve(name: str, catalogue: Mapping[str, Any]) -> NamedSource:
 
 
 def _catalogue_files(name: str, options: DatasetConfig) -> tuple[Path, ...]:
+    if options.reader is not None and options.file is None:
+        return ()
     given = options.file if isinstance(options.file, list | tuple) else [options.file]
     files: list[Path] = []
     for entry in given:

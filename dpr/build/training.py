@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dpr.build.own_objects import own_callbacks, own_data, own_metrics
 from dpr.build.sources import NamedSource, resolve_training_files
-from dpr.config.training import BiEncoderTrainConfig
+from dpr.config.training import BiEncoderTrainConfig, TrainConfig
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -21,6 +22,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
+from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
 from dpr.training.metrics import Metrics
 from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
@@ -98,9 +100,13 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
         raise ConfigError(f"loss_scale_factors has {len(scales)} values for {len(sources)} train_datasets; give one for each")
     opened: Opened = []
     for source, scale in zip(sources, scales, strict=True):
-        data = open_training_set(
-            source.files, name=source.name, cache_dir=None, on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
-        )
+        data: SampleSource
+        if source.options.reader is not None:
+            data = own_data(source.options.reader, source.files, name=source.name)
+        else:
+            data = open_training_set(
+                source.files, name=source.name, cache_dir=None, on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
+            )
         options = SetOptions(
             namespace=source.name,
             query_prefix=source.options.special_token,
@@ -157,6 +163,8 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
             log_every_steps=train.log_batch_step,
             eval_per_epoch=train.eval_per_epoch,
             eval_every_steps=train.eval_every_steps,
+            eval_epochs=tuple(train.eval_epochs or ()),
+            sanity_pools=train.sanity_validation,
             val_av_rank_start_epoch=config.val_av_rank_start_epoch,
             save_every_steps=train.save_every_steps,
         ),
@@ -167,10 +175,26 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
             ignore_offset=config.ignore_checkpoint_offset,
             ignore_optimizer=config.ignore_checkpoint_optimizer,
             ignore_lr=config.ignore_checkpoint_lr,
+            best_metric=train.best_metric,
+            best_is_highest=train.best_is_highest,
         ),
         compute=ComputeSettings(precision=train.precision),
+        callbacks=_callbacks(train),
         config=asdict(config),
     )
+
+
+def _callbacks(train: TrainConfig) -> list[Callback]:
+    """Those that the settings ask for, then the user's own."""
+    stopping = train.early_stopping
+    found: list[Callback] = []
+    if stopping.patience:
+        found.append(
+            EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta, metric=stopping.metric, highest=stopping.highest)
+        )
+    if train.load_best_at_end:
+        found.append(LoadBest())
+    return found + own_callbacks(train.callbacks)
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
@@ -209,6 +233,7 @@ def _validation_settings(config: BiEncoderTrainConfig) -> ValidationSettings:
         average_rank_passages_per_forward=train.val_av_rank_bsz,
         average_rank_max_questions=train.val_av_rank_max_qs,
         as_dpr=config.as_dpr,
+        metrics=own_metrics(train.metrics),
     )
 
 

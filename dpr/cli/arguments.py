@@ -112,7 +112,9 @@ def _quote_texts(value: str) -> str:
     if not in_brackets and (value.startswith("{") or "," not in value):
         return value if value.startswith("{") or _PLAIN.fullmatch(value) else _quoted(value)
     parts = [part.strip() for part in _split_at_commas(value[1:-1] if in_brackets else value)]
-    return "[" + ",".join(part if _is_ready(part) or _PLAIN.fullmatch(part) else _quoted(part) for part in parts if part) + "]"
+    # Braces are a set of options, which Hydra reads.
+    taken = [part if part.startswith("{") or _is_ready(part) or _PLAIN.fullmatch(part) else _quoted(part) for part in parts if part]
+    return "[" + ",".join(taken) + "]"
 
 
 def _split_at_commas(text: str) -> list[str]:

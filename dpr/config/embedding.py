@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.config.training import require_at_least, require_choice
+from dpr.config.checks import require_at_least, require_choice
 from dpr.core.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.config.checks import require_choice
 from dpr.config.embedding import CheckpointEncoderConfig
-from dpr.config.training import require_choice
 from dpr.core.errors import ConfigError
 
 

@@ -8,19 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.config.checks import require_at_least, require_choice
+from dpr.config.training_parts import AugmentConfig, EarlyStoppingConfig
 from dpr.core.errors import ConfigError
-
-
-def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises ConfigError unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise ConfigError(f"{key}={value} is not known; choose one of {', '.join(choices)}")
-
-
-def require_at_least(key: str, value: float, least: float) -> None:
-    """Raises ConfigError when ``value`` is below ``least``."""
-    if value < least:
-        raise ConfigError(f"{key}={value} is out of range; it must be at least {least}")
 
 
 @dataclass
@@ -94,21 +84,6 @@ class LossConfig:
 
 
 @dataclass
-class AugmentConfig:
-    """Changes made to training texts only; each is a function of (seed, epoch, data set, row)."""
-
-    crop_tokens: int = 0
-    """Passages longer than this are cut to a random window of this many tokens; 0 = no cropping."""
-    mask_probability: float = 0.0
-    """Share of tokens (of questions and passages) replaced by the mask token."""
-
-    def check(self) -> None:
-        require_at_least("train.augment.crop_tokens", self.crop_tokens, 0)
-        if not 0 <= self.mask_probability < 1:
-            raise ConfigError(f"train.augment.mask_probability={self.mask_probability} is out of range; it must be in [0, 1)")
-
-
-@dataclass
 class TrainConfig:
     """Optimisation, batches, validation and saving."""
 
@@ -151,6 +126,25 @@ class TrainConfig:
     """Validations per epoch; 0 = none but those of eval_every_steps."""
     eval_every_steps: int = 0
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
+    eval_epochs: list[int] | None = None
+    """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
+    sanity_validation: int = 2
+    """Pools of each dev set that are validated before training, to see that it works; 0 = none."""
+    metrics: list[str] | None = None
+    """Your own validation figures: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
+    best_metric: str | None = None
+    """The figure by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
+    best_is_highest: bool = False
+    """More is better, for best_metric."""
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    load_best_at_end: bool = False
+    """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
+    callbacks: Any = None
+    """Your own: module:Class or module:function, or {use: module:Class, argument: value}, or a list of these (docs/training.md)."""
+    overfit_batches: int = 0
+    """Train on the first so many pools only, over and over, to see that the model can learn at all; 0 = on everything."""
+    dry_run: bool = False
+    """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes nothing into output_dir."""
     save_every_steps: int = 0
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = 3
@@ -182,6 +176,9 @@ class TrainConfig:
     def check(self) -> None:
         self.betas()
         self.augment.check()
+        self.early_stopping.check()
+        for epoch in self.eval_epochs or []:
+            require_at_least("train.eval_epochs", epoch, 0)
         require_choice("train.precision", self.precision, ("fp32", "bf16", "fp16"))
         require_choice("train.lr_schedule", self.lr_schedule, ("linear", "cosine", "constant", "dpr"))
         for key in (
@@ -192,7 +189,7 @@ class TrainConfig:
         for key in (
             "global_batch_size max_steps learning_rate embedding_lr_factor min_lr_ratio warmup_steps weight_decay adam_eps max_grad_norm "
             "hard_negatives other_negatives eval_per_epoch eval_every_steps save_every_steps keep_last val_av_rank_hard_neg "
-            "val_av_rank_other_neg num_workers"
+            "val_av_rank_other_neg num_workers sanity_validation overfit_batches"
         ).split():
             require_at_least(f"train.{key}", getattr(self, key), 0)
 
@@ -291,31 +288,3 @@ class BiEncoderTrainConfig:
         require_choice("resume", self.resume, ("auto", "fresh", "force"))
         require_at_least("max_bad_rows", self.max_bad_rows, 0)
         require_at_least("seed", self.seed, 0)
-
-
-@dataclass
-class DatasetConfig:
-    """Options of one training or dev set (an entry of ``datasets``)."""
-
-    file: Any = None
-    """Path, glob, or list of them."""
-    selector: Any = None
-    """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
-    special_token: str | None = None
-    """Put before every question of this set, in training."""
-    query_special_suffix: str | None = None
-    """Appended to questions that do not end with it."""
-    encoder_type: str | None = None
-    """question or ctx: both sides of this set go through that tower."""
-    shuffle_positives: bool = False
-    """Draw one of the positives instead of the first."""
-    normalize: bool = False
-    """Clean passage texts (newlines, quotes) as DPR's normalize does."""
-    exclude_gold: bool = False
-    """Drop positives that have no ``score`` key, unless none would remain."""
-    source: str | None = None
-    """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
-
-    def check(self, name: str) -> None:
-        if self.encoder_type is not None:
-            require_choice(f"datasets.{name}.encoder_type", self.encoder_type, ("question", "ctx"))

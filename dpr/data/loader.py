@@ -19,8 +19,11 @@ from dpr.data.iterators import LocalShardedDataIterator, MultiSetDataIterator, P
 class SampleSource(Protocol):
     """A training or dev set whose rows are read when asked for."""
 
-    name: str
-    fingerprint: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def __len__(self) -> int: ...
 
@@ -79,15 +82,16 @@ def cut_into_pools(
 
 
 class PoolOrder(Sampler[tuple[int, int]]):
-    """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch."""
+    """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch; with ``repeat_first`` every epoch is the first again."""
 
-    def __init__(self, *, epoch: int, pool: int, num_epochs: int, pools_per_epoch: int) -> None:
+    def __init__(self, *, epoch: int, pool: int, num_epochs: int, pools_per_epoch: int, repeat_first: bool = False) -> None:
         self._epoch, self._pool, self._num_epochs, self._pools_per_epoch = epoch, pool, num_epochs, pools_per_epoch
+        self._repeat_first = repeat_first
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         for epoch in range(self._epoch, self._num_epochs):
             for pool in range(self._pool if epoch == self._epoch else 0, self._pools_per_epoch):
-                yield epoch, pool
+                yield (0 if self._repeat_first else epoch), pool
 
 
 def _start_worker(_: int) -> None:

@@ -89,10 +89,10 @@ def restore_state(trainer: BiEncoderTrainer, stored: StoredRun, settings: Checkp
 
 
 def _named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
-    """Callbacks by class name; the second of a class is ``Name#2``."""
+    """Callbacks by name; the second of a name is ``Name#2``."""
     seen: dict[str, int] = {}
     for callback in callbacks:
-        name = type(callback).__name__
+        name = callback.name
         seen[name] = seen.get(name, 0) + 1
         yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), callback
 
@@ -115,6 +115,7 @@ def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: boo
             "loss.candidates": trainer.loss.candidates,
             "loss.temperature": trainer.model.options.temperature,
             "encoder": {**trainer.model.settings.as_dict(), "fix_ctx_encoder": trainer.model.options.fix_ctx_encoder},
+            **({"train.overfit_batches": trainer.batches.overfit_batches} if trainer.batches.overfit_batches else {}),
         },
         free={
             "train.max_steps": trainer.total_steps,

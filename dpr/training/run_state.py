@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -43,9 +44,11 @@ class Progress:
         best = {"best_metric": self.best_metric, "best_value": self.best_value, "best_checkpoint": self.best_checkpoint}
         return {"step": self.step, **self.last_metrics, **best}
 
-    def is_improved_by(self, metric: str, value: float) -> bool:
-        """Whether ``value`` (lower is better) is the best so far; another metric than before starts afresh."""
-        return self.best_metric != metric or self.best_value is None or value < self.best_value
+    def is_improved_by(self, metric: str, value: float, *, highest: bool = False) -> bool:
+        """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts afresh."""
+        if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):
+            return True
+        return value > self.best_value if highest else value < self.best_value
 
 
 @dataclass(frozen=True)

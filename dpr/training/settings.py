@@ -14,7 +14,8 @@ class BatchSettings:
 
     ``global_batch_size`` is the pool, whose contexts are each other's negatives (0: batch_size x ranks of the first start);
     ``gradient_accumulation_steps`` pools make an update. Negatives count per question. ``sampling_rates`` has a factor for each train
-    set; with ``local_shards`` each rank shuffles inside its own part of every set.
+    set; with ``local_shards`` each rank shuffles inside its own part of every set. With ``overfit_batches`` the first so many pools are
+    trained on over and over.
     """
 
     global_batch_size: int = 0
@@ -26,6 +27,7 @@ class BatchSettings:
     augmentation: Augmentation = field(default_factory=Augmentation)
     num_workers: int = 1
     prefetch_batches: int = 4
+    overfit_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,16 @@ class Periods:
     """When things are due, in optimizer steps unless the name says otherwise; 0 switches one off.
 
     Validations are due ``eval_per_epoch`` times an epoch or, if set, ``eval_every_steps``; from ``val_av_rank_start_epoch`` on (counted
-    from 0) they take the average rank. A checkpoint follows each validation, and others ``save_every_steps``.
+    from 0) they take the average rank. ``eval_epochs`` (counted from 0) are the only ones that validations follow, where it is set.
+    ``sanity_pools`` of each dev set are validated before training. A checkpoint follows each validation, and others ``save_every_steps``.
     """
 
     log_every_steps: int = 100
     eval_per_epoch: int = 1
     eval_every_steps: int = 0
+    eval_epochs: tuple[int, ...] = ()
     val_av_rank_start_epoch: int = 30
+    sanity_pools: int = 2
     save_every_steps: int = 0
 
 
@@ -49,6 +54,7 @@ class CheckpointSettings:
 
     ``keep_last``: the newest that stay besides the best; 0 keeps all. ``resume`` is auto (continue), fresh (refuse) or force (continue
     though data or order differ). The ``ignore_`` switches start counting, the optimizer state or the schedule afresh.
+    The best is the one with the lowest NLL or average rank or, if set, the lowest ``best_metric`` (the highest with ``best_is_highest``).
     """
 
     name: str = "dpr_biencoder"
@@ -57,6 +63,8 @@ class CheckpointSettings:
     ignore_offset: bool = False
     ignore_optimizer: bool = False
     ignore_lr: bool = False
+    best_metric: str | None = None
+    best_is_highest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from dpr.training.callbacks.metrics_file import MetricsFile
 from dpr.training.callbacks.progress_line import ProgressLine
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.callbacks.sanity_check import SanityCheck
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.checkpointing import find_stored_run, restore_state, run_identity, write_state
 from dpr.training.metrics import Metrics, TrainingMetrics
@@ -77,6 +78,7 @@ class BiEncoderTrainer:
         self.output_dir, self.config = Path(output_dir), config or {}
         self.batches, self.periods, self.compute = batches or BatchSettings(), periods or Periods(), compute or ComputeSettings()
         checkpoints = checkpoints or CheckpointSettings()
+        self._best_metric, self._best_is_highest = checkpoints.best_metric, checkpoints.best_is_highest
         self.checkpoints = CheckpointFolder(self.output_dir, checkpoints.name, keep_last=checkpoints.keep_last)
         stored = find_stored_run(self.checkpoints, checkpoints.resume)
 
@@ -101,11 +103,12 @@ class BiEncoderTrainer:
         """Of the micro-batches of the current update, on this rank."""
         self.metrics = TrainingMetrics(self.device, packed=(model.question_model.is_packed, model.ctx_model.is_packed))
         self.validator = self._make_validator([_with_options(item) for item in dev_sets], validation)
-        # The order matters: figures first, then who adds to them or looks at them, then who writes them down, last who saves it all.
+        # The order matters: who adds to the figures or looks at them, then who collects them and writes them down, last who saves it all.
         self.callbacks: list[Callback] = [
-            LogEvery(self.periods.log_every_steps),
+            SanityCheck(self.periods.sanity_pools),
             ReportPage(self.output_dir),
             *callbacks,
+            LogEvery(self.periods.log_every_steps),
             ProgressLine(),
             MetricsFile(self.output_dir / "metrics.jsonl"),
             ValidateAndSave(self.periods),
@@ -117,7 +120,7 @@ class BiEncoderTrainer:
         self.progress = Progress() if stored is None else restore_state(self, stored, checkpoints)
 
     def train(self) -> float | None:
-        """Runs to the end; returns the best validation value (lower is better), None without dev sets. A finished run returns at once."""
+        """Runs to the end; returns the best validation value, None without dev sets. A finished run returns at once."""
         self._describe()
         try:
             self._run()
@@ -133,6 +136,7 @@ class BiEncoderTrainer:
 
     def _run(self) -> None:
         self.emit("on_train_begin")
+        self.agrees_to_stop()  # a run that early stopping ended stays ended
         batches = self.micro_batches()
         self.model.train()
         while self.progress.step < self.total_steps and not self.is_stopping:
@@ -154,6 +158,7 @@ class BiEncoderTrainer:
             pool=(self.progress.step % self.steps_per_epoch) * self.accumulation,
             num_epochs=-(-self.total_steps // self.steps_per_epoch),
             pools_per_epoch=self.steps_per_epoch * self.accumulation,
+            repeat_first=self.batches.overfit_batches > 0,
         )
         return iter(
             pool_loader(
@@ -205,14 +210,24 @@ class BiEncoderTrainer:
             return {}
         epoch = (self.progress.step - 1) // self.steps_per_epoch
         by_rank = epoch >= self.periods.val_av_rank_start_epoch
-        metrics = self.validator.average_rank() if by_rank else self.validator.nll()
-        name = "eval/avg_rank" if by_rank else "eval/nll_loss"
-        if self.progress.is_improved_by(name, metrics[name]):
+        metrics = self.validator.average_rank() if by_rank else {}
+        if not by_rank or self.validator.settings.metrics:  # own metrics are figures of pools
+            metrics |= self.validator.nll()
+        name, highest = self.best_by(metrics)
+        if name not in metrics:
+            raise ConfigError(f"train.best_metric={name} is no figure of this validation; choose one of {', '.join(metrics)}")
+        if self.progress.is_improved_by(name, metrics[name], highest=highest):
             self.progress.best_metric, self.progress.best_value = name, metrics[name]
             self.progress.best_checkpoint = f"{self.checkpoints.name}.step{self.progress.step}"
         self.progress.last_metrics = metrics
         self.emit("on_validate_end", metrics)
         return metrics
+
+    def best_by(self, metrics: Metrics) -> tuple[str, bool]:
+        """The figure by which the best checkpoint is chosen, and whether more is better."""
+        if self._best_metric is not None:
+            return self._best_metric, self._best_is_highest
+        return ("eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"), False
 
     def save(self) -> Path:
         """Writes a checkpoint; returns its folder."""
@@ -222,7 +237,7 @@ class BiEncoderTrainer:
 
     def request_stop(self, reason: str) -> None:
         """Ends the run after the current update, with a checkpoint. The request of one rank is enough: all stop at the same step."""
-        self._stop_reason = reason
+        self._stop_reason = self._stop_reason or reason
 
     def agrees_to_stop(self) -> bool:
         """Whether any rank has asked to stop; all ranks must call it at the same point. Once true it stays true."""
@@ -269,6 +284,8 @@ class BiEncoderTrainer:
 
     def _steps_per_epoch(self) -> int:
         pools = self.dataset.iterator.pools_per_epoch
+        if self.batches.overfit_batches:
+            pools = min(pools, self.batches.overfit_batches)
         if pools < self.accumulation:
             raise ConfigError(f"train.gradient_accumulation_steps={self.accumulation} is more than an epoch's {pools} pools; lower it")
         return pools // self.accumulation

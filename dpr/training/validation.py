@@ -5,8 +5,8 @@ Both give the same figures for any number of ranks: pools are defined over the d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -14,17 +14,22 @@ from torch import Tensor
 
 from dpr.core.batch import ContextVectors, TokenBatch
 from dpr.core.distributed import Ranks, current_ranks, gather_uneven_rows, sum_over_ranks
+from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.collator import Collator, SetOptions, judgement_identity
 from dpr.data.loader import SampleSource
 from dpr.data.order import rank_slice
 from dpr.data.text import normalize_passage
-from dpr.losses.nll import BiEncoderNllLoss, score_matrix
+from dpr.losses.nll import MASKED_SCORE, BiEncoderNllLoss, score_matrix
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.step import PRECISIONS
 
 QUESTION_BLOCK = 1024
+
+QuestionMetric = Callable[[Tensor, Tensor], Tensor]
+"""(scores, labels) -> a figure for each question: ``scores`` (B, M) of the pool's candidates, with -1e30 for those that do not count for a
+question, ``labels`` (B,) the columns of the positives; returns (B,). Validation takes the mean over all questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class ValidationSettings:
 
     ``as_dpr`` validates on the questions that the original did: it read batches of ``pool_size``, left the last one out if it was not full,
     and ended the average rank with the batch that took it past ``average_rank_max_questions``. Prefixes belong to training there.
+    ``metrics`` are figures of your own, by name, over the NLL pools.
     """
 
     pool_size: int = 64
@@ -41,6 +47,7 @@ class ValidationSettings:
     average_rank_passages_per_forward: int = 128
     average_rank_max_questions: int = 10000
     as_dpr: bool = False
+    metrics: Mapping[str, QuestionMetric] = field(default_factory=dict)
 
     def num_nll_questions(self, num_questions: int) -> int:
         """How many of a set's questions the NLL is taken over."""
@@ -87,13 +94,17 @@ class Validator:
             num_other=self.settings.average_rank_other_negatives,
         )
 
-    def nll(self) -> Metrics:
-        """``eval/nll_loss`` and ``eval/in_batch_acc`` (means over questions), over all sets and, as ``eval/<set>/...``, for each."""
-        return self._summary({dev.name: self._nll_sums(dev) for dev in self.dev_sets}, ("nll_loss", "in_batch_acc"))
+    def nll(self, *, max_pools: int = 0) -> Metrics:
+        """``eval/nll_loss``, ``eval/in_batch_acc`` and own metrics: means over the questions of all sets and, ``eval/<set>/...``, of each.
 
-    def average_rank(self) -> Metrics:
+        ``max_pools``: only so many pools of each set; 0 = all.
+        """
+        names = ("nll_loss", "in_batch_acc", *self.settings.metrics)
+        return self._summary({dev.name: self._nll_sums(dev, max_pools) for dev in self.dev_sets}, names)
+
+    def average_rank(self, *, max_pools: int = 0) -> Metrics:
         """``eval/avg_rank`` (0 is best) with ``eval/avg_rank_low`` and ``eval/avg_rank_high``, its bounds where ties are won or lost."""
-        sums = {dev.name: self._rank_sums(dev) for dev in self.dev_sets}
+        sums = {dev.name: self._rank_sums(dev, max_pools) for dev in self.dev_sets}
         return self._summary(sums, ("avg_rank", "avg_rank_low", "avg_rank_high"))
 
     def _summary(self, sums: dict[str, Tensor], names: tuple[str, ...]) -> Metrics:
@@ -112,9 +123,9 @@ class Validator:
             return self.model.encode_batch(tokens, encoder_type=encoder_type or side, batch_tokens=budget)
 
     @torch.no_grad()
-    def _nll_sums(self, dev: DevSet) -> Tensor:
-        sums = torch.zeros(3, dtype=torch.float64, device=self.model.device)
-        num_questions = self.settings.num_nll_questions(len(dev.source))
+    def _nll_sums(self, dev: DevSet, max_pools: int) -> Tensor:
+        sums = torch.zeros(3 + len(self.settings.metrics), dtype=torch.float64, device=self.model.device)
+        num_questions = self._at_most(max_pools, self.settings.num_nll_questions(len(dev.source)))
         for start in range(0, num_questions, self.settings.pool_size):
             size = min(self.settings.pool_size, num_questions - start)
             mine = rank_slice(size, self.ranks.rank, self.ranks.world_size)
@@ -127,24 +138,44 @@ class Validator:
             slots = contexts[batch.context_row] if rows else contexts
             pool = ContextVectors(*(gather_uneven_rows(part) for part in (slots, batch.context_valid, batch.context_ids)))
             width = 1 + self._nll_collator.num_hard + self._nll_collator.num_other
-            result = self.loss(
-                questions,
-                pool,
-                batch.positive_idx + mine.start * width,
-                batch.known_positive_ids,
-                batch.known_positive_valid,
-                self._temperature(),
-            )
-            sums += torch.stack([torch.tensor(float(len(rows)), device=sums.device), result.loss, result.num_correct]).double()
+            known = batch.known_positive_ids, batch.known_positive_valid
+            positives = batch.positive_idx + mine.start * width
+            result = self.loss(questions, pool, positives, *known, self._temperature())
+            own = self._own_figures(questions, pool, positives, *known) if rows else []
+            own = own or [torch.zeros(())] * len(self.settings.metrics)
+            figures = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *own]
+            sums += torch.stack([figure.to(sums.device, torch.float64) for figure in figures])
         return sum_over_ranks(sums)
+
+    def _at_most(self, max_pools: int, num_questions: int) -> int:
+        return min(num_questions, max_pools * self.settings.pool_size) if max_pools else num_questions
+
+    def _own_figures(
+        self, questions: Tensor, pool: ContextVectors, positives: Tensor, known_ids: Tensor, known_valid: Tensor
+    ) -> list[Tensor]:
+        """Sums over this rank's questions."""
+        if not self.settings.metrics:
+            return []
+        labels, excluded = self.loss.find_candidates(positives, pool.valid, pool.ids, known_ids, known_valid)
+        scores = score_matrix(questions, pool.vectors, self._temperature()).masked_fill(excluded, MASKED_SCORE)
+        sums = []
+        for name, metric in self.settings.metrics.items():
+            value = metric(scores, labels)
+            if not isinstance(value, Tensor) or value.shape != labels.shape:
+                found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise ConfigError(
+                    f"the metric {name} returned {found}; expected a tensor with one value per question, {tuple(labels.shape)}"
+                )
+            sums.append(value.double().sum())
+        return sums
 
     def _temperature(self) -> float:
         learned = self.model.log_temperature
         return self.model.options.temperature if learned is None else float(learned.exp())
 
     @torch.no_grad()
-    def _rank_sums(self, dev: DevSet) -> Tensor:
-        num_questions = self.settings.num_rank_questions(len(dev.source))
+    def _rank_sums(self, dev: DevSet, max_pools: int) -> Tensor:
+        num_questions = self._at_most(max_pools, self.settings.num_rank_questions(len(dev.source)))
         share = self._rank_share(dev, rank_slice(num_questions, self.ranks.rank, self.ranks.world_size))
         candidates = _RankCandidates.build(share, distinct=self.loss.candidates == "distinct")
         passages = [share.passages[slot] for slot in candidates.own_slots.tolist()]

@@ -18,6 +18,11 @@ class Callback:
     takes alike goes through ``trainer.request_stop``, on which the ranks agree.
     """
 
+    @property
+    def name(self) -> str:
+        """What a checkpoint keeps its state under."""
+        return type(self).__name__
+
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
         """Before the first update; after resuming."""
 

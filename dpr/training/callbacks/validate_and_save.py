@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ValidateAndSave(Callback):
-    """Validates by epoch or by steps, saves after each validation, at further steps if asked to, and where a run is told to stop.
+    """Validates by epoch, by steps or after stated epochs; saves after each validation, at further steps and where a run is told to stop.
 
     The trainer keeps it behind all other callbacks, so that a checkpoint holds their state after the step it is of.
     """
@@ -40,6 +40,8 @@ class ValidateAndSave(Callback):
 
     def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
         """Whether a validation follows update ``step`` (counted from 1)."""
+        if self.periods.eval_epochs:
+            return step % steps_per_epoch == 0 and (step - 1) // steps_per_epoch in self.periods.eval_epochs
         if self.periods.eval_every_steps:
             return step % self.periods.eval_every_steps == 0
         if not self.periods.eval_per_epoch:

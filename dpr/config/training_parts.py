@@ -1,0 +1,41 @@
+"""Sections of the training settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpr.config.checks import require_at_least
+from dpr.core.errors import ConfigError
+
+
+@dataclass
+class AugmentConfig:
+    """Changes made to training texts only; each is a function of (seed, epoch, data set, row)."""
+
+    crop_tokens: int = 0
+    """Passages longer than this are cut to a random window of this many tokens; 0 = no cropping."""
+    mask_probability: float = 0.0
+    """Share of tokens (of questions and passages) replaced by the mask token."""
+
+    def check(self) -> None:
+        require_at_least("train.augment.crop_tokens", self.crop_tokens, 0)
+        if not 0 <= self.mask_probability < 1:
+            raise ConfigError(f"train.augment.mask_probability={self.mask_probability} is out of range; it must be in [0, 1)")
+
+
+@dataclass
+class EarlyStoppingConfig:
+    """Ends a run that has stopped getting better."""
+
+    patience: int = 0
+    """Validations in a row without an improvement after which the run ends; 0 = never."""
+    min_delta: float = 0.0
+    """What counts as an improvement is better than the best by more than this."""
+    metric: str | None = None
+    """A figure of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen by."""
+    highest: bool = False
+    """More is better, for a metric named here."""
+
+    def check(self) -> None:
+        require_at_least("train.early_stopping.patience", self.patience, 0)
+        require_at_least("train.early_stopping.min_delta", self.min_delta, 0)

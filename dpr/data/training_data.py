@@ -1,0 +1,45 @@
+"""The base of a data set of your own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from hashlib import sha256
+
+from dpr.core.records import Passage, TrainingSample
+
+
+class TrainingData(ABC):
+    """Training or dev samples from anywhere: say how many there are and what each one is.
+
+    The same number must always give the same sample, in every process. Named in a configuration
+    (``datasets.<name>.reader=my_module:MyData``), the class is called with the list of the entry's files.
+    """
+
+    name: str = "data"
+    """Stands in logs and in the names of metrics; in a configuration the entry's name takes its place."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, row: int) -> TrainingSample: ...
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the data, so that a run is not continued on others. Reads every row once; override it where that takes long."""
+        digest = sha256()
+        for row in range(len(self)):
+            digest.update(repr(self[row]).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+    def known_positives(self, row: int) -> tuple[Passage, ...]:
+        """Every passage known to answer the question of ``row``; they are not its negatives."""
+        return tuple(dict.fromkeys(passage for other in self._rows_of[self[row].question] for passage in self[other].positives))
+
+    @cached_property
+    def _rows_of(self) -> dict[str, list[int]]:
+        rows: dict[str, list[int]] = {}
+        for row in range(len(self)):
+            rows.setdefault(self[row].question, []).append(row)
+        return rows

@@ -1,0 +1,69 @@
+"""Ending a run that has stopped getting better, and what is done with the best of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from dpr.core.logs import get_logger
+from dpr.formats import checkpoints
+from dpr.training.callbacks.protocol import Callback
+from dpr.training.metrics import Metrics
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+logger = get_logger(__name__)
+
+
+class EarlyStopping(Callback):
+    """Stops after ``patience`` validations in a row that were not better than the best by more than ``min_delta``.
+
+    ``metric`` is a figure of the validation; None takes the one that the best checkpoint is chosen by. ``highest`` says that more is
+    better. When validation changes over to the average rank, counting starts afresh. Starting a run that was stopped again does nothing.
+    """
+
+    def __init__(self, *, patience: int = 3, min_delta: float = 0.0, metric: str | None = None, highest: bool = False) -> None:
+        self.patience, self.min_delta, self.metric, self.highest = patience, min_delta, metric, highest
+        self._watched: str | None = None
+        self._best: float | None = None
+        self._bad = 0
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        self._stop_if_due(trainer)
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        name, highest = (self.metric, self.highest) if self.metric else trainer.best_by(metrics)
+        if name not in metrics:
+            logger.warning("early stopping: this validation has no %s, only %s; it does not count", name, ", ".join(metrics))
+            return
+        if name != self._watched:
+            self._watched, self._best, self._bad = name, None, 0
+        value = -metrics[name] if highest else metrics[name]
+        if math.isfinite(value) and (self._best is None or value < self._best - self.min_delta):
+            self._best, self._bad = value, 0
+        else:
+            self._bad += 1
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: BiEncoderTrainer) -> None:
+        if self._bad >= self.patience:
+            trainer.request_stop(f"{self._watched} has not improved for {self._bad} validations")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"watched": self._watched, "best": self._best, "bad": self._bad}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._watched, self._best, self._bad = state["watched"], state["best"], int(state["bad"])
+
+
+class LoadBest(Callback):
+    """At the end of training, puts the weights of the best checkpoint into the model."""
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        best = trainer.progress.best_checkpoint
+        if best is None:
+            return
+        folder = trainer.output_dir / best
+        trainer.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
+        logger.info("the model is now that of %s", folder)

@@ -1,0 +1,31 @@
+"""Whether validation works, before an epoch was spent on the way to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpr.core.logs import get_logger
+from dpr.training.callbacks.protocol import Callback
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+logger = get_logger(__name__)
+
+
+class SanityCheck(Callback):
+    """Validates on the first few pools of every dev set before training; its figures are thrown away.
+
+    Both kinds of validation are tried, the average rank only if the run will come to it. Nothing of the run depends on it.
+    """
+
+    def __init__(self, num_pools: int = 2) -> None:
+        self.num_pools = num_pools
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        if not trainer.validator.dev_sets or trainer.progress.step >= trainer.total_steps or not self.num_pools:
+            return
+        trainer.validator.nll(max_pools=self.num_pools)
+        if (trainer.total_steps - 1) // trainer.steps_per_epoch >= trainer.periods.val_av_rank_start_epoch:
+            trainer.validator.average_rank(max_pools=self.num_pools)
+        logger.info("validation tried on %d pools of each dev set", self.num_pools)
