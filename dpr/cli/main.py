@@ -11,7 +11,8 @@ from dpr.cli.keys import suggestion
 
 # name -> module with main(argv) -> exit code, and what --help says.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "prepare": ("dpr.cli.prepare", "make training data, a corpus and question sets from text"),
+    "prepare": ("dpr.cli.prepare", "make training data from other formats, or from text at hand"),
+    "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
     "train": ("dpr.cli.train", "train a bi-encoder, or evaluate one on training-style data"),
     "embed": ("dpr.cli.embed", "turn a corpus into vectors, in shards"),

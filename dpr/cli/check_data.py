@@ -1,0 +1,66 @@
+"""``dpr check-data``: are these training data good to train on?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpr.cli.plain_arguments import PlainParser
+
+EXAMPLES = """examples:
+  dpr check-data train.jsonl
+  dpr check-data train.jsonl dev=dev.jsonl encoder.pretrained_model_cfg=bert-base-uncased encoder.sequence_length=256 --strict
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model will see them.
+
+    Ends with 0, or with --strict and a problem with 3. Any format that dpr prepare knows.
+    """
+    options = _parser().parse(argv)
+    from dpr.core.logs import configure_logging
+    from dpr.formats.text_input import expand_files
+    from dpr.formats.training_files.rows import ReadOptions
+    from dpr.preparation.data_check import check_files
+    from dpr.preparation.data_report import open_tokenizer, report, require_rows
+
+    configure_logging()
+    tensorizer = None
+    if options.tokenizer:
+        tensorizer = open_tokenizer(
+            options.tokenizer, sequence_length=options.sequence_length or None, question_length=options.question_length or None
+        )
+    train = check_files(expand_files(options.files), ReadOptions())
+    dev = check_files(expand_files(options.dev), ReadOptions()) if options.dev else None
+    lines, problems = report(train, dev, tensorizer)
+    print("\n".join(lines))
+    require_rows(train, "train")
+    if not options.tokenizer:
+        print("\nlengths are in words; encoder.pretrained_model_cfg=NAME or model_file=FOLDER counts tokens")
+    return 3 if options.strict and problems else 0
+
+
+def _parser() -> PlainParser:
+    parser = PlainParser(prog="dpr check-data", operands="FILE [FILE ...]", description=main.__doc__, epilog=EXAMPLES)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="training files, folders or patterns; together one data set")
+    parser.setting("dev", also=("dev_datasets",), action="append", type=Path, metavar="FILE", help="validation data, for the overlap")
+    parser.setting(
+        "tokenizer",
+        also=("encoder.pretrained_model_cfg", "model_file"),
+        default="",
+        metavar="NAME",
+        help="model name, model folder, checkpoint or run folder whose tokenizer counts (default: count words)",
+    )
+    parser.setting(
+        "sequence_length",
+        also=("encoder.sequence_length",),
+        type=int,
+        default=0,
+        metavar="N",
+        help="longest passage in tokens (default 256)",
+    )
+    parser.setting(
+        "question_length", also=("encoder.question_length",), type=int, default=0, metavar="N", help="longest question (default: the same)"
+    )
+    parser.setting("strict", action="store_true", help="end with 3 where there is a problem")
+    return parser

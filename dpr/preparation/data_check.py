@@ -1,0 +1,210 @@
+"""``dpr check-data``: what is wrong, or merely worth knowing, about training data, found in one pass before a model is trained on them.
+
+Memory: 8 bytes per row, 16 per passage that a row lists, and samples of fixed size; texts are not kept.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.training_files.registry import FORMATS, detect
+from dpr.formats.training_files.rows import ReadOptions, SourceRow
+
+NEAR_DUPLICATE = 0.8
+"""Share of the words of two passages that they have in common (Jaccard) from which they count as the same."""
+SAMPLE_SIZE = 10_000
+_COMPARISONS = 100_000
+_WORD = re.compile(r"\w+")
+_LINE_BITS = 40
+
+
+@dataclass(slots=True)
+class Finding:
+    """Something that occurred: how often, and where first."""
+
+    count: int = 0
+    places: list[str] = field(default_factory=list)
+
+    def add(self, place: str) -> None:
+        self.count += 1
+        if len(self.places) < 3:
+            self.places.append(place)
+
+
+class Reservoir:
+    """A sample of fixed size of a stream, every item with the same chance; the same for the same stream."""
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size, self.seen, self.items = size, 0, list[object]()
+        self._random = random.Random(seed)
+
+    def add(self, item: object) -> None:
+        self.seen += 1
+        if len(self.items) < self.size:
+            self.items.append(item)
+        elif (place := self._random.randrange(self.seen)) < self.size:
+            self.items[place] = item
+
+
+class DataCheck:
+    """Takes the rows of a data set one after the other (``add``), then says what was found (``finish``)."""
+
+    def __init__(self) -> None:
+        self.rows = self.kept = self.records = 0
+        self.num_positives = self.num_hard = self.num_other = self.num_answers = self.without_hard = 0
+        self.bad_rows, self.without_positives = Finding(), Finding()
+        self.positive_as_negative, self.near_duplicates = Finding(), Finding()
+        self.repeated_rows, self.repeated_questions = Finding(), Finding()
+        self.reasons: dict[str, int] = {}
+        self.compared_rows = 0
+        self.texts = {
+            role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(("question", "positive", "hard negative", "other negative"))
+        }
+        self.examples = Reservoir(5, seed=9)
+        self.questions = array("Q")
+        self._contents, self._places = array("Q"), array("Q")
+        self._known, self._negatives, self._negative_places = array("Q"), array("Q"), array("Q")
+        self._files: list[Path] = []
+        self._stride, self._comparisons = 1, 0
+
+    def add(self, row: SourceRow) -> None:
+        """Looks at one row."""
+        self.rows += row.num_rows
+        where = f"{row.file}:{row.line}"
+        if row.sample is None:
+            self.bad_rows.add(str(row.error))
+            return
+        sample = row.sample
+        if not sample.positives:
+            self.without_positives.add(where)
+            return
+        self.kept += row.num_rows
+        self.records += 1
+        self._count(sample)
+        place = self._place(row)
+        question = _hash(_normal(sample.question))
+        self.questions.append(question)
+        self._places.append(place)
+        positives = [_identity(passage) for passage in sample.positives]
+        self._contents.append(_hash(repr((question, sorted(positives)))))
+        self._known.extend(_pair(question, identity) for identity in positives)
+        for passage in sample.hard_negatives + sample.other_negatives:
+            self._negatives.append(_pair(question, _identity(passage)))
+            self._negative_places.append(place)
+        self._compare(sample, where)
+        self.examples.add(sample)
+
+    def finish(self) -> DataCheck:
+        """Finds what only shows when all rows are known: repeats, and negatives that are positives of another row of the same question."""
+        for hashes, finding in ((self._contents, self.repeated_rows), (self.questions, self.repeated_questions)):
+            for index in _repeats(np.frombuffer(hashes, dtype=np.uint64)):
+                finding.add(self._name(self._places[int(index)]))
+        known = np.unique(np.frombuffer(self._known, dtype=np.uint64))
+        negatives = np.frombuffer(self._negatives, dtype=np.uint64)
+        for index in np.flatnonzero(np.isin(negatives, known)):
+            self.positive_as_negative.add(self._name(self._negative_places[int(index)]))
+        return self
+
+    def _count(self, sample: TrainingSample) -> None:
+        self.num_positives += len(sample.positives)
+        self.num_hard += len(sample.hard_negatives)
+        self.num_other += len(sample.other_negatives)
+        self.num_answers += bool(sample.answers)
+        self.without_hard += not sample.hard_negatives
+        self.texts["question"].add(sample.question)
+        roles = {"positive": sample.positives, "hard negative": sample.hard_negatives, "other negative": sample.other_negatives}
+        for role, passages in roles.items():
+            for passage in passages:
+                self.texts[role].add(passage)
+
+    def _compare(self, sample: TrainingSample, where: str) -> None:
+        if not sample.hard_negatives or self.records % self._stride:
+            return
+        # Rows are looked at ever more seldom, so that a file with a hundred negatives a row takes no longer than its reading.
+        self.compared_rows += 1
+        self._comparisons += len(sample.hard_negatives)
+        if self._comparisons > _COMPARISONS:
+            self._stride, self._comparisons = self._stride * 2, 0
+        own = [words_of(passage) for passage in sample.positives]
+        texts = {_normal(passage.text) for passage in sample.positives}
+        for passage in sample.hard_negatives:
+            words = words_of(passage)
+            if _normal(passage.text) not in texts and any(jaccard(words, other) >= NEAR_DUPLICATE for other in own):
+                self.near_duplicates.add(where)
+
+    def _place(self, row: SourceRow) -> int:
+        if not self._files or self._files[-1] != row.file:
+            self._files.append(row.file)
+        return (len(self._files) - 1 << _LINE_BITS) | row.line
+
+    def _name(self, place: int) -> str:
+        return f"{self._files[place >> _LINE_BITS]}:{place & (1 << _LINE_BITS) - 1}"
+
+
+def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
+    """Reads files of any known format and looks at every row. Bad rows are findings, not errors.
+
+    Raises:
+        InputError: a file that cannot be read at all.
+    """
+    check = DataCheck()
+    for row in _rows(files, options):
+        check.add(row)
+    return check.finish()
+
+
+def shared_questions(first: DataCheck, second: DataCheck) -> int:
+    """How many questions of ``second`` are questions of ``first`` too, but for case and spacing."""
+    own = np.frombuffer(first.questions, dtype=np.uint64)
+    return int(np.isin(np.frombuffer(second.questions, dtype=np.uint64), own).sum())
+
+
+def words_of(passage: Passage) -> frozenset[str]:
+    """The words of a passage's text."""
+    return frozenset(_WORD.findall(passage.text.casefold()))
+
+
+def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
+    """Common members as a share of all; 0 for two empty sets."""
+    common = len(first & second)
+    return common / (len(first) + len(second) - common) if common else 0.0
+
+
+def _rows(files: Sequence[Path], options: ReadOptions) -> Iterator[SourceRow]:
+    for path in files:
+        yield from FORMATS[detect(path, options, fallback="dpr")].read(path, options)
+
+
+def _repeats(hashes: np.ndarray) -> np.ndarray:
+    """Indices of what occurred before."""
+    if not len(hashes):
+        return np.empty(0, dtype=np.int64)
+    _, first = np.unique(hashes, return_index=True)
+    return np.setdiff1d(np.arange(len(hashes)), first)
+
+
+def _normal(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _identity(passage: Passage) -> int:
+    # By text, even where there is an id: the same text under two ids is what trains a model to contradict itself.
+    return _hash(_normal(f"{passage.title}\n{passage.text}"))
+
+
+def _pair(question: int, identity: int) -> int:
+    # Both are hashes already; the odd factor keeps (a, b) and (b, a) apart.
+    return (question * 0x9E3779B97F4A7C15 + identity) & (1 << 64) - 1
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

@@ -1,0 +1,139 @@
+"""What ``dpr check-data`` prints: findings, lengths in tokens, and rows as the model will see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.core.records import Passage, TrainingSample
+from dpr.data.tensorizer import Tensorizer
+from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint, read_settings, resolve_checkpoint
+from dpr.preparation.data_check import NEAR_DUPLICATE, DataCheck, Finding, shared_questions
+
+_UNCUT = 10**6
+_SHOWN = 600
+_QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
+
+
+def open_tokenizer(name_or_folder: str, *, sequence_length: int | None, question_length: int | None) -> Tensorizer:
+    """The tokenizer of a model, a model folder, a checkpoint or a run folder; lengths that are None are the checkpoint's, else 256.
+
+    Raises:
+        InputError: there is no tokenizer.
+    """
+    folder = Path(name_or_folder)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        folder = resolve_checkpoint(folder)
+    if is_checkpoint(folder):
+        settings = read_settings(folder)
+        return Tensorizer.load(
+            folder / ENCODER_FOLDER,
+            sequence_length=sequence_length or int(settings["sequence_length"]),
+            question_length=question_length or int(settings.get("question_length") or 0),
+        )
+    return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0)
+
+
+def problems_of(check: DataCheck, name: str) -> list[tuple[str, Finding]]:
+    """What should be mended before training, with its name."""
+    listed = [
+        ("bad rows", check.bad_rows),
+        ("questions without a positive", check.without_positives),
+        ("rows that repeat an earlier one", check.repeated_rows),
+        ("negatives that are positives of the same question", check.positive_as_negative),
+        (f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)", check.near_duplicates),
+    ]
+    return [(f"{name}: {what}", finding) for what, finding in listed]
+
+
+def report(train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | None) -> tuple[list[str], int]:
+    """The lines to print, and the number of problems."""
+    sets = [("train", train), *([("dev", dev)] if dev is not None else [])]
+    lines: list[str] = []
+    for name, check in sets:
+        lines += _counts(name, check)
+        lines += _lengths(check, tensorizer)
+        lines.append("")
+    problems = [problem for name, check in sets for problem in problems_of(check, name)]
+    if dev is not None:
+        shared = shared_questions(train, dev)
+        problems.append(("dev: questions that are in train too", Finding(shared)))
+    lines += list(_problem_lines(problems))
+    if train.compared_rows < train.records - train.without_hard:
+        lines.append(f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)")
+    lines += ["", "five records as the model will see them" if tensorizer else "five records", *_examples(train, tensorizer)]
+    return lines, sum(bool(finding.count) for _, finding in problems)
+
+
+def _counts(name: str, check: DataCheck) -> Iterator[str]:
+    yield f"{name}: {check.rows:,} rows, {check.records:,} records"
+    records = max(check.records, 1)
+    yield (
+        f"  per record: {check.num_positives / records:.2f} positives, {check.num_hard / records:.2f} hard negatives, "
+        f"{check.num_other / records:.2f} other negatives"
+    )
+    yield f"  {check.without_hard:,} without hard negatives, {check.num_answers:,} with answers"
+    yield f"  {check.repeated_questions.count:,} questions occur before in the file"
+
+
+def _lengths(check: DataCheck, tensorizer: Tensorizer | None) -> Iterator[str]:
+    unit = "tokens" if tensorizer else "words"
+    yield f"  length in {unit:<12} {'min':>6} {'25%':>6} {'50%':>6} {'75%':>6} {'90%':>6} {'99%':>6} {'max':>6}   cut off"
+    for role, sample in check.texts.items():
+        if not sample.items:
+            continue
+        limit = None if tensorizer is None else tensorizer.question_length if role == "question" else tensorizer.sequence_length
+        lengths = np.array(_measure(sample.items, role, tensorizer), dtype=np.int64)
+        values = " ".join(f"{int(value):>6}" for value in np.quantile(lengths, _QUANTILES, method="higher"))
+        cut = "" if limit is None else f"   {np.mean(lengths > limit):.1%} at {limit}"
+        note = f"   ({len(lengths):,} of {sample.seen:,})" if len(lengths) < sample.seen else ""
+        yield f"    {role:<20} {values}{cut}{note}"
+
+
+def _measure(items: list[Any], role: str, tensorizer: Tensorizer | None) -> list[int]:
+    if tensorizer is None:
+        return [len((item if isinstance(item, str) else f"{item.title} {item.text}").split()) for item in items]
+    uncut = Tensorizer(tensorizer.tokenizer, sequence_length=_UNCUT)
+    lengths: list[int] = []
+    for start in range(0, len(items), 1000):
+        part = items[start : start + 1000]
+        encoded = uncut.question_tokens(part) if role == "question" else uncut.passage_tokens(part)
+        lengths += map(len, encoded)
+    return lengths
+
+
+def _problem_lines(problems: list[tuple[str, Finding]]) -> Iterator[str]:
+    found = [(what, finding) for what, finding in problems if finding.count]
+    yield f"problems: {', '.join(what for what, _ in found) if found else 'none'}"
+    for what, finding in found:
+        yield f"  {finding.count:>9,}  {what}"
+        yield from (f"             {place}" for place in finding.places)
+
+
+def _examples(check: DataCheck, tensorizer: Tensorizer | None) -> Iterator[str]:
+    for number, item in enumerate(check.examples.items, 1):
+        sample = cast(TrainingSample, item)
+        parts: list[tuple[str, str | Passage]] = [("question", sample.question), ("positive", sample.positives[0])]
+        parts += [("hard negative", passage) for passage in sample.hard_negatives[:1]]
+        for role, content in parts:
+            shown, count = _as_seen(content, tensorizer)
+            shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+            yield f"  {number if role == 'question' else ' '} {role:<14} {count}{' '.join(shown.split())}"
+
+
+def _as_seen(content: str | Passage, tensorizer: Tensorizer | None) -> tuple[str, str]:
+    if tensorizer is None:
+        return (content if isinstance(content, str) else f"{content.title} | {content.text}".removeprefix(" | ")), ""
+    (tokens,) = tensorizer.question_tokens([content]) if isinstance(content, str) else tensorizer.passage_tokens([content])
+    return str(tensorizer.tokenizer.decode(tokens)), f"({len(tokens)}) "
+
+
+def require_rows(check: DataCheck, name: str) -> None:
+    """Raises InputError where a data set has no record that training could use."""
+    if not check.records:
+        first = f"; the first problem: {check.bad_rows.places[0]}" if check.bad_rows.places else ""
+        raise InputError(f"{name}: none of {check.rows} rows can be used{first}")

@@ -1,0 +1,121 @@
+"""``dpr check-data`` finds what was put in, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.training_files.rows import ReadOptions
+from dpr.formats.training_sets import write_training_set
+from dpr.preparation.data_check import Reservoir, check_files, jaccard, shared_questions, words_of
+from tests.helpers.tiny import encoder_folder
+
+WORDS = "ba be bi bo bu ca ce ci co cu da de di do du fa fe fi fo fu".split()
+
+
+def sample(number: int, **changes: object) -> TrainingSample:
+    base = {"positives": (Passage(f"right {number}", "T"),), "hard_negatives": (Passage(f"other thing {number}"),)}
+    return TrainingSample(f"question {number}", **(base | changes))  # type: ignore[arg-type]
+
+
+def written(path: Path, *samples: TrainingSample) -> Path:
+    write_training_set(path, samples)
+    return path
+
+
+def test_clean_data_have_no_findings(tmp_path: Path) -> None:
+    check = check_files([written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions())
+    findings = [check.bad_rows, check.without_positives, check.positive_as_negative, check.near_duplicates, check.repeated_rows]
+    assert [finding.count for finding in findings] == [0] * 5
+    assert (check.rows, check.records, check.num_positives, check.num_hard, check.without_hard) == (30, 30, 30, 30, 0)
+
+
+def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
+    gold = Passage("right 1", "T")
+    twenty = " ".join(WORDS)
+    path = written(
+        tmp_path / "t.jsonl",
+        sample(1),
+        sample(2, hard_negatives=(Passage("Right  2", "T", "other id"),)),  # its own positive
+        sample(3, positives=()),
+        sample(1),  # repeats line 1
+        TrainingSample("Question  1", (Passage("another right one"),), (gold,)),  # the positive of line 1 is its negative
+        sample(6, positives=(Passage(twenty),), hard_negatives=(Passage(twenty.replace("fu", "xx")), Passage(" ".join(WORDS[:10])))),
+    )
+    with path.open("a") as file:
+        file.write('{"question": "q"}\n')
+    check = check_files([path], ReadOptions())
+    assert check.bad_rows.places == [f"{path}:7: positive_ctxs is missing, expected a list of passages"]
+    assert check.without_positives.places == [f"{path}:3"]
+    assert check.repeated_rows.places == [f"{path}:4"]
+    assert check.repeated_questions.places == [f"{path}:4", f"{path}:5"]
+    assert check.positive_as_negative.places == [f"{path}:2", f"{path}:5"]
+    assert (check.near_duplicates.count, check.near_duplicates.places) == (1, [f"{path}:6"])  # 19 of 21 words; the other half is no repeat
+    assert jaccard(words_of(Passage(twenty)), words_of(Passage(twenty.replace("fu", "xx")))) == 19 / 21
+
+
+def test_questions_of_dev_that_are_in_train_are_counted(tmp_path: Path) -> None:
+    train = check_files([written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))], ReadOptions())
+    dev = check_files([written(tmp_path / "d.jsonl", sample(3), sample(12), TrainingSample(" QUESTION 4", (Passage("x"),)))], ReadOptions())
+    assert shared_questions(train, dev) == 2
+
+
+def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder_folder(tmp_path / "model")
+    samples = [TrainingSample("ba be", (Passage(" ".join(WORDS[:count]), "ca"),)) for count in (2, 4, 6, 20)]
+    path = written(tmp_path / "t.jsonl", *samples)
+    arguments = [f"encoder.pretrained_model_cfg={tmp_path / 'model'}", "encoder.sequence_length=9", "encoder.question_length=6"]
+    assert main(["check-data", str(path), *arguments]) == 0
+    text = capsys.readouterr().out
+    # [CLS] title [SEP] text [SEP]: four more than the text has
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("positive ")][:1]
+    assert line.split() == ["positive", "6", "8", "10", "24", "24", "24", "24", "50.0%", "at", "9"]
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("question ")][:1]
+    assert line.split()[1:] == ["4"] * 7 + ["0.0%", "at", "6"]
+    assert "(9) [CLS] ca [SEP] ba be bi bo bu [SEP]" in text
+    assert "(4) [CLS] ba be [SEP]" in text
+
+
+def test_strict_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = written(tmp_path / "t.jsonl", sample(1), sample(2))
+    dev = written(tmp_path / "d.jsonl", sample(1))
+    assert main(["check-data", str(good), "--strict"]) == 0
+    assert "problems: none" in capsys.readouterr().out
+    assert main(["check-data", str(good), f"dev={dev}"]) == 0
+    assert main(["check-data", str(good), f"dev={dev}", "strict=true"]) == 3
+    assert "1  dev: questions that are in train too" in capsys.readouterr().out
+
+
+def test_data_without_a_usable_row_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"question": "q"}\n')
+    assert main(["check-data", str(path)]) == 3
+    assert f"none of 1 rows can be used; the first problem: {path}:1: positive_ctxs is missing" in capsys.readouterr().err
+
+
+def test_every_item_has_the_same_chance_in_a_sample() -> None:
+    drawn = [0] * 10
+    for seed in range(4000):
+        reservoir = Reservoir(3, seed)
+        for item in range(10):
+            reservoir.add(item)
+        for item in reservoir.items:
+            drawn[item] += 1  # type: ignore[index]
+    assert all(abs(count - 1200) < 150 for count in drawn)  # 1200 expected, standard deviation 29
+
+
+def test_many_negatives_do_not_make_it_slow(tmp_path: Path) -> None:
+    """Rows are compared ever more seldom, and the report says of how many it speaks."""
+    passages = tuple(Passage(f"{' '.join(WORDS)} {number}" * 3) for number in range(60))
+    path = written(tmp_path / "t.jsonl", *(sample(number, hard_negatives=passages) for number in range(2000)))
+    check = check_files([path], ReadOptions())
+    assert check.num_hard == 120_000
+    assert 100 < check.compared_rows < 2000
+
+
+def test_real_data(shared_data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["check-data", str(shared_data / "squad" / "squad-v1.1-dev.shared-half.json.gz")]) == 0
+    assert "train: 4,575 rows, 4,575 records" in capsys.readouterr().out
