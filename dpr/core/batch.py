@@ -69,6 +69,12 @@ class TokenBatch:
         index = torch.repeat_interleave(starts[rows] - offsets, lengths) + torch.arange(int(lengths.sum()), device=self.tokens.device)
         return TokenBatch(self.tokens[index], lengths, self.position[rows])
 
+    def followed_by(self, other: TokenBatch) -> TokenBatch:
+        """These sequences, then the other's."""
+        return TokenBatch(
+            *(torch.cat(parts) for parts in ((self.tokens, other.tokens), (self.lengths, other.lengths), (self.position, other.position)))
+        )
+
     def with_last_token(self, token: int, position: int) -> LengthenedBatch:
         """Adds one token, numbered ``position``, to every sequence that does not reach that far; the others stay as they are."""
         short = self.lengths <= position

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpr.core.batch import TokenBatch
 from dpr.core.logs import get_logger
 from dpr.data.packing import Bucket, plan_buckets
+from dpr.models.dropout import can_drop, draw_bits, keep_mask, keep_scale
 
 logger = get_logger(__name__)
 
@@ -91,6 +92,50 @@ class _Unpad(torch.autograd.Function):
         return padded.index_copy_(0, place, grads[0]), None
 
 
+class _DroppedAttention(torch.autograd.Function):
+    """Attention with dropout on a CPU, where torch's own falls back to plain operations with a mask of floats.
+
+    Sizes: queries, keys, values (n, H, L, d); mask (n, 1, 1 or L, L) True where a key may be seen, by every query at least one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float, scaling: float) -> Tensor:
+        sequences, heads, length, _ = q.shape
+        q, k, v = (states.reshape(sequences * heads, length, -1) for states in (q, k, v))
+        if mask is None:
+            scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
+        else:
+            bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+            bias = bias.expand(sequences, heads, -1, -1).reshape(sequences * heads, -1, length)
+            scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scaling)
+        weights = torch.softmax(scores, dim=-1)
+        bits = draw_bits(weights.shape)
+        ctx.save_for_backward(q, k, v, weights, bits)
+        ctx.heads, ctx.scaling, ctx.probability = heads, scaling, probability
+        kept = keep_mask(bits, probability, weights.dtype).mul_(weights)
+        return torch.bmm(kept, v).mul_(keep_scale(probability)).view(sequences, heads, length, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, bits = ctx.saved_tensors
+        grad = (grads[0] * keep_scale(ctx.probability)).reshape(v.shape)
+        keep = keep_mask(bits, ctx.probability, weights.dtype)
+        grad_weights = torch.bmm(grad, v.transpose(1, 2)).mul_(keep)
+        grad_v = torch.bmm(keep.mul_(weights).transpose(1, 2), grad)
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_q = torch.bmm(grad_scores, k).mul_(ctx.scaling)
+        grad_k = torch.bmm(grad_scores.transpose(1, 2), q).mul_(ctx.scaling)
+        return (*(part.view(-1, ctx.heads, *part.shape[1:]) for part in (grad_q, grad_k, grad_v)), None, None, None)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
+    """(n, H, L, d) each in, (n, H, L, d) out."""
+    if can_drop(q, dropout) and not torch.is_autocast_enabled("cpu"):
+        mixed: Tensor = _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
+        return mixed
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -120,7 +165,7 @@ def packed_attention(
         if window is not None and bucket.longest > window:
             near = _band(bucket.longest, window, query.device)
             mask = near if mask is None else mask & near
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
+        mixed = _attend(q, k, v, mask, dropout, scaling)
         flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
         outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
     return torch.cat(outputs)[None], None
@@ -180,10 +225,9 @@ def enable_packing(backbone: Any) -> int | None:
             layout = PackedLayout.build(lengths, batch.tokens.device)
             within = torch.cat([torch.arange(length) for length in lengths]).to(batch.tokens.device)
             for first in (0, pad + 1):
-                packed = backbone(input_ids=batch.tokens[None], position_ids=within[None] + first, packed_layout=layout).last_hidden_state[
-                    0
-                ]
-                if torch.allclose(packed, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+                words = backbone.get_input_embeddings()(batch.tokens)
+                packed = backbone(inputs_embeds=words[None], position_ids=within[None] + first, packed_layout=layout)
+                if torch.allclose(packed.last_hidden_state[0], expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
                     return first
         reason = "it computes attention in a way of its own"
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:

@@ -74,8 +74,12 @@ class BiEncoder(nn.Module):
         """
         towers = {"": (self.question_model, self.ctx_model), "question": (self.question_model,) * 2, "ctx": (self.ctx_model,) * 2}
         question_tower, context_tower = towers[encoder_type]
-        question_vectors = question_tower(questions)
-        context_vectors = self._encode_contexts(context_tower, contexts)
+        if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
+            # Together, the packs are fuller and the gradient of the word table, as large as the table, is made once.
+            question_vectors, context_vectors = question_tower(questions.followed_by(contexts)).split([len(questions), len(contexts)])
+        else:
+            question_vectors = question_tower(questions)
+            context_vectors = self._encode_contexts(context_tower, contexts)
         for tower in (self.question_model, self.ctx_model):
             if tower is not question_tower and tower is not context_tower and any(p.requires_grad for p in tower.parameters()):
                 idle = tower(questions.select(torch.zeros(1, dtype=torch.int64, device=questions.lengths.device)))

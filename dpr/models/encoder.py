@@ -16,6 +16,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.data.packing import plan_packs
 from dpr.models.attention import PackedLayout, enable_packing, explicit_first_position
+from dpr.models.dropout import replace_dropout
 from dpr.models.pooling import pool_packed, pool_padded
 
 logger = get_logger(__name__)
@@ -70,6 +71,7 @@ class Encoder(nn.Module):
         self.encode_proj = nn.Linear(hidden_size, projection_dim) if projection_dim else None
         self.dimension = projection_dim or hidden_size
         self.pad_id = int(self.config.pad_token_id or 0)
+        replace_dropout(backbone)
         self.first_position = enable_packing(backbone) if packed else None
         """Number of the first position in a packed forward; None where the backbone cannot be packed."""
         self._last: _LastToken | None = None
@@ -116,32 +118,30 @@ class Encoder(nn.Module):
 
     def _pooled_packed(self, batch: TokenBatch, first_position: int) -> Tensor:
         """Sequences sorted by length, cut into packs; each pack is one row of tokens whose positions start again with every sequence."""
-        last = self._last
-        own_lengths = batch.lengths.tolist()
-        lengths = own_lengths if last is None else [length + (length <= last.position) for length in own_lengths]
-        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-        device = batch.tokens.device
-        limit = CPU_FORWARD_TOKENS if device.type == "cpu" else sum(lengths)
-        pooled = []
-        for rows in plan_packs([lengths[row] for row in order], limit):
-            part = batch.select(torch.tensor(order[rows], device=device))
-            layout = PackedLayout.build([lengths[row] for row in order[rows]], device)
-            own = None
-            if last is None:
-                starts = torch.cumsum(part.lengths, 0) - part.lengths
-                within = torch.arange(part.tokens.shape[0], device=device) - torch.repeat_interleave(starts, part.lengths)
-            else:
-                own_part, (part, within, own) = part, part.with_last_token(last.token, last.position)
-                starts = torch.cumsum(part.lengths, 0) - part.lengths
-            hidden = self.backbone(
-                input_ids=part.tokens[None], position_ids=within[None] + first_position, packed_layout=layout
-            ).last_hidden_state[0]
-            if own is not None and self.pooling == "mean":
-                hidden, part = hidden[own], own_part
-            pooled.append(pool_packed(hidden, part.lengths, starts + part.position, self.pooling))
-        back = torch.empty(len(order), dtype=torch.int64)
-        back[torch.tensor(order)] = torch.arange(len(order))
-        return torch.cat(pooled)[back.to(device)]
+        device, last = batch.tokens.device, self._last
+        reach = batch.lengths if last is None else batch.lengths + (batch.lengths <= last.position)
+        order = torch.argsort(reach, descending=True, stable=True)
+        batch, own, read = batch.select(order), None, batch.lengths[order]
+        if last is not None:
+            batch, within, own = batch.with_last_token(last.token, last.position)
+        starts = torch.cumsum(batch.lengths, 0) - batch.lengths
+        if last is None:
+            within = torch.arange(batch.tokens.shape[0], device=device) - torch.repeat_interleave(starts, batch.lengths)
+        # All packs' words are looked up at once: the gradient of the table is as large as the table, however few words are read.
+        words, positions = self.backbone.get_input_embeddings()(batch.tokens), within + first_position
+        lengths = batch.lengths.tolist()
+        packs = plan_packs(lengths, CPU_FORWARD_TOKENS if device.type == "cpu" else sum(lengths))
+        sizes = [sum(lengths[rows]) for rows in packs]
+        states = []
+        for rows, pack_words, pack_positions in zip(packs, words.split(sizes), positions.split(sizes), strict=True):
+            layout = PackedLayout.build(lengths[rows], device)
+            output = self.backbone(inputs_embeds=pack_words[None], position_ids=pack_positions[None], packed_layout=layout)
+            states.append(output.last_hidden_state[0])
+        hidden = torch.cat(states)
+        if own is not None and self.pooling == "mean":
+            hidden = hidden[own]
+        vectors = pool_packed(hidden, read, starts + batch.position, self.pooling)
+        return vectors[torch.argsort(order)]
 
 
 def load_backbone(name_or_folder: str, *, pretrained: bool = True, dropout: float | None = None) -> nn.Module:

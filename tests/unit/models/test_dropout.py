@@ -1,0 +1,95 @@
+"""Dropout with cheap masks is dropout: right share, right mean, right gradient, decided by the seed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpr.models.attention import _attend
+from dpr.models.dropout import Dropout, draw_bits, keep_mask, keep_scale, replace_dropout
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.003])
+def test_as_many_values_are_dropped_as_asked_and_the_mean_stays(probability: float) -> None:
+    torch.manual_seed(0)
+    count = 1 << 21
+    outputs = Dropout(probability)(torch.ones(count))
+    share = float((outputs == 0).float().mean())
+    assert abs(share - probability) < 5 * math.sqrt(probability / count) + 1 / 65536
+    assert abs(float(outputs.mean()) - 1) < 5 * math.sqrt(probability / (1 - probability) / count)
+    assert outputs[outputs != 0].unique().tolist() == [pytest.approx(keep_scale(probability))]
+
+
+def test_masks_of_neighbours_calls_and_bit_positions_are_independent() -> None:
+    torch.manual_seed(0)
+    first, second = (keep_mask(draw_bits(torch.Size([1 << 20])), 0.5, torch.float32) - 0.5 for _ in range(2))
+    bound = 5 * 0.25 / math.sqrt(1 << 20)
+    assert abs(float((first * second).mean())) < bound
+    for distance in range(1, 9):  # four values share one random word
+        assert abs(float((first[distance:] * first[:-distance]).mean())) < bound
+    for part in range(4):
+        assert abs(float(first[part::4].mean())) < 2 * bound
+
+
+def test_the_seed_decides() -> None:
+    drop, states = Dropout(0.3), torch.ones(1000)
+    torch.manual_seed(7)
+    outputs = drop(states), drop(states)
+    torch.manual_seed(7)
+    assert torch.equal(outputs[0], drop(states))
+    assert not torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_gradient_passes_where_the_value_did(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    states = torch.randn(64, 33, dtype=dtype, requires_grad=True)
+    outputs = Dropout(0.2)(states)
+    assert outputs.dtype == dtype
+    outputs.backward(torch.ones_like(outputs))
+    assert states.grad is not None
+    torch.testing.assert_close(states.grad * states.detach(), outputs.detach())
+
+
+def test_evaluation_and_probabilities_at_the_ends_are_those_of_torch() -> None:
+    states = torch.randn(50)
+    assert torch.equal(Dropout(0.5).eval()(states), states)
+    assert torch.equal(Dropout(0.0)(states), states)
+    assert not Dropout(1.0)(states).any()
+
+
+def test_every_dropout_of_a_backbone_is_replaced_and_keeps_its_probability() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(0.3), nn.Dropout1d(0.1)))
+    replace_dropout(module)
+    assert [type(part).__name__ for part in module.modules()] == ["Sequential", "Linear", "Sequential", "Dropout", "Dropout1d"]
+    assert isinstance(module[1][0], Dropout) and module[1][0].p == 0.3
+
+
+@pytest.mark.parametrize("mask", ["none", "lengths", "band"])
+def test_attention_with_dropout_is_softmax_then_dropout_then_values(mask: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 7, 2, 4, dtype=torch.float64).transpose(1, 2).requires_grad_() for _ in range(3))
+    allowed = {
+        "none": None,
+        "lengths": (torch.arange(7) < torch.tensor([7, 5, 2])[:, None])[:, None, None, :],
+        "band": ((torch.arange(7)[:, None] - torch.arange(7)).abs() < 3)[None, None],
+    }[mask]
+
+    def plain() -> Tensor:
+        scores = q @ k.transpose(-1, -2) * 0.5
+        weights = (scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)).softmax(-1)
+        keep = keep_mask(draw_bits(torch.Size([6, 7, 7])), 0.3, torch.float64).view(3, 2, 7, 7)
+        return (weights * keep * keep_scale(0.3)) @ v
+
+    results = []
+    for attend in (lambda: _attend(q, k, v, allowed, 0.3, 0.5), plain):
+        torch.manual_seed(11)
+        outputs = attend()
+        results.append(
+            (outputs, *torch.autograd.grad((outputs * torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)).sum(), (q, k, v)))
+        )
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
