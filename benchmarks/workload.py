@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SQUAD = Path(__file__).resolve().parents[2] / "shared" / "data" / "squad" / "squad-v1.1-train.800-paragraphs.jsonl.gz"
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+SQUAD = SHARED / "data" / "squad" / "squad-v1.1-train.800-paragraphs.jsonl.gz"
+VOCABULARY = SHARED / "models" / "bert-base-uncased-vocab" / "vocab.txt"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -38,20 +40,27 @@ def load_texts(count: int) -> Texts:
 
 
 def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int) -> Any:
-    """A BERT folder (config, vocabulary of the texts' words) for every side to load; returns the config."""
+    """A BERT folder (config, BERT's vocabulary or else one of the texts' words) for every side to load; returns the config."""
     from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    words = sorted({word for text in (*texts.questions, *texts.passages) for word in text.lower().split()})
-    pieces = dict.fromkeys(
-        [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz0123456789.,?'\"()-", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"), *words]
-    )
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    if VOCABULARY.is_file():
+        (folder / "vocab.txt").write_bytes(VOCABULARY.read_bytes())
+    else:
+        _write_vocabulary(folder, texts)
     config = BertConfig(
         vocab_size=30522, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(str(folder))
     return config
+
+
+def _write_vocabulary(folder: Path, texts: Texts) -> None:
+    words = sorted({word for text in (*texts.questions, *texts.passages) for word in text.lower().split()})
+    pieces = dict.fromkeys(
+        [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz0123456789.,?'\"()-", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"), *words]
+    )
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
 
 
 def training_flops(config: Any, lengths: list[int], *, passes: int = 3) -> float:
