@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from dpr.build.own_objects import own_callbacks, own_data, own_metrics
 from dpr.build.sources import NamedSource, resolve_training_files
-from dpr.config.training import BiEncoderTrainConfig, TrainConfig
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.config.training_parts import TrackingConfig
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -23,6 +25,8 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
+from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
+from dpr.training.dry_run import dry_run
 from dpr.training.metrics import Metrics
 from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
@@ -52,7 +56,11 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             dev_sets = [(source, replace(options, query_prefix=None)) for source, options in dev_sets]
         if not train_sources:
             return evaluate(config, model, dev_sets)
-        return build_trainer(config, model, open_sets(train_sources, config, config.loss_scale_factors), dev_sets).train()
+        train_sets = open_sets(train_sources, config, config.loss_scale_factors)
+        if config.train.dry_run:
+            _dry_run(config, model, train_sets, dev_sets)
+            return None
+        return build_trainer(config, model, train_sets, dev_sets).train()
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
@@ -179,22 +187,35 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
             best_is_highest=train.best_is_highest,
         ),
         compute=ComputeSettings(precision=train.precision),
-        callbacks=_callbacks(train),
+        callbacks=_callbacks(config),
         config=asdict(config),
     )
 
 
-def _callbacks(train: TrainConfig) -> list[Callback]:
-    """Those that the settings ask for, then the user's own."""
-    stopping = train.early_stopping
-    found: list[Callback] = []
+def _callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
+    """The user's own, then those that the settings ask for: trackers get what others add to the figures."""
+    train, tracking, stopping = config.train, config.tracking, config.train.early_stopping
+    found = own_callbacks(train.callbacks)
+    if tracking.tensorboard:
+        found.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
+    if tracking.wandb:
+        found.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
     if stopping.patience:
         found.append(
             EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta, metric=stopping.metric, highest=stopping.highest)
         )
     if train.load_best_at_end:
         found.append(LoadBest())
-    return found + own_callbacks(train.callbacks)
+    return found
+
+
+def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> None:
+    """Prints what the run would take; the trainer's folder is one that goes away."""
+    with tempfile.TemporaryDirectory(prefix="dpr-dry-run-") as folder:
+        aside = replace(config, output_dir=folder, resume="auto", tracking=TrackingConfig(), train=replace(config.train, callbacks=None))
+        found = dry_run(build_trainer(aside, model, train_sets, dev_sets), Path(str(config.output_dir)))
+    if current_ranks().is_main:
+        print("\n".join(found.lines()))
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:

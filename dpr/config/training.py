@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.config.checks import require_at_least, require_choice
-from dpr.config.training_parts import AugmentConfig, EarlyStoppingConfig
+from dpr.config.training_parts import AugmentConfig, EarlyStoppingConfig, TrackingConfig
 from dpr.core.errors import ConfigError
 
 
@@ -239,6 +239,7 @@ class BiEncoderTrainConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     datasets: dict[str, Any] = field(default_factory=dict)
     """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
 
@@ -282,7 +283,7 @@ class BiEncoderTrainConfig:
             ConfigError: names the key, the value and what it may be.
         """
         self._check_compat()
-        for part in (self.encoder, self.train, self.loss):
+        for part in (self.encoder, self.train, self.loss, self.tracking):
             part.check()
         require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))
         require_choice("resume", self.resume, ("auto", "fresh", "force"))

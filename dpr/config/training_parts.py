@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpr.config.checks import require_at_least
+from dpr.config.checks import require_at_least, require_choice
 from dpr.core.errors import ConfigError
 
 
@@ -21,6 +21,25 @@ class AugmentConfig:
         require_at_least("train.augment.crop_tokens", self.crop_tokens, 0)
         if not 0 <= self.mask_probability < 1:
             raise ConfigError(f"train.augment.mask_probability={self.mask_probability} is out of range; it must be in [0, 1)")
+
+
+@dataclass
+class TrackingConfig:
+    """Figures for programs that show them; metrics.jsonl and report.html are written in any case."""
+
+    tensorboard: bool = False
+    """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
+    wandb: bool = False
+    """Log to Weights & Biases; needs the extra wandb."""
+    wandb_mode: str = "online"
+    """online, or offline: keep the run in <output_dir>/wandb for `wandb sync`."""
+    project: str = "dpr"
+    """The project there."""
+    run_name: str | None = None
+    """The run's name there; absent = the last part of output_dir."""
+
+    def check(self) -> None:
+        require_choice("tracking.wandb_mode", self.wandb_mode, ("online", "offline"))
 
 
 @dataclass

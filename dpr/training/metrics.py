@@ -7,36 +7,47 @@ import time
 import torch
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import sum_over_ranks
+from dpr.core.distributed import current_ranks, sum_over_ranks
+from dpr.models.biencoder import BiEncoder
 from dpr.training.step import StepResult
+from dpr.training.throughput import TowerCost
 
 Metrics = dict[str, float]
 
 
 class TrainingMetrics:
-    """Sums of loss, correct answers, questions and tokens since the last ``take``."""
+    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``."""
 
-    def __init__(self, device: torch.device, *, packed: tuple[bool, bool] = (False, False)) -> None:
-        """``packed``: whether the question and the context tower compute real tokens only."""
-        self._device, self._packed = device, packed
+    def __init__(self, model: BiEncoder) -> None:
+        self._device = model.device
+        towers = {"question": model.question_model, "ctx": model.ctx_model}
+        self._packed = {side: tower.is_packed for side, tower in towers.items()}
+        self._cost = {side: TowerCost(tower) for side, tower in towers.items()}
         self._reset()
 
     def _reset(self) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._questions = self._tokens = self._computed = 0
+        self._flops = 0.0
         self._start = time.perf_counter()
 
     def add(self, result: StepResult, batch: BiEncoderBatch) -> None:
+        """Adds one micro-batch; ``batch`` is the one on the CPU."""
         self._sums += torch.stack([result.loss_sum.double(), result.num_correct.double()])
         self._questions += result.num_questions
         self._tokens += batch.num_tokens
-        for tokens, is_packed in zip((batch.questions, batch.contexts), self._packed, strict=True):
-            self._computed += tokens.tokens.shape[0] if is_packed else tokens.padded_size
+        for side, tokens in (("question", batch.questions), ("ctx", batch.contexts)):
+            tower = batch.encoder_type or side
+            self._computed += tokens.tokens.shape[0] if self._packed[tower] else tokens.padded_size
+            self._flops += self._cost[tower].of(tokens.lengths)
 
-    def take(self) -> Metrics:
-        """Metrics over all ranks since the last call; empties the sums. All ranks must call it together."""
-        counts = torch.tensor([self._questions, self._tokens, self._computed], dtype=torch.float64, device=self._device)
-        loss, correct, questions, tokens, computed = sum_over_ranks(torch.cat([self._sums, counts])).tolist()
+    def take(self, *, peak: float = 0.0) -> Metrics:
+        """Metrics over all ranks since the last call; empties the sums. All ranks must call it together.
+
+        ``peak``: operations per second that a device could do, for ``perf/mfu``, the share of it that the model's arithmetic took.
+        """
+        counts = torch.tensor([self._questions, self._tokens, self._computed, self._flops], dtype=torch.float64, device=self._device)
+        loss, correct, questions, tokens, computed, flops = sum_over_ranks(torch.cat([self._sums, counts])).tolist()
         elapsed = max(time.perf_counter() - self._start, 1e-9)
         self._reset()
         if not questions:
@@ -47,4 +58,5 @@ class TrainingMetrics:
             "perf/questions_per_s": questions / elapsed,
             "perf/tokens_per_s": tokens / elapsed,
             "perf/padding_share": 1.0 - tokens / computed,
+            **({"perf/mfu": flops / elapsed / (peak * current_ranks().world_size)} if peak else {}),
         }

@@ -26,6 +26,7 @@ from dpr.training.callbacks.progress_line import ProgressLine
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.callbacks.sanity_check import SanityCheck
+from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.checkpointing import find_stored_run, restore_state, run_identity, write_state
 from dpr.training.metrics import Metrics, TrainingMetrics
@@ -101,11 +102,12 @@ class BiEncoderTrainer:
         self.learning_rate, self.grad_norm = 0.0, torch.zeros(())
         self.results: list[StepResult] = []
         """Of the micro-batches of the current update, on this rank."""
-        self.metrics = TrainingMetrics(self.device, packed=(model.question_model.is_packed, model.ctx_model.is_packed))
+        self.metrics = TrainingMetrics(model)
         self.validator = self._make_validator([_with_options(item) for item in dev_sets], validation)
         # The order matters: who adds to the figures or looks at them, then who collects them and writes them down, last who saves it all.
         self.callbacks: list[Callback] = [
             SanityCheck(self.periods.sanity_pools),
+            SpikeMonitor(),
             ReportPage(self.output_dir),
             *callbacks,
             LogEvery(self.periods.log_every_steps),

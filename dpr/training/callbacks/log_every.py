@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from dpr.core.errors import DivergedError
 from dpr.training.callbacks.protocol import Callback
+from dpr.training.step import PRECISIONS
+from dpr.training.throughput import matrix_peak, peak_memory_gb
 
 if TYPE_CHECKING:
     from dpr.training.trainer import BiEncoderTrainer
@@ -19,18 +22,28 @@ class LogEvery(Callback):
 
     def __init__(self, every_steps: int) -> None:
         self.every_steps = every_steps
+        self._peak = 0.0
+        self._start = (0.0, 0)
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        if trainer.progress.step < trainer.total_steps:
+            self._peak = matrix_peak(trainer.device, PRECISIONS[trainer.compute.precision] or torch.float32)
+        trainer.metrics.take()  # the time until now is none of the first line's
+        self._start = (time.perf_counter(), trainer.progress.step)
 
     def on_step_end(self, trainer: BiEncoderTrainer) -> None:
-        if trainer.progress.step % self.every_steps and trainer.progress.step != trainer.total_steps:
+        step = trainer.progress.step
+        if step % self.every_steps and step != trainer.total_steps:
             return
-        metrics = trainer.metrics.take()
+        metrics = trainer.metrics.take(peak=self._peak)
         if not math.isfinite(metrics["train/loss"]):
             raise DivergedError(
-                f"the loss is {metrics['train/loss']} at step {trainer.progress.step}; lower train.learning_rate, raise "
+                f"the loss is {metrics['train/loss']} at step {step}; lower train.learning_rate, raise "
                 "train.warmup_steps, or use train.precision=fp32. The last checkpoint is untouched"
             )
         metrics["optim/lr"] = trainer.learning_rate
         metrics["optim/grad_norm"] = float(trainer.grad_norm)
-        if trainer.device.type == "cuda":
-            metrics["perf/mem_gb"] = torch.cuda.max_memory_allocated(trainer.device) / 2**30
+        metrics["perf/mem_gb"] = peak_memory_gb(trainer.device)
+        since, first = self._start
+        metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (trainer.total_steps - step)
         trainer.emit("on_log", metrics)

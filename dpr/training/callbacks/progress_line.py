@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,8 @@ class ProgressLine(Callback):
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
-        self._start = (0.0, 0)
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        self._start = (time.perf_counter(), trainer.progress.step)
         if trainer.ranks.is_main and sys.stderr.isatty():
             self._bar = tqdm(total=trainer.total_steps, initial=trainer.progress.step, unit="step", dynamic_ncols=True)
 
@@ -39,14 +36,14 @@ class ProgressLine(Callback):
         text = (
             f"loss {metrics['train/loss']:.4f}  acc {metrics['train/in_batch_acc']:.3f}  lr {metrics['optim/lr']:.2e}  "
             f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
-            f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}"
+            f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
+            f"peak share {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(text)
         elif trainer.ranks.is_main:
-            elapsed, done = time.perf_counter() - self._start[0], trainer.progress.step - self._start[1]
-            left = elapsed / max(done, 1) * (trainer.total_steps - trainer.progress.step)
-            logger.info("epoch %d step %d/%d  %s  left %s", trainer.epoch, trainer.progress.step, trainer.total_steps, text, duration(left))
+            left = duration(metrics["perf/eta_s"])
+            logger.info("epoch %d step %d/%d  %s  left %s", trainer.epoch, trainer.progress.step, trainer.total_steps, text, left)
 
     def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
         logger.info("step %d  %s", trainer.progress.step, "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))

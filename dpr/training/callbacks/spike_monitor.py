@@ -1,0 +1,115 @@
+"""Steps whose loss or gradient stands out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dpr.core.logs import get_logger
+from dpr.training.callbacks.protocol import Callback
+from dpr.training.metrics import Metrics
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+logger = get_logger(__name__)
+
+WATCHED = ("loss", "gradient norm")
+
+
+class RunningScore:
+    """How far a value lies above the mean of those before it, in standard deviations."""
+
+    def __init__(self, *, window: int, least: int) -> None:
+        self.values: deque[float] = deque(maxlen=window)
+        self._least = least
+
+    def score(self, value: float, *, limit: float) -> float:
+        """Of a new value; 0 while there are too few before it. What exceeds ``limit`` is remembered as if it only reached it.
+
+        So one spike does not hide the next, and a lasting rise is accepted after a while.
+        """
+        if len(self.values) < self._least:
+            self.values.append(value)
+            return 0.0
+        mean = sum(self.values) / len(self.values)
+        variance = sum((other - mean) ** 2 for other in self.values) / len(self.values)
+        # Values that hardly differ would make a spike of nothing.
+        deviation = max(math.sqrt(variance), 0.02 * abs(mean), 1e-12)
+        score = (value - mean) / deviation
+        self.values.append(min(value, mean + limit * deviation))
+        return score
+
+
+class SpikeMonitor(Callback):
+    """Warns where the loss or the gradient norm of a step exceeds mean + 6 standard deviations of the last 128 steps; changes nothing.
+
+    ``train/spikes`` counts such steps between two log lines. On rank 0, whose own share of the loss it looks at; the norm is that of all.
+    On a GPU it looks one step later, so that nobody has to wait for the device.
+    """
+
+    def __init__(self, *, window: int = 128, limit: float = 6.0, least: int = 32) -> None:
+        self.limit = limit
+        self._scores = {name: RunningScore(window=window, least=least) for name in WATCHED}
+        self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+        self._spikes = 0
+
+    def on_step_end(self, trainer: BiEncoderTrainer) -> None:
+        if not trainer.ranks.is_main:
+            return
+        loss = torch.stack([result.loss_sum for result in trainer.results]).sum() / sum(result.num_questions for result in trainer.results)
+        values = torch.stack([loss.float(), trainer.grad_norm.float()])
+        before, self._pending = self._pending, _copied(trainer.progress.step, values)
+        for pending in (before, None if values.is_cuda else self._pending):
+            if pending is not None:
+                self._judge(pending)
+        if not values.is_cuda:
+            self._pending = None
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        metrics["train/spikes"] = float(self._spikes)
+        self._spikes = 0
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        self._judge_pending()
+
+    def _judge_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._judge(pending)
+
+    def _judge(self, pending: tuple[int, Tensor, torch.cuda.Event | None]) -> None:
+        step, values, arrival = pending
+        if arrival is not None:
+            arrival.synchronize()
+        found = []
+        for name, value in zip(WATCHED, values.tolist(), strict=True):
+            if math.isfinite(value) and (score := self._scores[name].score(value, limit=self.limit)) > self.limit:
+                found.append(f"{name} {value:.4g} ({score:.0f} standard deviations above its mean)")
+        if found:
+            self._spikes += 1
+            logger.warning("step %d stands out: %s", step, ", ".join(found))
+
+    def state_dict(self) -> dict[str, Any]:
+        self._judge_pending()
+        return {"spikes": self._spikes, **{name: list(score.values) for name, score in self._scores.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._spikes = int(state["spikes"])
+        for name, score in self._scores.items():
+            score.values.extend(state[name])
+
+
+def _copied(step: int, values: Tensor) -> tuple[int, Tensor, torch.cuda.Event | None]:
+    """The values on their way to the CPU, with the event of their arrival."""
+    if not values.is_cuda:
+        return step, values, None
+    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    target.copy_(values, non_blocking=True)
+    arrival = torch.cuda.Event()
+    arrival.record(torch.cuda.current_stream(values.device))
+    return step, target, arrival

@@ -1,0 +1,102 @@
+"""Figures for programs that show them: TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpr.core.lazy import require
+from dpr.training.callbacks.protocol import Callback
+from dpr.training.metrics import Metrics
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+
+class TensorBoard(Callback):
+    """Writes every logged and validated figure as a TensorBoard event file. On rank 0.
+
+    What a killed run wrote about steps that are done again is hidden by TensorBoard. Needs the extra ``tb``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._make_writer = require("torch.utils.tensorboard", extra="tb", purpose="tracking.tensorboard=true").SummaryWriter
+        self._writer: Any = None
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        if trainer.ranks.is_main and trainer.progress.step < trainer.total_steps:
+            resumed = {"purge_step": trainer.progress.step + 1} if trainer.progress.step else {}
+            self._writer = self._make_writer(str(self.folder), **resumed)
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        if self._writer is not None:
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, trainer.progress.step)
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.on_log(trainer, metrics)
+
+    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
+        self.on_train_end(trainer)
+
+
+class WeightsAndBiases(Callback):
+    """Sends every logged and validated figure to Weights & Biases; with ``mode="offline"`` it stays in ``<output_dir>/wandb``.
+
+    On rank 0. A resumed run goes on with the same run there. Needs the extra ``wandb``.
+    """
+
+    def __init__(self, *, project: str = "dpr", run_name: str | None = None, mode: str = "online") -> None:
+        self.project, self.run_name, self.mode = project, run_name, mode
+        self._wandb = require("wandb", extra="wandb", purpose="tracking.wandb=true")
+        self._run: Any = None
+        self._id: str | None = None
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        if not trainer.ranks.is_main or trainer.progress.step >= trainer.total_steps:
+            return
+        trainer.output_dir.mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
+            project=self.project,
+            name=self.run_name or trainer.output_dir.name,
+            dir=str(trainer.output_dir),
+            mode=self.mode,
+            id=self._id,
+            resume="allow" if self._id and self.mode == "online" else None,
+            config=trainer.config,
+        )
+        self._id = self._run.id
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        if self._run is not None:
+            self._run.log(dict(metrics), step=trainer.progress.step)
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.on_log(trainer, metrics)
+
+    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+        self._finish(0)
+
+    def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
+        self._finish(1)
+
+    def _finish(self, exit_code: int) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=exit_code)
+            self._run = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"id": self._id} if self._id else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._id = state["id"]

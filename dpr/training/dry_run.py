@@ -1,0 +1,122 @@
+"""What a run would take, from two of its steps and one validation."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from dpr.core.errors import DivergedError
+from dpr.training.callbacks.progress_line import duration
+from dpr.training.callbacks.validate_and_save import ValidateAndSave
+from dpr.training.throughput import peak_memory_gb
+
+if TYPE_CHECKING:
+    from dpr.training.trainer import BiEncoderTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Measured: a step, a validation, tokens per second, memory. Counted: steps, validations, checkpoints and their size."""
+
+    step_s: float
+    validation_s: float
+    tokens_per_s: float
+    memory_gb: float
+    num_steps: int
+    num_validations: int
+    num_checkpoints: int
+    checkpoint_gb: float
+    free_gb: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of training and validation; saving is left out."""
+        return self.num_steps * self.step_s + self.num_validations * self.validation_s
+
+    @property
+    def disk_gb(self) -> float:
+        """The most that the output folder will hold."""
+        return self.num_checkpoints * self.checkpoint_gb
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        room = "" if self.disk_gb < self.free_gb else ": NOT ENOUGH"
+        return [
+            f"memory      {self.memory_gb:.2f} GiB at most so far",
+            f"speed       {self.tokens_per_s:.0f} tokens/s, {self.step_s:.3g} s a step",
+            f"validation  {self.validation_s:.3g} s, {self.num_validations} times",
+            f"the run     {self.num_steps} steps, about {duration(self.total_s)} ({self.total_s / 3600:.2f} hours)",
+            f"disk        {self.num_checkpoints} checkpoints of {self.checkpoint_gb:.2f} GB, {self.disk_gb:.2f} GB at most; "
+            f"{self.free_gb:.1f} GB are free{room}",
+        ]
+
+
+def dry_run(trainer: BiEncoderTrainer, output_dir: Path) -> DryRun:
+    """Does two steps (the second is timed) and the validations that the run will come to. Saves nothing; the model has learnt, though.
+
+    Args:
+        trainer: a new one whose own folder is not that of the run.
+        output_dir: where the run will write; only looked at.
+    """
+    batches, trainer.progress.step = trainer.micro_batches(), 0
+    trainer.model.train()
+    elapsed = tokens = 0.0
+    for _ in range(min(2, trainer.total_steps)):
+        ready = [next(batches) for _ in range(trainer.accumulation)]
+        _wait(trainer.device)
+        start, tokens = time.perf_counter(), float(sum(batch.num_tokens for batch in ready))
+        trainer.results = [trainer.forward_backward(batch, number) for number, batch in enumerate(ready)]
+        trainer.update()
+        _wait(trainer.device)
+        elapsed = time.perf_counter() - start
+        trainer.progress.step += 1
+    loss = trainer.metrics.take()["train/loss"]
+    if loss != loss:
+        raise DivergedError("the loss is not a number after two steps; lower train.learning_rate or use train.precision=fp32")
+    start = time.perf_counter()
+    if trainer.validator.dev_sets:
+        trainer.validator.nll()
+        if (trainer.total_steps - 1) // trainer.steps_per_epoch >= trainer.periods.val_av_rank_start_epoch:
+            trainer.validator.average_rank()
+    _wait(trainer.device)
+    validations, saves = _times(trainer)
+    kept = trainer.checkpoints.keep_last
+    existing = next(path for path in [output_dir.absolute(), *output_dir.absolute().parents] if path.is_dir())
+    return DryRun(
+        step_s=elapsed,
+        validation_s=time.perf_counter() - start,
+        tokens_per_s=tokens * trainer.ranks.world_size / elapsed,
+        memory_gb=peak_memory_gb(trainer.device),
+        num_steps=trainer.total_steps,
+        num_validations=validations if trainer.validator.dev_sets else 0,
+        num_checkpoints=min(saves, kept + 2) if kept else saves,  # besides the newest the best, and the one that is being written
+        checkpoint_gb=_checkpoint_bytes(trainer) / 1e9,
+        free_gb=shutil.disk_usage(existing).free / 1e9,
+    )
+
+
+def _times(trainer: BiEncoderTrainer) -> tuple[int, int]:
+    """How often the run will be validated and saved."""
+    plan, every = ValidateAndSave(trainer.periods), trainer.periods.save_every_steps
+    validations = saves = 0
+    for step in range(1, trainer.total_steps + 1):
+        validates = step == trainer.total_steps or plan.is_validation_due(step, trainer.steps_per_epoch)
+        validations += validates
+        saves += validates or bool(every and step % every == 0)
+    return validations, saves
+
+
+def _checkpoint_bytes(trainer: BiEncoderTrainer) -> int:
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in trainer.model.weights().values())
+    moments = sum(2 * parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters() if parameter.requires_grad)
+    return weights + moments
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,185 @@
+"""What a run tells about itself: figures, spikes, trackers, and what it would take."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.errors import ConfigError
+from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.callbacks.spike_monitor import RunningScore, SpikeMonitor
+from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
+from dpr.training.dry_run import dry_run
+from dpr.training.metrics import Metrics
+from dpr.training.throughput import TowerCost, matrix_peak
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+
+
+def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
+    sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev")]
+    return make_trainer(tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options)
+
+
+def logged(folder: Path, *callbacks: Callback, **options: Any) -> list[Metrics]:
+    logs: list[Metrics] = []
+    note = FunctionCallback(lambda trainer, metrics: logs.append(dict(metrics)), when="log")
+    trainer(folder, *callbacks, note, **options).train()
+    return logs
+
+
+def test_the_arithmetic_counted_is_that_of_torchs_counter(tmp_path: Path) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from dpr.core.batch import TokenBatch
+
+    folder = encoder_folder(tmp_path / "encoder", hidden_size=64, num_attention_heads=4, intermediate_size=128)
+    model = tiny_model(folder, dtype=torch.float32)
+    lengths = [20, 20, 20]
+    batch = TokenBatch(torch.full((60,), 12), torch.tensor(lengths), torch.zeros(3, dtype=torch.int64))
+    model.train()
+    # The fused kernel of the CPU is not known to the counter.
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.question_model(batch).sum().backward()
+    own = TowerCost(model.question_model).of(batch.lengths)
+    assert own == counter.get_total_flops()
+    model.question_model.requires_grad_(False)
+    assert TowerCost(model.question_model).of(batch.lengths) == pytest.approx(own / 3)
+
+
+def test_a_log_line_has_all_figures_and_they_are_plausible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="dpr"):
+        last = logged(tmp_path)[-1]
+    assert 0 < last["perf/mfu"] < 1
+    assert 0.05 < last["perf/mem_gb"] < 64
+    assert last["perf/eta_s"] == 0
+    assert last["train/spikes"] == 0
+    line = next(message for message in caplog.messages if "step 6/6" in message)
+    for word in ("loss", "acc", "lr", "grad", "questions/s", "tokens/s", "padding", "peak share", "memory", "left"):
+        assert word in line
+    assert matrix_peak(torch.device("cpu"), torch.float32) > 1e8
+
+
+class Spoiled(Callback):
+    """The questions of one step are multiplied by 1e4."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
+        original = trainer.loss.__call__
+
+        def spoiled(questions: torch.Tensor, *rest: Any) -> Any:
+            return original(questions * (1e4 if trainer.progress.step + 1 == self.step else 1.0), *rest)
+
+        trainer.step.loss = spoiled  # type: ignore[assignment]
+
+
+def test_a_batch_scaled_by_ten_thousand_is_flagged_at_its_step_and_nothing_else_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = logged(tmp_path, num_train_epochs=60, eval_per_epoch=0)  # 180 steps as they are
+    assert sum(log["train/spikes"] for log in logs) == 0
+    assert "stands out" not in caplog.text
+    logs = logged(tmp_path, Spoiled(170), name="spoiled", num_train_epochs=60, eval_per_epoch=0, seed=5)
+    assert [log["train/spikes"] for log in logs][169] == 1
+    assert "step 170 stands out: loss" in caplog.text
+
+
+def test_scores_are_those_of_a_normal_distribution_and_adapt() -> None:
+    rng, running = random.Random(0), RunningScore(window=128, least=32)
+    scores = [running.score(rng.gauss(10, 1), limit=6) for _ in range(5000)]
+    assert max(scores) < 6
+    assert sum(score > 2 for score in scores) / len(scores) == pytest.approx(0.025, abs=0.01)
+    assert running.score(30, limit=6) > 6
+    assert running.score(30, limit=6) > 6, "one spike does not hide the next"
+    assert any(running.score(30, limit=6) < 6 for _ in range(40)), "a lasting rise is accepted"
+
+
+def test_the_monitor_goes_on_where_it_was() -> None:
+    whole = SpikeMonitor(least=4)
+    for number in range(10):
+        whole._judge((number, torch.tensor([2.0 + number % 3, 1.0]), None))
+    again = SpikeMonitor(least=4)
+    again.load_state_dict(whole.state_dict())
+    for monitor in (whole, again):
+        monitor._judge((11, torch.tensor([50.0, math.inf]), None))
+    assert whole.state_dict() == again.state_dict()
+    assert again.state_dict()["spikes"] == 1
+
+
+def test_tensorboard_has_every_figure_once_over_a_restart(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tb is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer(tmp_path, TensorBoard(tmp_path / "tb"), max_steps=4).train()
+    trainer(tmp_path, TensorBoard(tmp_path / "tb")).train()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in events.Scalars("eval/nll_loss")] == [3, 4, 6]
+    assert {"perf/mfu", "optim/lr", "train/spikes"} <= set(events.Tags()["scalars"])
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = WeightsAndBiases(project="test", mode="offline")
+    trainer(tmp_path, tracker, max_steps=2, config={"seed": 7}).train()
+    (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    content = stored.read_bytes()
+    assert b"train/loss" in content and b"perf/mfu" in content
+    again = WeightsAndBiases(project="test", mode="offline")
+    job = trainer(tmp_path, again)
+    assert again.state_dict() == tracker.state_dict() != {}
+    job.train()
+    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))) == 2
+    assert os.environ["WANDB_SILENT"] == "true"
+
+
+def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install "dpr\[wandb\]"'):
+        WeightsAndBiases()
+
+
+def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
+    found = dry_run(trainer(tmp_path, name="aside", num_train_epochs=4, save_every_steps=2, keep_last=2), tmp_path / "to" / "be" / "made")
+    assert (found.num_steps, found.num_validations) == (12, 4)
+    assert found.num_checkpoints == 4  # two, the best, and one that is being written
+    assert found.total_s == pytest.approx(12 * found.step_s + 4 * found.validation_s)
+    assert list((tmp_path / "aside").iterdir()) == []
+    job = trainer(tmp_path, name="real", num_train_epochs=1)
+    job.train()
+    size = sum(path.stat().st_size for path in job.checkpoints.newest().rglob("*.safetensors"))  # type: ignore[union-attr]
+    assert found.checkpoint_gb * 1e9 == pytest.approx(size, rel=0.2)
+    assert "NOT ENOUGH" not in "\n".join(found.lines())
+
+
+def test_a_dry_run_from_the_command_line_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dpr.cli.train import main
+    from dpr.formats.training_sets import write_training_set
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    encoder_folder(Path("tiny"))
+    write_training_set("train.json", make_samples(12))
+    arguments = (
+        "encoder.pretrained_model_cfg=tiny encoder.pretrained=false encoder.sequence_length=24 train.batch_size=4 train.num_workers=0 "
+        "device=cpu train_datasets=train.json dev_datasets=train.json output_dir=run train.dry_run=true train.num_train_epochs=5"
+    )
+    assert main(arguments.split()) == 0
+    out = capsys.readouterr().out
+    assert "15 steps" in out and "5 times" in out and "GiB" in out and "GB are free" in out
+    assert not Path("run").exists()
