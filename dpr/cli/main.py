@@ -11,6 +11,7 @@ from dpr.cli.keys import suggestion
 
 # name -> module with main(argv) -> exit code, and what --help says.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "download": ("dpr.cli.download", "fetch DPR's published data and models by their keys"),
     "prepare": ("dpr.cli.prepare", "make training data from other formats, or from text at hand"),
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),

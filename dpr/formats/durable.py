@@ -72,7 +72,7 @@ def durable_file(target: Path, mode: str = "w") -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-        _flush(target.parent)
+        flush(target.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -129,11 +129,11 @@ def write_manifest(folder: Path, metadata: dict[str, Any], *, files: dict[str, d
         (folder / MANIFEST).unlink()
         for path in _plain_files(folder):
             path.chmod(mode)
-            _flush(path)
+            flush(path)
             files[path.relative_to(folder).as_posix()] = describe_file(path)
         for path in sorted(folder.rglob("*")):
             if path.is_dir():
-                _flush(path)
+                flush(path)
     manifest = {"schema": SCHEMA, "tool": f"dpr {__version__}", "metadata": metadata, "files": files}
     write_json(folder / MANIFEST, manifest)
 
@@ -269,12 +269,13 @@ def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
             os.rename(replaced, target)
         _refuse_existing(target)
         raise
-    _flush(target.parent)
+    flush(target.parent)
     if replaced is not None:
         _remove(replaced)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Brings a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

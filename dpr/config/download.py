@@ -1,0 +1,62 @@
+"""Settings of ``dpr download``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpr.core.errors import ConfigError
+
+
+@dataclass
+class ResourceConfig:
+    """One entry of ``resources``."""
+
+    url: str | None = None
+    """Where it is published; ``{}`` stands for the number of a part."""
+    parts: int = 0
+    """How many parts there are; 0 = one file."""
+    suffix: str | None = None
+    """Ending of the file's name; absent = that of the address."""
+    sha256: str | None = None
+    """Checksum of the file as published, where it is known."""
+    also: Any = None
+    """Addresses of files that belong beside it (a licence)."""
+    about: str = ""
+    """What it is."""
+
+    def check(self, name: str) -> None:
+        if not self.url:
+            raise ConfigError(f"resources.{name}.url is not set")
+        if self.parts < 0 or (self.parts > 0) != ("{}" in self.url) or (self.parts and self.sha256):
+            raise ConfigError(f"resources.{name}: parts and a {{}} in url belong together, and sha256 is for a single file")
+
+    def beside(self) -> list[str]:
+        """``also`` as a list."""
+        return [] if self.also is None else [str(item) for item in (self.also if isinstance(self.also, list | tuple) else [self.also])]
+
+
+@dataclass
+class DownloadConfig:
+    """Everything ``dpr download`` can be told. ``dpr download KEY ...`` is short for ``resource=[KEY,...]``."""
+
+    resource: Any = None
+    """Keys of ``resources``; the beginning of a key stands for all that begin so. Absent: the keys are listed."""
+    output_dir: str = "downloads"
+    """Folder to write; the parts of a key are folders in it, where the settings of data sets look for them."""
+    resources: dict[str, Any] = field(default_factory=dict)
+    """The catalogue: key -> url, parts, suffix, sha256, also, about."""
+
+    def check(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: names the key, the value and what it may be.
+        """
+        if not self.output_dir:
+            raise ConfigError("output_dir is empty")
+
+    def keys(self) -> list[str]:
+        """``resource`` as a list."""
+        value = self.resource
+        return [] if value is None else [str(item) for item in (value if isinstance(value, list | tuple) else [value])]

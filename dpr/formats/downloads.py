@@ -1,0 +1,171 @@
+"""Fetching one file over HTTP: continued where it broke off, checked, and put into place whole.
+
+1. The bytes go into ``<name>.part`` beside the target, with ``<name>.part.json`` saying of which version of which address they are.
+2. A later try asks for the rest (HTTP Range), on the condition that the server still has that version; otherwise it starts over.
+3. Size and checksum are compared, then the part is flushed and renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from dpr import __version__
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
+from dpr.formats.durable import flush, read_json, write_json
+
+logger = get_logger(__name__)
+
+_CHUNK = 2**20
+_TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith("https://") and not (newurl.startswith("http://") and req.full_url.startswith("http://")):
+            raise InputError(f"the server sends us on to {newurl[:200]!a}", file=req.full_url, expected="an https address")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def download(url: str, target: Path, *, sha256: str | None = None, attempts: int = 5, pause_s: float = 2.0, timeout_s: float = 60) -> bool:
+    """Fetches ``url`` as the file ``target``; False when it is there already (then compared with ``sha256`` where that is known).
+
+    Raises:
+        InputError: the server refuses, the connection fails ``attempts`` times in a row without progress, the disk is too small, the
+            content differs from ``sha256`` or is no gzip although it should be, or another process is fetching the same file.
+        ConfigError: the address is no http or https one.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"the address {url!a} does not begin with http:// or https://")
+    if target.is_file():
+        _check(target, url, sha256)
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    with _locked_part(part) as file:
+        failures, before = 0, file.seek(0, os.SEEK_END)
+        while not _try(url, file, part, timeout_s, is_last=failures + 1 >= attempts):
+            size = file.seek(0, os.SEEK_END)
+            failures = failures + 1 if size <= before else 0
+            before = max(before, size)
+            time.sleep(pause_s * 2**failures)
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            _check(part, url, sha256)
+        except InputError:
+            file.truncate(0)  # what is wrong cannot be continued
+            raise
+        os.replace(part, target)
+    _notes_of(part).unlink(missing_ok=True)
+    flush(target.parent)
+    return True
+
+
+@contextmanager
+def _locked_part(part: Path) -> Iterator[IO[bytes]]:
+    with open(part, "ab+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError("another process is fetching this file", file=part) from None
+        yield file
+
+
+def _try(url: str, file: IO[bytes], part: Path, timeout_s: float, *, is_last: bool) -> bool:
+    """One connection; whether the file is complete now."""
+    try:
+        return _fetch(url, file, part, timeout_s)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing behind what we have, or another file
+            file.truncate(0)
+            return False
+        if error.code < 500 and error.code != 429:
+            raise InputError(f"the server answers {error.code} {error.reason}", file=url) from None
+        problem: Exception = error
+    except _TRANSIENT as error:
+        problem = error
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=part) from None
+    size = file.seek(0, os.SEEK_END)
+    if is_last:
+        raise InputError(
+            f"the connection fails ({problem})", file=url, hint=f"{size:,} bytes are kept; the same command continues there"
+        ) from None
+    logger.warning("%s: %s at %d bytes, trying again", url, problem, size)
+    return False
+
+
+def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
+    start = file.seek(0, os.SEEK_END)
+    notes = _read_notes(part)
+    if start and (notes.get("url") != url or not notes.get("version")):
+        file.truncate(0)
+        start = 0
+    headers = {"User-Agent": f"dpr/{__version__}", "Accept-Encoding": "identity"}
+    if start:
+        headers |= {"Range": f"bytes={start}-", "If-Range": notes["version"]}
+    opener = urllib.request.build_opener(_SafeRedirects)
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
+        if response.status != 206 or _range_start(response.headers.get("Content-Range", "")) != start:
+            if response.status == 206:
+                raise InputError("the server sent another part than asked for", file=url)
+            file.truncate(0)
+            start = 0
+        length = response.headers.get("Content-Length")
+        expected = None if length is None else start + int(length)
+        # Weak tags do not promise equal bytes, so they are no use for continuing.
+        tags = (response.headers.get("ETag"), response.headers.get("Last-Modified"))
+        version = next((tag for tag in tags if tag and not tag.startswith("W/")), None)
+        write_json(_notes_of(part), {"url": url, "version": version, "bytes": expected})
+        _require_space(part, expected, start)
+        while chunk := response.read(_CHUNK):
+            file.write(chunk)
+        size = file.seek(0, os.SEEK_END)
+        if expected is not None and size != expected:
+            raise http.client.IncompleteRead(b"", expected - size)
+    return True
+
+
+def _range_start(header: str) -> int:
+    match = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", header)
+    return int(match[1]) if match else -1
+
+
+def _require_space(part: Path, expected: int | None, start: int) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if expected is not None and expected - start > free:
+        raise InputError(f"{(expected - start) / 1e9:.1f} GB to fetch and {free / 1e9:.1f} GB free", file=part, hint="output_dir=FOLDER")
+
+
+def _check(path: Path, url: str, sha256: str | None) -> None:
+    with open(path, "rb") as file:
+        if url.endswith(".gz") and file.read(2) != b"\x1f\x8b":
+            raise InputError("the content is no gzip data, perhaps a page that says why", file=path, hint=f"look at {url}")
+        file.seek(0)
+        if sha256 is not None and (found := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
+            raise InputError(f"SHA-256 is {found}", file=path, expected=sha256, hint="remove the file to fetch it again")
+
+
+def _notes_of(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _read_notes(part: Path) -> dict[str, Any]:
+    try:
+        notes = read_json(_notes_of(part))
+    except InputError:
+        return {}
+    return notes if isinstance(notes, dict) else {}
