@@ -20,7 +20,8 @@ from dpr.data.collator import Collator, SetOptions, judgement_identity
 from dpr.data.loader import SampleSource
 from dpr.data.order import rank_slice
 from dpr.data.text import normalize_passage
-from dpr.losses.nll import MASKED_SCORE, BiEncoderNllLoss, score_matrix
+from dpr.losses.candidates import score_matrix
+from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.step import PRECISIONS
@@ -156,8 +157,8 @@ class Validator:
         """Sums over this rank's questions."""
         if not self.settings.metrics:
             return []
-        labels, excluded = self.loss.find_candidates(positives, pool.valid, pool.ids, known_ids, known_valid)
-        scores = score_matrix(questions, pool.vectors, self._temperature()).masked_fill(excluded, MASKED_SCORE)
+        candidates = self.loss.find_candidates(positives, pool.valid, pool.ids, known_ids, known_valid)
+        scores, labels = candidates.mask_(score_matrix(questions, pool.vectors, self._temperature())), candidates.target
         sums = []
         for name, metric in self.settings.metrics.items():
             value = metric(scores, labels)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dpr.core.batch import ContextVectors
-from dpr.losses.nll import BiEncoderNllLoss, distinct_candidates, score_matrix
+from dpr.losses.candidates import MASKED_SCORE, distinct_candidates, score_matrix
+from dpr.losses.nll import BiEncoderNllLoss
 
 NOTHING_KNOWN = (torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.bool))
 
@@ -64,7 +65,7 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
     ids = torch.tensor([[0, 0], [1, 0]])
     known = torch.zeros(1, 3, 2, dtype=torch.int64)
     candidates = distinct_candidates(torch.tensor([1]), torch.tensor([True, True]), ids, known, torch.zeros(1, 3, dtype=torch.bool))
-    assert not candidates.excluded.any()
+    assert not (candidates.mask_(torch.zeros(1, 2)) == MASKED_SCORE).any()
 
 
 def test_masked_candidates_get_no_gradient() -> None:

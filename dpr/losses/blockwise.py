@@ -1,0 +1,94 @@
+"""The softmax over a large pool without its score matrix: computed block by block, and again in backward.
+
+Memory is that of one block, whatever B and M are; backward recomputes each block's scores, one product more than plain backward has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpr.losses.candidates import Candidates
+
+
+class _Block(NamedTuple):
+    rows: slice
+    columns: slice
+
+
+def _blocks(num_rows: int, num_columns: int, max_scores: int) -> Iterator[_Block]:
+    """Nearly square blocks of at most ``max_scores`` scores, all columns of some rows before the next rows."""
+    height = min(num_rows, max(1, int(max_scores**0.5)))
+    width = max(1, max_scores // height)
+    for row in range(0, num_rows, height):
+        for column in range(0, num_columns, width):
+            yield _Block(slice(row, min(row + height, num_rows)), slice(column, min(column + width, num_columns)))
+
+
+class _BlockwiseNll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, max_scores: int
+    ) -> tuple[Tensor, Tensor]:
+        size = len(questions), len(contexts)
+        log_sum = questions.new_full((size[0],), -torch.inf)
+        best, best_column = log_sum.clone(), torch.zeros(size[0], dtype=torch.int64, device=questions.device)
+        target_score = torch.zeros_like(log_sum)
+        for block in _blocks(*size, max_scores):
+            scores = _scores(questions, contexts, temperature, candidates, block)
+            highest, column = scores.max(dim=1)
+            is_better = highest > best[block.rows]
+            best[block.rows] = torch.where(is_better, highest, best[block.rows])
+            best_column[block.rows] = torch.where(is_better, column + block.columns.start, best_column[block.rows])
+            row, column = _targets(candidates, block)
+            target_score[block.rows.start + row] = scores[row, column]
+            log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
+        ctx.save_for_backward(questions, contexts, temperature, log_sum)
+        ctx.candidates, ctx.max_scores = candidates, max_scores
+        num_correct = (best_column == candidates.target).sum()
+        ctx.mark_non_differentiable(num_correct)
+        return (log_sum - target_score).sum(), num_correct
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        questions, contexts, temperature, log_sum = ctx.saved_tensors
+        grad_questions, grad_contexts, grad_temperature = (torch.zeros_like(part) for part in (questions, contexts, temperature))
+        for block in _blocks(len(questions), len(contexts), ctx.max_scores):
+            scores = _scores(questions, contexts, temperature, ctx.candidates, block)
+            share = (scores - log_sum[block.rows, None]).exp_()
+            row, column = _targets(ctx.candidates, block)
+            share[row, column] -= 1
+            grad_questions[block.rows].addmm_(share, contexts[block.columns])
+            grad_contexts[block.columns].addmm_(share.T, questions[block.rows])
+            grad_temperature -= (share * scores).sum()
+        scale = grads[0] / temperature
+        return grad_questions * scale, grad_contexts * scale, grad_temperature * scale, None, None
+
+
+def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, block: _Block) -> Tensor:
+    scores = (questions[block.rows] @ contexts[block.columns].T).div_(temperature)
+    return candidates.mask_(scores, block.rows, block.columns)
+
+
+def _targets(candidates: Candidates, block: _Block) -> tuple[Tensor, Tensor]:
+    """Rows of a block whose positive is in it, and its column there."""
+    column = candidates.target[block.rows] - block.columns.start
+    row = torch.nonzero((column >= 0) & (column < block.columns.stop - block.columns.start))[:, 0]
+    return row, column[row]
+
+
+def blockwise_nll(
+    questions: Tensor, contexts: Tensor, candidates: Candidates, temperature: Tensor | float, *, max_scores: int
+) -> tuple[Tensor, Tensor]:
+    """Sum over questions of -log softmax(positive) and the number of questions that rank their positive first.
+
+    ``questions`` (B, D), ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.
+    """
+    with torch.autocast(questions.device.type, enabled=False):
+        dtype = torch.promote_types(questions.dtype, torch.float32)
+        divisor = torch.as_tensor(temperature, dtype=dtype, device=questions.device)
+        loss, num_correct = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, candidates, max_scores)
+    return loss, num_correct

@@ -1,0 +1,70 @@
+"""Which contexts a question competes with, and its scores for them. docs/numerics.md, section 3, derives the rules.
+
+Letters: B questions of this rank, M context slots of the pool, K known positives per question, D dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EVERYTHING = slice(None)
+
+# Large enough to vanish in a softmax, small enough that fp32 arithmetic on it stays finite.
+MASKED_SCORE = -1e30
+
+
+class Candidates(NamedTuple):
+    """What a question competes with.
+
+    ``target`` (B,) is the column of its positive, ``counts`` (M,) bool marks the columns that count, ``masked`` (B, K) columns that do not
+    count for one question (M where there are fewer than K).
+    """
+
+    target: Tensor
+    counts: Tensor
+    masked: Tensor
+
+    def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
+        """Puts ``MASKED_SCORE`` over what does not count in the stated part of the score matrix, in place."""
+        start, width = columns.start or 0, scores.shape[1]
+        within = self.masked[rows] - start
+        excluded = torch.cat([~self.counts[columns], self.counts.new_zeros(1)]).repeat(
+            len(scores), 1
+        )  # a spare column for what is elsewhere
+        excluded.scatter_(1, torch.where((within >= 0) & (within < width), within, width), True)
+        return scores.masked_fill_(excluded[:, :width], MASKED_SCORE)
+
+
+def slot_candidates(positive_idx: Tensor, valid: Tensor) -> Candidates:
+    """DPR's rule: every slot counts as often as it appears."""
+    return Candidates(positive_idx, valid, positive_idx.new_empty(len(positive_idx), 0))
+
+
+def distinct_candidates(
+    positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
+) -> Candidates:
+    """Each passage counts once (at its first slot; positives are moved there); other known positives of a question do not count against it.
+
+    ``positive_idx`` (B,), ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2), ``known_positive_valid`` (B, K).
+    """
+    num_slots = ids.shape[0]
+    _, label = torch.unique(torch.cat([ids, known_positive_ids.reshape(-1, 2)]), dim=0, return_inverse=True)
+    slot_label, known_label = label[:num_slots], label[num_slots:].reshape(known_positive_valid.shape)
+
+    column = torch.arange(num_slots, device=ids.device)
+    first = torch.full((int(label.shape[0]),), num_slots, dtype=torch.int64, device=ids.device)
+    first.scatter_reduce_(0, slot_label[valid], column[valid], reduce="amin")
+    target = first[slot_label[positive_idx]]
+    known = first[known_label]
+    masked = torch.where(known_positive_valid & (known != target[:, None]), known, num_slots)
+    return Candidates(target, valid & (first[slot_label] == column), masked)
+
+
+def score_matrix(questions: Tensor, contexts: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """Dot products divided by the temperature, (B, M), in fp32 at least whatever autocast says."""
+    with torch.autocast(questions.device.type, enabled=False):
+        dtype = torch.promote_types(questions.dtype, torch.float32)
+        return questions.to(dtype) @ contexts.to(dtype).T / temperature

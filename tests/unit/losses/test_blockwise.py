@@ -1,0 +1,78 @@
+"""The loss in blocks is the loss: value, number correct and gradients, with every kind of mask and any size of block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpr.core.batch import ContextVectors
+from dpr.losses.nll import BiEncoderNllLoss
+
+NUM_QUESTIONS, NUM_CONTEXTS, WIDTH = 11, 29, 5
+
+
+def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
+    """Loss, number correct, and the gradients of questions, contexts and temperature."""
+    generator = torch.Generator().manual_seed(3)
+    questions = torch.randn(NUM_QUESTIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    vectors = torch.randn(NUM_CONTEXTS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    temperature = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    ids = torch.stack([torch.randint(0, 20, (NUM_CONTEXTS,), generator=generator), torch.zeros(NUM_CONTEXTS, dtype=torch.int64)], dim=1)
+    positive_idx = torch.randperm(NUM_CONTEXTS, generator=generator)[:NUM_QUESTIONS]
+    valid = torch.rand(NUM_CONTEXTS, generator=generator) < 0.8
+    valid[positive_idx] = True
+    known = torch.cat(
+        [
+            ids[positive_idx][:, None],
+            torch.stack(
+                [torch.randint(0, 25, (NUM_QUESTIONS, 3), generator=generator), torch.zeros(NUM_QUESTIONS, 3, dtype=torch.int64)], dim=2
+            ),
+        ],
+        dim=1,
+    )
+    known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
+    loss = BiEncoderNllLoss(candidates=candidates, max_scores=max_scores)
+    result = loss(questions, ContextVectors(vectors, valid, ids), positive_idx, known, known_valid, temperature)
+    return [result.loss, result.num_correct, *torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature))]
+
+
+@pytest.mark.parametrize("candidates", ["distinct", "dpr"])
+@pytest.mark.parametrize("max_scores", [1, 7, 16, 100, NUM_QUESTIONS * NUM_CONTEXTS - 1])
+def test_blocks_of_any_size_give_the_loss_and_its_gradients(candidates: str, max_scores: int) -> None:
+    whole = results(candidates, NUM_QUESTIONS * NUM_CONTEXTS)
+    for part, expected in zip(results(candidates, max_scores), whole, strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-11, atol=1e-12)
+    assert 0 < int(whole[1]) < NUM_QUESTIONS
+
+
+def test_the_rules_differ_here() -> None:
+    assert float(results("dpr", 9)[0].detach()) > float(results("distinct", 9)[0].detach()) + 1
+
+
+def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
+    questions, vectors = torch.ones(2, 1), torch.ones(4, 1)
+    nothing = torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.bool)
+    ids = torch.arange(4)[:, None].expand(4, 2)
+    for max_scores in (1, 3, 100):
+        loss = BiEncoderNllLoss(candidates="dpr", max_scores=max_scores)
+        assert (
+            int(loss(questions, ContextVectors(vectors, torch.ones(4, dtype=torch.bool), ids), torch.tensor([0, 2]), *nothing).num_correct)
+            == 1
+        )
+
+
+def test_the_score_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what autograd keeps for backward, nothing has the size of the matrix; 4,096 x 8,192 scores are 128 MB."""
+    sizes: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    questions, vectors = torch.randn(256, 4, requires_grad=True), torch.randn(512, 4, requires_grad=True)
+    nothing = torch.zeros(256, 0, 2, dtype=torch.int64), torch.zeros(256, 0, dtype=torch.bool)
+    ids = torch.arange(512)[:, None].expand(512, 2)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = BiEncoderNllLoss(max_scores=1 << 10)
+        loss(questions, ContextVectors(vectors, torch.ones(512, dtype=torch.bool), ids), torch.arange(256), *nothing).loss.backward()
+    assert max(sizes) <= 512 * 4
