@@ -93,7 +93,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
         settings,
-        pretrained=encoder.pretrained,
+        pretrained=encoder.pretrained and config.init != "scratch",
         dropout=encoder.dropout,
         do_lower_case=config.do_lower_case,
         special_tokens=config.special_tokens or (),
@@ -144,17 +144,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         num_train_epochs=train.num_train_epochs,
         max_steps=train.max_steps,
         seed=config.seed,
-        batches=BatchSettings(
-            global_batch_size=train.global_batch_size,
-            gradient_accumulation_steps=train.gradient_accumulation_steps,
-            hard_negatives=train.hard_negatives,
-            other_negatives=train.other_negatives,
-            sampling_rates=config.train_sampling_rates,
-            local_shards=config.local_shards_dataloader,
-            augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
-            num_workers=train.num_workers,
-            prefetch_batches=train.prefetch_batches,
-        ),
+        batches=_batch_settings(config),
         loss=BiEncoderNllLoss(candidates=config.candidates()),
         optimizer=OptimizerSettings(
             learning_rate=train.learning_rate,
@@ -179,14 +169,20 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         checkpoints=CheckpointSettings(
             name=config.checkpoint_file_name,
             keep_last=train.keep_last,
-            resume=config.resume,
+            resume=config.resume_mode(),
             ignore_offset=config.ignore_checkpoint_offset,
             ignore_optimizer=config.ignore_checkpoint_optimizer,
             ignore_lr=config.ignore_checkpoint_lr,
             best_metric=train.best_metric,
             best_is_highest=train.best_is_highest,
         ),
-        compute=ComputeSettings(precision=train.precision),
+        compute=ComputeSettings(
+            precision=train.precision,
+            tf32=train.tf32,
+            gradient_checkpointing=train.gradient_checkpointing,
+            compile=train.compile,
+            deterministic=train.deterministic,
+        ),
         callbacks=_callbacks(config),
         config=asdict(config),
     )
@@ -212,7 +208,8 @@ def _callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
 def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> None:
     """Prints what the run would take; the trainer's folder is one that goes away."""
     with tempfile.TemporaryDirectory(prefix="dpr-dry-run-") as folder:
-        aside = replace(config, output_dir=folder, resume="auto", tracking=TrackingConfig(), train=replace(config.train, callbacks=None))
+        train = replace(config.train, callbacks=None)
+        aside = replace(config, output_dir=folder, init=None, resume="auto", tracking=TrackingConfig(), train=train)
         found = dry_run(build_trainer(aside, model, train_sets, dev_sets), Path(str(config.output_dir)))
     if current_ranks().is_main:
         print("\n".join(found.lines()))
@@ -243,6 +240,22 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -
 
         on_main(write)
     return metrics["eval/nll_loss"]
+
+
+def _batch_settings(config: BiEncoderTrainConfig) -> BatchSettings:
+    train = config.train
+    return BatchSettings(
+        global_batch_size=train.global_batch_size,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        hard_negatives=train.hard_negatives,
+        other_negatives=train.other_negatives,
+        sampling_rates=config.train_sampling_rates,
+        local_shards=config.local_shards_dataloader,
+        augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
+        num_workers=train.num_workers,
+        prefetch_batches=train.prefetch_batches,
+        overfit_batches=train.overfit_batches,
+    )
 
 
 def _validation_settings(config: BiEncoderTrainConfig) -> ValidationSettings:

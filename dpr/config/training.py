@@ -120,6 +120,14 @@ class TrainConfig:
     """Per question."""
     precision: str = "fp32"
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
+    tf32: bool = False
+    """Let a GPU round the factors of fp32 matrix products to 10 bits: faster, less exact."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time, the same gradients."""
+    compile: bool = False
+    """Run the layers through torch.compile; where that does not work they are left as they are, with a warning."""
+    deterministic: bool = False
+    """Refuse operations whose result could differ from run to run on the same device; slower on a GPU."""
     log_batch_step: int = 100
     """Optimizer steps between log lines."""
     eval_per_epoch: int = 1
@@ -205,6 +213,10 @@ class BiEncoderTrainConfig:
     """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
     model_file: str | None = None
     """Checkpoint folder, run folder, or checkpoint file of the original DPR, to start from or to evaluate."""
+    init: str | None = None
+    """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
+    schedule and optimizer, resume (output_dir must hold a run to go on with); absent = as model_file and encoder.pretrained say. Whichever
+    it is, starting the same command again goes on with the run."""
     compat: str | None = None
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
     train_sampling_rates: list[float] | None = None
@@ -276,6 +288,21 @@ class BiEncoderTrainConfig:
         if named := [key for key, is_foreign in foreign.items() if is_foreign]:
             raise ConfigError(f"compat=dpr and {', '.join(named)} contradict, the original has no such choice; leave one of them out")
 
+    def resume_mode(self) -> str:
+        """``resume``, or that there must be a run."""
+        return "require" if self.init == "resume" and self.resume == "auto" else self.resume
+
+    def _check_init(self) -> None:
+        if self.init is None:
+            return
+        require_choice("init", self.init, ("scratch", "weights", "resume"))
+        if self.init == "scratch" and self.model_file is not None:
+            raise ConfigError("init=scratch and model_file contradict; leave model_file out, or set init=weights to start from it")
+        if self.init == "weights" and self.model_file is None and not self.encoder.pretrained:
+            raise ConfigError("init=weights and encoder.pretrained=false contradict; name a model_file, or leave encoder.pretrained out")
+        if self.init == "resume" and self.resume == "fresh":
+            raise ConfigError("init=resume and resume=fresh contradict; leave one of them out")
+
     def check(self) -> None:
         """Checks every field and the pairs that contradict each other.
 
@@ -285,6 +312,7 @@ class BiEncoderTrainConfig:
         self._check_compat()
         for part in (self.encoder, self.train, self.loss, self.tracking):
             part.check()
+        self._check_init()
         require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))
         require_choice("resume", self.resume, ("auto", "fresh", "force"))
         require_at_least("max_bad_rows", self.max_bad_rows, 0)

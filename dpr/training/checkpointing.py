@@ -43,12 +43,14 @@ def find_stored_run(folder: CheckpointFolder, resume: str) -> StoredRun | None:
     """The newest whole checkpoint of the output folder, None in a new one.
 
     Raises:
-        ConfigError: there is one and ``resume`` is ``fresh``.
+        ConfigError: there is one and ``resume`` is ``fresh``, or there is none and it is ``require``.
         CheckpointError: there are checkpoints, but every one is damaged.
     """
     folder.prepare()
     newest = folder.newest()
     if newest is None:
+        if resume == "require":
+            raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
         return None
     if resume == "fresh":
         raise ConfigError(f"{folder.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
@@ -120,6 +122,8 @@ def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: boo
         free={
             "train.max_steps": trainer.total_steps,
             "train.precision": precision,
+            # What is off by default is named only where it is on, so that older checkpoints compare equal.
+            **{f"train.{name}": True for name in ("tf32", "gradient_checkpointing", "compile") if getattr(trainer.compute, name)},
             "train.learning_rate": trainer.optimizer_settings.learning_rate,
             "train.weight_decay": trainer.optimizer_settings.weight_decay,
             "train.max_grad_norm": trainer.optimizer_settings.max_grad_norm,

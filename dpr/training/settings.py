@@ -52,8 +52,9 @@ class Periods:
 class CheckpointSettings:
     """Which checkpoints are kept, and what is made of a run found in the output folder.
 
-    ``keep_last``: the newest that stay besides the best; 0 keeps all. ``resume`` is auto (continue), fresh (refuse) or force (continue
-    though data or order differ). The ``ignore_`` switches start counting, the optimizer state or the schedule afresh.
+    ``keep_last``: the newest that stay besides the best; 0 keeps all. ``resume`` is auto (continue), fresh (refuse), force (continue
+    though data or order differ) or require (refuse a folder without a run). The ``ignore_`` switches start counting, the optimizer
+    state or the schedule afresh.
     The best is the one with the lowest NLL or average rank or, if set, the lowest ``best_metric`` (the highest with ``best_is_highest``).
     """
 
@@ -69,6 +70,15 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
-    """How the arithmetic is done. ``precision`` is fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
+    """How the arithmetic is done.
+
+    ``precision`` is fp32, bf16 (autocast) or fp16 (autocast with loss scaling). ``tf32`` lets a GPU round the factors of fp32 products.
+    ``gradient_checkpointing`` computes activations again instead of keeping them, ``compile`` runs layers through ``torch.compile``,
+    ``deterministic`` refuses operations whose result is not the same each time (on one kind of device).
+    """
 
     precision: str = "fp32"
+    tf32: bool = False
+    gradient_checkpointing: bool = False
+    compile: bool = False
+    deterministic: bool = False

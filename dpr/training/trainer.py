@@ -20,6 +20,7 @@ from dpr.data.order import DROPOUT
 from dpr.formats.durable import write_json
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
+from dpr.training.arithmetic import set_up_arithmetic
 from dpr.training.callbacks.log_every import LogEvery
 from dpr.training.callbacks.metrics_file import MetricsFile
 from dpr.training.callbacks.progress_line import ProgressLine
@@ -89,6 +90,7 @@ class BiEncoderTrainer:
         self.steps_per_epoch = self._steps_per_epoch()
         self.total_steps = min(num_train_epochs * self.steps_per_epoch, max_steps or sys.maxsize)
 
+        set_up_arithmetic(self.compute, model)
         self.loss = loss or BiEncoderNllLoss()
         self.step = DirectStep(
             data_parallel(model, self.ranks, self.device),

@@ -1,0 +1,179 @@
+"""Choices of arithmetic change time and memory, not what is learnt; and how a run begins is one explicit setting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpr.build.sources import resolve_training_files
+from dpr.build.training import build_model, build_trainer, open_sets
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.errors import ConfigError
+from dpr.formats.training_sets import write_training_set
+from dpr.training.optimizer import OptimizerSettings
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+
+
+def trainer(folder: Path, *, name: str = "run", dropout: float = 0.1, packed: bool = True, **options: Any) -> BiEncoderTrainer:
+    from dpr.models.biencoder import TowerOptions
+
+    model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout, options=TowerOptions(packed=packed))
+    options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))
+    return make_trainer(model, [ListSource(make_samples(24))], [], folder / name, **options)
+
+
+def gradients(job: BiEncoderTrainer) -> dict[str, Tensor]:
+    job.model.train()
+    job.forward_backward(next(job.micro_batches()), 0)
+    return {name: parameter.grad for name, parameter in job.model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_checkpointed_activations_give_the_same_gradient_with_the_same_dropout(tmp_path: Path, packed: bool) -> None:
+    plain = gradients(trainer(tmp_path, packed=packed))
+    saved = gradients(trainer(tmp_path, name="saved", packed=packed, gradient_checkpointing=True))
+    assert plain.keys() == saved.keys()
+    assert all(torch.equal(plain[name], saved[name]) for name in plain)
+    without = gradients(trainer(tmp_path, name="without", packed=packed, dropout=0.0))
+    assert not all(torch.equal(plain[name], without[name]) for name in plain), "dropout was on"
+
+
+def test_checkpointed_activations_are_fewer(tmp_path: Path) -> None:
+    """What autograd keeps between forward and backward, counted as it is packed."""
+    kept = {}
+    for checkpointing in (False, True):
+        job = trainer(tmp_path, name=f"run-{checkpointing}", gradient_checkpointing=checkpointing)
+        sizes: list[int] = []
+
+        def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        batch = next(job.micro_batches())
+        job.model.train()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            job.model(batch.questions, batch.contexts)
+        kept[checkpointing] = sum(sizes)
+    assert kept[True] < kept[False] / 2
+
+
+def test_a_backbone_without_that_mode_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BertModel
+
+    monkeypatch.setattr(BertModel, "supports_gradient_checkpointing", False)
+    with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing=true: BertModel has no such mode"):
+        trainer(tmp_path, gradient_checkpointing=True)
+
+
+@pytest.mark.slow
+def test_compiled_layers_learn_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job, plain = trainer(tmp_path, dropout=0.0, compile=True), trainer(tmp_path, name="plain", dropout=0.0)
+    if "does not work here" in caplog.text:
+        pytest.skip("torch.compile does not work on this machine")
+    assert job.model.weights().keys() == plain.model.weights().keys()
+    assert any(getattr(module, "_compiled_call_impl", None) is not None for module in job.model.modules())
+    own, expected = (torch.cat([gradient.flatten() for gradient in gradients(one).values()]) for one in (job, plain))
+    assert float((own - expected).norm() / expected.norm()) < 1e-3
+    job.model.zero_grad(set_to_none=True)
+    job.train()
+
+
+def test_where_compiling_fails_layers_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: nn.Module, **options: Any) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no compiler here")
+
+        self._compiled_call_impl = fail
+
+    monkeypatch.setattr(nn.Module, "compile", broken)
+    job = trainer(tmp_path, compile=True)
+    assert caplog.text.count("train.compile=true does not work here and is left out (no compiler here)") == 1
+    job.train()
+    assert job.progress.step == job.total_steps
+
+
+def test_determinism_is_switched_on_and_training_is_possible_with_it(tmp_path: Path) -> None:
+    job = trainer(tmp_path, deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    job.train()
+    again = trainer(tmp_path, name="again", deterministic=True)
+    again.train()
+    assert job.model.fingerprint == again.model.fingerprint
+
+
+def test_tf32_says_so_where_it_has_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer(tmp_path, tf32=True)
+    assert "train.tf32=true has no effect on cpu" in caplog.text
+
+
+def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
+    config = BiEncoderTrainConfig(output_dir=str(folder / "run"), device="cpu", seed=3)
+    config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
+    config.train.num_workers, config.train.batch_size, config.train.num_train_epochs, config.train.warmup_steps = 0, 4, 1, 2
+    for name, value in changes.items():
+        setattr(config, name, value)
+    config.check()
+    return config
+
+
+def started(folder: Path, config: BiEncoderTrainConfig) -> BiEncoderTrainer:
+    write_training_set(folder / "train.json", make_samples(12))
+    sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
+    torch.manual_seed(1)
+    return build_trainer(config, build_model(config), sets, [])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pretrained encoder with weights of its own."""
+    from transformers import AutoConfig, BertModel
+
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    encoder_folder(tmp_path / "encoder")
+    torch.manual_seed(99)
+    BertModel(AutoConfig.from_pretrained(str(tmp_path / "encoder")), add_pooling_layer=False).save_pretrained(str(tmp_path / "encoder"))
+    return tmp_path
+
+
+def test_from_scratch_from_weights_and_on_with_a_run(folder: Path) -> None:
+    scratch = started(folder, config_of(folder, init="scratch", output_dir=str(folder / "scratch")))
+    pretrained = started(folder, config_of(folder, init="weights"))
+    name = "question_model.backbone.encoder.layer.0.output.dense.weight"
+    assert not torch.equal(scratch.model.weights()[name], pretrained.model.weights()[name])
+    pretrained.train()
+    assert started(folder, config_of(folder, init="weights")).progress.step == 3, "the same command goes on"
+    assert started(folder, config_of(folder, init="resume")).progress.step == 3
+    with pytest.raises(ConfigError, match=r"init=resume, but .* holds no run"):
+        started(folder, config_of(folder, init="resume", output_dir=str(folder / "elsewhere")))
+
+
+def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> None:
+    first = started(folder, config_of(folder))
+    first.train()
+    second = started(folder, config_of(folder, init="weights", model_file=str(folder / "run"), output_dir=str(folder / "second")))
+    assert all(torch.equal(tensor, second.model.weights()[name]) for name, tensor in first.model.weights().items())
+    assert (second.progress.step, second.progress.schedule_start, len(second.optimizer.state)) == (0, 0, 0)
+    second.forward_backward(next(second.micro_batches()), 0)
+    second.update()
+    assert second.learning_rate == pytest.approx(0.5e-5), "the first of two warm-up steps"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"init": "nowhere"}, "init=nowhere is not known"),
+        ({"init": "scratch", "model_file": "x"}, "init=scratch and model_file contradict"),
+        ({"init": "resume", "resume": "fresh"}, "init=resume and resume=fresh contradict"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(tmp_path, **changes)
