@@ -14,6 +14,9 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.data.text import decorate_question
 
+# The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
+_TEXTS_PER_CALL = 128
+
 
 class Tensorizer:
     """Turns questions and passages into token id lists.
@@ -55,9 +58,9 @@ class Tensorizer:
         options = {"local_files_only": local_files_only} | ({} if do_lower_case is None else {"do_lower_case": do_lower_case})
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # the tokenizers package raises plain Exceptions over damaged files
             raise InputError(
-                f"no tokenizer could be loaded ({str(error).splitlines()[0]})",
+                f"no tokenizer could be loaded ({(str(error).splitlines() or [type(error).__name__])[0]})",
                 file=name_or_folder,
                 hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
             ) from error
@@ -152,19 +155,21 @@ class Tensorizer:
         return [tokens.index(token_id) if token_id in tokens else 0 for tokens in sequences]
 
     def _encode(self, first: list[str], second: list[str] | None, max_length: int) -> list[list[int]]:
-        if not first:
-            return []
-        encoded = self.tokenizer(
-            first,
-            second,
-            add_special_tokens=True,
-            truncation="longest_first",
-            max_length=max_length,
-            padding=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        return [list(tokens) for tokens in encoded["input_ids"]]
+        result: list[list[int]] = []
+        for start in range(0, len(first), _TEXTS_PER_CALL):
+            part = slice(start, start + _TEXTS_PER_CALL)
+            encoded = self.tokenizer(
+                first[part],
+                None if second is None else second[part],
+                add_special_tokens=True,
+                truncation="longest_first",
+                max_length=max_length,
+                padding=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+            )
+            result += encoded["input_ids"]
+        return result
 
 
 def _with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:

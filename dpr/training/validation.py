@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from dpr.training.metrics import Metrics
 from dpr.training.step import PRECISIONS
 
 QUESTION_BLOCK = 1024
+PASSAGE_BLOCK = 256
 
 QuestionMetric = Callable[[Tensor, Tensor], Tensor]
 """(scores, labels) -> a figure for each question: ``scores`` (B, M) of the pool's candidates, with -1e30 for those that do not count for a
@@ -123,6 +125,15 @@ class Validator:
         with self._autocast():
             return self.model.encode_batch(tokens, encoder_type=encoder_type or side, batch_tokens=budget)
 
+    def _encode_passages(self, passages: Iterator[Passage], count: int, dev: DevSet) -> Tensor:
+        """Vectors (count, D), block by block: all texts and tokens at once would take several times the memory of their vectors."""
+        dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+        vectors = torch.empty(count, self.model.dimension, device=self.model.device, dtype=dtype)
+        for start in range(0, count, PASSAGE_BLOCK):
+            part = self.model.tensorizer.passage_tokens(list(islice(passages, PASSAGE_BLOCK)))
+            vectors[start : start + len(part)] = self._encode(TokenBatch.from_lists(part), dev.options.encoder_type, "ctx")
+        return vectors
+
     @torch.no_grad()
     def _nll_sums(self, dev: DevSet, max_pools: int) -> Tensor:
         sums = torch.zeros(3 + len(self.settings.metrics), dtype=torch.float64, device=self.model.device)
@@ -177,11 +188,10 @@ class Validator:
     @torch.no_grad()
     def _rank_sums(self, dev: DevSet, max_pools: int) -> Tensor:
         num_questions = self._at_most(max_pools, self.settings.num_rank_questions(len(dev.source)))
-        share = self._rank_share(dev, rank_slice(num_questions, self.ranks.rank, self.ranks.world_size))
+        rows = rank_slice(num_questions, self.ranks.rank, self.ranks.world_size)
+        share = self._rank_share(dev, rows)
         candidates = _RankCandidates.build(share, distinct=self.loss.candidates == "distinct")
-        passages = [share.passages[slot] for slot in candidates.own_slots.tolist()]
-        tokens = TokenBatch.from_lists(self.model.tensorizer.passage_tokens(passages))
-        contexts = self._encode(tokens, dev.options.encoder_type, "ctx")
+        contexts = self._encode_passages(self._passages(dev, rows, candidates.own_slots), len(candidates.own_slots), dev)
         sequences = self.model.tensorizer.question_tokens(share.questions, prefix=dev.options.query_prefix, suffix=dev.options.query_suffix)
         positions = self.model.tensorizer.representation_positions(sequences, dev.options.selector)
         questions = self._encode(TokenBatch.from_lists(sequences, positions), dev.options.encoder_type, "question")
@@ -207,19 +217,28 @@ class Validator:
         return sum_over_ranks(sums.to(self.model.device)).cpu()
 
     def _rank_share(self, dev: DevSet, rows: slice) -> _RankShare:
-        share = _RankShare([], [], [], [], [])
+        share = _RankShare([], [], [], [])
         for row in range(rows.start, rows.stop):
-            sample = dev.source[row]
-            selection = self._rank_collator.select(sample, row, dev.options, 0, 0)
-            share.questions.append(sample.question)
-            share.positives.append(len(share.passages))
-            chosen = [selection.positive, *selection.other_negatives, *selection.hard_negatives]
-            share.identities.extend(judgement_identity(passage, dev.options.namespace) for passage in chosen)
-            if dev.options.normalize:
-                chosen = [Passage(normalize_passage(passage.text), passage.title, passage.id) for passage in chosen]
-            share.passages.extend(chosen)
+            share.questions.append(dev.source[row].question)
+            share.positives.append(len(share.identities))
+            share.identities.extend(judgement_identity(passage, dev.options.namespace) for passage in self._chosen(dev, row))
             share.known.append([judgement_identity(passage, dev.options.namespace) for passage in dev.source.known_positives(row)])
         return share
+
+    def _passages(self, dev: DevSet, rows: slice, slots: Tensor) -> Iterator[Passage]:
+        """The passages in ascending ``slots`` of the questions' lists laid end to end, as the tokenizer is to see them."""
+        wanted, slot = set(slots.tolist()), 0
+        for row in range(rows.start, rows.stop):
+            for passage in self._chosen(dev, row):
+                if slot in wanted:
+                    clean = dev.options.normalize
+                    yield Passage(normalize_passage(passage.text), passage.title, passage.id) if clean else passage
+                slot += 1
+
+    def _chosen(self, dev: DevSet, row: int) -> list[Passage]:
+        """A question's positive, then its negatives, in the original's order."""
+        selection = self._rank_collator.select(dev.source[row], row, dev.options, 0, 0)
+        return [selection.positive, *selection.other_negatives, *selection.hard_negatives]
 
     def _blocks(self, candidates: _RankCandidates, contexts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of the common pool: column numbers (n,) on the CPU and vectors (n, D), the same on all ranks."""
@@ -231,11 +250,10 @@ class Validator:
 
 
 class _RankShare(NamedTuple):
-    """One rank's questions and their passages; ``positives`` are positions in ``passages``."""
+    """One rank's questions and the identities of their passages; ``positives`` are positions in ``identities``."""
 
     questions: list[str]
     positives: list[int]
-    passages: list[Passage]
     identities: list[tuple[int, int]]
     known: list[list[tuple[int, int]]]
 

@@ -1,0 +1,159 @@
+"""``python -m benchmarks.memory [--out docs/memory.md]``: how much anonymous memory the jobs take that meet the largest files.
+
+Every case runs in a process of its own (or two, for a group), which imports everything first and then watches ``RssAnon`` of
+``/proc/self/status``: memory that belongs to the process alone. Pages of mapped files, which the system takes back when it needs them, are
+not part of it. What is reported is the highest value seen less the value after the imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.memory_cases import CASES, MEBI, SIZES, prepare
+
+INTRODUCTION = """# Memory
+
+Growth of a process's anonymous resident memory (`RssAnon`) after its imports, at its highest, in MB of 2^20 bytes. Each case runs in a
+fresh process; its model and tokenizer count too. `make memory` makes this page and fails when a bar is missed."""
+
+
+class Watch:
+    """The highest ``RssAnon`` of this process while the block runs, less what it was at the beginning, in bytes."""
+
+    def __init__(self, every_s: float = 0.002) -> None:
+        self._every_s, self._ended = every_s, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.growth = 0
+
+    def __enter__(self) -> Watch:
+        self._start = anonymous_bytes()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._note()
+
+    def _look(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self._note()
+
+    def _note(self) -> None:
+        self.growth = max(self.growth, anonymous_bytes() - self._start)
+
+
+def anonymous_bytes() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: the greatest growth of the case's processes, and what it may be."""
+
+    what: str
+    growth: int
+    bar: int | None
+
+    @property
+    def is_missed(self) -> bool:
+        return self.bar is not None and self.growth > self.bar
+
+    def __str__(self) -> str:
+        bar = "" if self.bar is None else f"{self.bar / MEBI:.0f}" + (" **missed**" if self.is_missed else "")
+        return f"| {self.what} | {self.growth / MEBI:.0f} | {bar} |"
+
+
+def measure(name: str, folder: Path, *, processes: int = 1) -> int:
+    """Runs a case in fresh processes; the greatest growth of them, in bytes."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--case", name, "--folder", str(folder)]
+    environment = os.environ | {"DPR_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    groups = [environment | extra for extra in _group(processes)]
+    started = [subprocess.Popen(command, env=each, stdout=subprocess.PIPE, text=True) for each in groups]
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"the case {name} failed")
+    return max(int(json.loads(output.splitlines()[-1])["growth"]) for output in outputs)
+
+
+def _group(processes: int) -> Iterator[dict[str, str]]:
+    if processes == 1:
+        yield {}
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for rank in range(processes):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_PORT": port}
+        yield {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"} | {key: str(value) for key, value in place.items()}
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Every case, in the order in which they need each other."""
+    size = f"{SIZES.training_bytes / 1e6:.0f} MB DPR JSON"
+    yield Row(f"{size}: first opening (parsed and converted)", measure("conversion", folder), None)
+    yield Row(f"{size}: opened again, one epoch of batches", measure("reading", folder), 150 * MEBI)
+    yield Row("the same, each of 2 processes of a group", measure("reading", folder, processes=2), 150 * MEBI)
+    measure("conversion_dev", folder)
+    pool = f"{SIZES.questions:,} questions x {SIZES.questions * SIZES.passages_per_question:,} passages"
+    yield Row(f"average rank of {pool}, vectors of {SIZES.dimension}", measure("average_rank", folder), 300 * MEBI)
+    few = measure("embed_few", folder)
+    yield Row(f"embedding {SIZES.few_passages:,} short passages", few, None)
+    # Ten times as many may take what allocators make of more chunks, and 8 bytes each for the check of their ids; not ten times as much.
+    bar = int(1.5 * few) + 8 * SIZES.many_passages
+    yield Row(f"embedding {SIZES.many_passages:,} short passages", measure("embed_many", folder), bar)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=None, help="write the table to this Markdown file")
+    parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, default=None, help="where data is made (default: a temporary folder)")
+    arguments = parser.parse_args()
+    if arguments.case:
+        work: Callable[[Path], None] = CASES[arguments.case]
+        with Watch() as watch:
+            work(arguments.folder)
+        print(json.dumps({"growth": watch.growth}))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        folder = Path(temporary)
+        prepare(folder, random.Random(0))
+        lines = [INTRODUCTION, _heading(), "| | growth, MB | at most |\n|---|---:|---:|"]
+        print(*lines, sep="\n\n", flush=True)
+        missed = False
+        for row in rows(folder):
+            lines[-1] += f"\n{row}"
+            print(row, flush=True)
+            missed |= row.is_missed
+    if arguments.out is not None:
+        arguments.out.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    raise SystemExit(1 if missed else 0)
+
+
+def _heading() -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "pyarrow"))
+    return (
+        f"{platform.machine()} CPU, Python {platform.python_version()}, {versions}, {datetime.date.today()}. Texts are made up, about "
+        f"{SIZES.words} words a passage ({SIZES.short_words} for the short ones); the encoder is a BERT of 1 layer x 32 with a projection. "
+        "Command: `python -m benchmarks.memory`."
+    )
+
+
+if __name__ == "__main__":
+    main()
