@@ -1,7 +1,9 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
+# make fuzz         10,000 damaged files; make test has a part of them
 # make check        lint, format, types
 # make bench        speed against plain loops and sentence-transformers
+# make memory       memory of the jobs that meet the largest files
 #
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu installs the small CPU build of torch; by default pip chooses.
 
@@ -10,7 +12,7 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test check bench format clean
+.PHONY: help install quickstart test fuzz check bench memory format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -29,6 +31,9 @@ quickstart: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+fuzz: $(INSTALLED)
+	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,6 +42,9 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
 	$(BIN)/python -m benchmarks --out docs/benchmarks.md
+
+memory: $(INSTALLED)
+	$(BIN)/python -m benchmarks.memory --out docs/memory.md
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

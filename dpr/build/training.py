@@ -72,15 +72,6 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         temperature=config.loss.temperature,
         packed=encoder.packed,
     )
-    if config.model_file is not None:
-        return BiEncoder.load(
-            config.model_file,
-            options=options,
-            dropout=encoder.dropout,
-            pretrained_model_cfg=encoder.named_model(),
-            special_tokens=config.special_tokens or (),
-            trailing_sep=encoder.dpr_trailing_sep is not False,
-        )
     settings = EncoderSettings(
         pooling=encoder.pooling,
         projection_dim=encoder.projection_dim,
@@ -90,6 +81,16 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         question_length=encoder.question_length,
         dpr_trailing_sep=config.trailing_sep(),
     )
+    if config.model_file is not None:
+        return BiEncoder.load(
+            config.model_file,
+            options=options,
+            dropout=encoder.dropout,
+            pretrained_model_cfg=encoder.named_model(),
+            special_tokens=config.special_tokens or (),
+            trailing_sep=encoder.dpr_trailing_sep is not False,
+            settings=settings,
+        )
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
         settings,

@@ -50,6 +50,7 @@ def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
         InputError: a file is no metrics file, or they are not about the same questions.
     """
     from dpr.formats.durable import read_json
+    from dpr.formats.json_records import describe, is_finite_number
 
     reports: dict[str, dict[str, Any]] = {}
     questions: tuple[Any, Any, Path] | None = None
@@ -58,8 +59,15 @@ def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
         file = Path(name if has_label else run)
         label = label if has_label else file.stem
         report = read_json(file)
-        if not isinstance(report, dict) or not isinstance(report.get("metrics"), dict) or "num_questions" not in report:
+        if (
+            not isinstance(report, dict)
+            or not isinstance(report.get("metrics"), dict)
+            or not {"question_set", "num_questions"} <= set(report)
+        ):
             raise InputError("not a metrics file", file=file, expected="what dpr retrieve metrics_file=... writes")
+        for name, value in report["metrics"].items():
+            if not is_finite_number(value):
+                raise InputError(f"the metric {name} is {describe(value)}", file=file, expected="a number")
         if label in reports:
             raise ConfigError(f"{label} stands for two files; name them apart: label=file")
         asked = (report.get("question_set"), report["num_questions"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_LONGEST_FOUND = 400
+
 
 class DprError(Exception):
     """Base of every error that is shown without a traceback."""
@@ -38,6 +40,8 @@ class InputError(DprError, ValueError):
         expected: str | None = None,
         hint: str | None = None,
     ) -> None:
+        if len(found) > _LONGEST_FOUND:  # a message may quote what was found, however long it is
+            found = f"{found[: _LONGEST_FOUND - 60]} ... {found[-50:]}"
         self.found, self.file, self.line, self.expected, self.hint = found, file, line, expected, hint
         where = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
         super().__init__(where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else ""))

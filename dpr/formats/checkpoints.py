@@ -16,12 +16,14 @@ The last five are there in checkpoints of a training run only; the manifest is w
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError
 from dpr.formats.durable import read_json, verify_folder
+from dpr.formats.json_records import describe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,9 +85,11 @@ def check_whole(folder: Path) -> None:
 def read_settings(folder: Path) -> dict[str, Any]:
     """The encoder settings of a checkpoint."""
     settings = read_json(folder / SETTINGS_FILE)
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"is {describe(settings)}", file=folder / SETTINGS_FILE, expected="an object")
     version = settings.pop("format_version", None)
     if version != FORMAT_VERSION:
-        raise CheckpointError(f"format_version is {version}", file=folder / SETTINGS_FILE, expected=str(FORMAT_VERSION))
+        raise CheckpointError(f"format_version is {version!a:.40}", file=folder / SETTINGS_FILE, expected=str(FORMAT_VERSION))
     return dict(settings)
 
 
@@ -106,8 +110,13 @@ def resolve_checkpoint(path: Path) -> Path:
     """
     if (path / RUN_FILE).is_file():
         run = read_json(path / RUN_FILE)
+        if not isinstance(run, dict):
+            raise CheckpointError(f"is {describe(run)}", file=path / RUN_FILE, expected="an object")
         for key in ("best_checkpoint", "last_checkpoint"):
-            if run.get(key) and (path / run[key]).is_dir():
-                return path / str(run[key])
+            name = run.get(key)
+            if name is not None and (not isinstance(name, str) or Path(name).name != name):
+                raise CheckpointError(f"{key} is {describe(name)}", file=path / RUN_FILE, expected="the name of a folder beside it")
+            if name and os.path.isdir(path / name):  # unlike Path.is_dir, False for names that cannot be
+                return path / name
         raise CheckpointError("the run has no checkpoint yet", file=path)
     return path

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,11 @@ def indented_record(value: dict[str, Any]) -> str:
     """A record as an element of an array that is written piece by piece, indented by 4, with a newline before it."""
     # Newlines inside strings are escaped; str.splitlines would also split at U+2028, which is not.
     return ("\n" + json.dumps(value, indent=4, ensure_ascii=False)).replace("\n", "\n    ")
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether a JSON value is a number that a float can hold; JSON's integers have no end, and 1e999 is read as infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def describe(value: Any) -> str:

@@ -142,7 +142,7 @@ class VectorShardWriter:
         for number, files in self._entries().items():
             try:
                 rows = len(np.load(self.target / f"ids-{number:05d}.npy", mmap_mode="r", allow_pickle=False))
-            except (OSError, ValueError, TypeError):
+            except Exception:  # damaged, in any way that numpy can fail over
                 continue
             write_json(self.target / _marker(number), {"files": files, "rows": rows})
         (self.target / MANIFEST).unlink()
@@ -219,7 +219,7 @@ class VectorShard:
         try:
             self.num_vectors, self.dimension = int(self.metadata["num_vectors"]), int(self.metadata["dimension"])
             self.dtype = np.dtype({"float32": np.float32, "float16": np.float16}[str(self.metadata["dtype"])])
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, TypeError, OverflowError):
             raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST) from None
         self._chunks = _by_chunk(manifest["files"])
         problems = verify_folder(self.path) if verify else []
@@ -238,7 +238,10 @@ class VectorShard:
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Ids (n,) of dtype 'S' and memory-mapped vectors (n, D) of each chunk, in order."""
         for number in sorted(self._chunks):
-            yield self._ids(number), self._vectors(number)
+            ids, vectors = self._ids(number), self._vectors(number)
+            if len(ids) != len(vectors):
+                raise InputError(f"chunk {number} has {len(ids)} ids and {len(vectors)} vectors", file=self.path)
+            yield ids, vectors
 
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Ids (n,) of dtype 'S' of each chunk, in order."""
@@ -261,7 +264,7 @@ class VectorShard:
     def _load(self, name: str) -> np.ndarray:
         try:
             return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, TypeError, SyntaxError) as error:
+        except Exception as error:  # numpy lets Python's own tokenizer fail over a damaged header
             raise InputError(f"{name} cannot be read ({error})", file=self.path) from None
 
 

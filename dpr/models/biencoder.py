@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,9 @@ from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.legacy_dpr import is_dpr_file
-from dpr.models.dpr_checkpoint import ModelParts, read_model_parts
-from dpr.models.encoder import Encoder, EncoderSettings, backbone_from_config, config_from_folder, load_backbone
+from dpr.models.dpr_checkpoint import read_model_parts
+from dpr.models.encoder import Encoder, EncoderSettings, backbone_from_config, load_backbone
+from dpr.models.model_folders import read_folder_parts
 
 
 class BiEncoderVectors(NamedTuple):
@@ -210,10 +211,13 @@ class BiEncoder(nn.Module):
         pretrained_model_cfg: str | None = None,
         special_tokens: Sequence[str] = (),
         trailing_sep: bool = True,
+        settings: EncoderSettings | None = None,
     ) -> BiEncoder:
-        """Loads a checkpoint folder, the best checkpoint of a run folder, or a checkpoint file of the original DPR. In evaluation mode.
+        """Loads a checkpoint folder, the best checkpoint of a run folder, a Hugging Face or sentence-transformers folder (one tower for
+        both sides), or a checkpoint file of the original DPR. In evaluation mode.
 
-        The last three arguments are for files of the original, which hold neither a backbone's config nor a tokenizer
+        ``settings`` are for folders of others, which say less (a pooling or length that they do state wins). The three arguments before it
+        are for files of the original, which hold neither a backbone's config nor a tokenizer
         (``pretrained_model_cfg`` says whose they are, in place of the name stored in the file) and want its stray [SEP]. Needs no network.
 
         Raises:
@@ -226,9 +230,12 @@ class BiEncoder(nn.Module):
             )
         else:
             source = checkpoints.resolve_checkpoint(Path(path))
-            parts = _folder_parts(source, path)
+            parts = read_folder_parts(source, path, settings or EncoderSettings())
         settings = parts.settings
-        backbones = [backbone_from_config(parts.config, dropout=dropout) for _ in range(1 if settings.shared else 2)]
+        try:
+            backbones = [backbone_from_config(parts.config, dropout=dropout) for _ in range(1 if settings.shared else 2)]
+        except Exception as error:  # whatever a model class makes of a config that contradicts itself
+            raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
         model = cls(*build_towers(backbones, settings, options), parts.tensorizer, settings, options)
         model.load_weights(parts.weights, source=source)
         return model.to(device or "cpu").eval()
@@ -256,21 +263,6 @@ class BiEncoder(nn.Module):
             special_tokens=special_tokens,
         )
         return cls(*build_towers(backbones, settings, options), tensorizer, settings, options)
-
-
-def _folder_parts(folder: Path, given: str | Path) -> ModelParts:
-    if not checkpoints.is_checkpoint(folder):
-        raise CheckpointError(
-            "is not a checkpoint",
-            file=given,
-            expected="a folder with model.safetensors and encoder_settings.json, a run folder, or a checkpoint file of the original DPR",
-        )
-    checkpoints.check_whole(folder)
-    stored = checkpoints.read_settings(folder)
-    settings = replace(EncoderSettings(), **{key: value for key, value in stored.items() if key in EncoderSettings.__slots__})
-    encoder = folder / checkpoints.ENCODER_FOLDER
-    tensorizer = Tensorizer.load(encoder, sequence_length=settings.sequence_length, question_length=settings.question_length)
-    return ModelParts(settings, config_from_folder(encoder), tensorizer, checkpoints.read_tensors(folder, checkpoints.MODEL_FILE))
 
 
 def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings, options: TowerOptions | None = None) -> tuple[Encoder, Encoder]:

@@ -223,7 +223,16 @@ def _without_pooler(config_class: type) -> dict[str, bool]:
 
 
 def config_from_folder(folder: Path) -> Any:
-    """The backbone's config stored in a checkpoint folder."""
+    """The backbone's config stored in a checkpoint folder.
+
+    Raises:
+        InputError: it is damaged.
+    """
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    try:
+        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # transformers checks some values, with errors of its own, and trips over others
+        raise InputError(
+            f"no model config ({(str(error).splitlines() or [type(error).__name__])[0]})", file=folder / "config.json"
+        ) from error

@@ -15,6 +15,7 @@ from dpr.core.errors import DprError, InputError
 from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
 from dpr.formats.checkpoints import CONFIG_FILE, RUN_FILE, STATE_FILE
 from dpr.formats.durable import read_json
+from dpr.formats.json_records import is_finite_number
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 
@@ -144,8 +145,8 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
     return Retrieval(
         label=label,
         question_set=str(report.get("question_set", "")),
-        num_questions=int(report["num_questions"]) if _is_number(report.get("num_questions")) else 0,
-        metrics={str(key): float(value) for key, value in metrics.items() if _is_number(value)},
+        num_questions=int(report["num_questions"]) if is_finite_number(report.get("num_questions")) else 0,
+        metrics={str(key): float(value) for key, value in metrics.items() if is_finite_number(value)},
         rank_counts=counts,
         num_without=without,
         examples=[example for entry in _list(report.get("examples")) if (example := example_record(entry)) is not None],
@@ -208,9 +209,9 @@ def _figures(line: str) -> dict[str, float] | None:
     try:
         entry = json.loads(line)
         step = float(entry["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
-    numbers = {str(key): float(value) if _is_number(value) else math.nan for key, value in entry.items()}
+    numbers = {str(key): float(value) if is_finite_number(value) else math.nan for key, value in entry.items()}
     return numbers if math.isfinite(step) else None
 
 
@@ -233,10 +234,6 @@ def _rank_counts(value: Any) -> tuple[list[int] | None, int]:
     if not isinstance(counts, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
         return None, 0
     return counts[:1000], int(without or 0)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -1,0 +1,279 @@
+"""Every reader of files, each with a file that it reads and the ways in which that is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from dpr.cli.compare import main as compare
+from dpr.core.errors import InputError
+from dpr.embedding.source import PassageSource
+from dpr.evaluation.report.reading import read_retrieval, read_training
+from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
+from dpr.formats.corpora import check_unique_ids, read_passages
+from dpr.formats.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
+from dpr.formats.legacy_dpr import read_dpr_checkpoint
+from dpr.formats.legacy_vectors import PickledVectors
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.results import read_results, read_trec_run
+from dpr.formats.training_files.registry import read_rows
+from dpr.formats.training_files.rows import ReadOptions
+from dpr.formats.training_sets import open_training_set
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.search_folder import SearchSettings
+from dpr.training.run_state import CheckpointFolder
+from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
+from tests.helpers.original import flat_params, nested_params, original_extras, write_original
+from tests.helpers.tiny import tiny_model
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A reader. ``target`` is the file that is damaged, ``files`` everything it lies among; ``read`` is given the target's path."""
+
+    target: str
+    files: Callable[[], Files]
+    read: Callable[[Path], Any]
+    kinds: tuple[Mutation, ...]
+    has_lines: bool = False
+    """Whether a message can say in which line the fault is."""
+    weight: float = 1.0
+    """Slow readers get fewer cases."""
+    beforehand: Callable[[Path], None] = field(default=lambda folder: None)
+    """Called with the folder after the damage, as whoever means harm would: to make the manifest agree."""
+
+
+def _one(name: str, data: bytes) -> Callable[[], Files]:
+    return lambda: {name: data}
+
+
+def _lines(*records: Any) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+_SAMPLE = {
+    "question": "who wrote it",
+    "answers": ["Ann", 7],
+    "positive_ctxs": [{"title": "Té", "text": 'Ann wrote "it"\n twice.', "passage_id": "1", "score": 3.5}],
+    "negative_ctxs": [{"text": "Bob read it.", "id": 12}],
+    "hard_negative_ctxs": None,
+}
+_HIT = {"id": "1", "title": "", "text": "x", "score": "1.5", "has_answer": True}
+_RESULTS = json.dumps([{"question": "q", "id": "0", "answers": ["a"], "ctxs": [_HIT]}] * 2, indent=4).encode()
+_EXAMPLE = {"question": "q", "answers": ["a"], "first_right_rank": 1, "hits": [{"title": "t", "text": "x", "score": 1.0, "right": True}]}
+_METRICS = {
+    "question_set": "test",
+    "num_questions": 3,
+    "indexer": "bm25",
+    "metrics": {"accuracy@1": 0.5, "mrr@10": 0.25},
+    "first_right_rank": {"counts": [1, 0, 1], "not_found": 1},
+    "examples": [_EXAMPLE],
+}
+_SEARCH = {
+    "schema": 1,
+    "model_file": "model",
+    "encoded_ctx_files": ["vectors_*"],
+    "passages": [{"file": "c.tsv", "name": "c", "id_col": 0, "text_col": 1, "title_col": 2, "id_prefix": "", "normalize": False}],
+    "indexer": "exact",
+    "hybrid_weight": 0.5,
+    "form": {"prefix": None, "suffix": None, "selector": None, "encoder_type": "question"},
+}
+_STATE = {
+    "progress": {"step": 3, "schedule_start": 0, "best_metric": "eval/nll_loss", "best_value": 1.5, "last_metrics": {"a": 1.0}},
+    "identity": {"fixed": {"seed": 1}, "free": {"environment.torch": "2"}},
+}
+
+
+def _read_training(path: Path) -> None:
+    opened = open_training_set([path], name="t", cache_dir=path.parent / "cache", on_bad_row="skip", max_bad_rows=2)
+    for row in range(len(opened)):
+        assert opened[row].positives
+        opened.known_positives(row)
+
+
+def _read_passages(path: Path) -> None:
+    PassageSource(path).fingerprint()
+    check_unique_ids(path)
+    assert all(passage.id for passage in read_passages(path))
+
+
+def _read_metrics(path: Path) -> None:
+    read_retrieval("x", path)
+    compare([f"a={path}"])
+
+
+def _read_shard(path: Path) -> None:
+    shard = VectorShard(path.parent, verify=False)
+    for ids, vectors in shard.chunks():
+        vectors.sum(), ids.tolist()
+    open_shards([path.parent])
+
+
+@cache
+def _shard_files() -> Files:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "v_0"
+        writer = VectorShardWriter(folder, metadata={"model_fingerprint": "m", "shard_id": 0, "num_shards": 1}, dimension=4)
+        writer.write_chunk(0, ["1", "2", "é"], np.ones((3, 4), dtype=np.float32))
+        writer.finish(1)
+        return _contents(folder, "v_0")
+
+
+@cache
+def _checkpoint_files() -> Files:
+    with tempfile.TemporaryDirectory() as temporary:
+        torch.manual_seed(0)
+        model = tiny_model(Path(temporary) / "encoder", dtype=torch.float32, shared=True)
+        with durable_folder(Path(temporary) / "c") as folder:
+            model.write_to(folder)
+        return _contents(Path(temporary) / "c", "c")
+
+
+def _contents(folder: Path, name: str) -> Files:
+    return {f"{name}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _agreeing_manifest(folder: Path) -> None:
+    (folder / "c" / MANIFEST).unlink()
+    write_manifest(folder / "c", {})
+
+
+def _load_checkpoint(path: Path) -> None:
+    folder = next(parent for parent in path.parents if (parent / MANIFEST).is_file())
+    BiEncoder.load(folder).encode_questions(["ba be"])
+
+
+@cache
+def _original(nested: bool, as_zip: bool) -> Files:
+    with tempfile.TemporaryDirectory() as temporary:
+        weights = original_extras({"question_model.a": torch.ones(2, 3), "ctx_model.a": torch.zeros(3).half()}, 2)
+        params = (nested_params if nested else flat_params)("bert-tiny")
+        return {"x.cp": write_original(Path(temporary) / "x.cp", weights, params, as_zip=as_zip).read_bytes()}
+
+
+def _checkpoint_part(name: str, kinds: tuple[Mutation, ...] = JSON) -> Subject:
+    return Subject(f"c/{name}", _checkpoint_files, _load_checkpoint, kinds, weight=0.2, beforehand=_agreeing_manifest)
+
+
+_SQUAD = {
+    "version": "1",
+    "data": [{"title": "A_b", "paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": [{"text": "a"}]}]}]}],
+}
+_TEVATRON = {"query_id": "1", "query": "q", "positive_passages": [{"docid": 1, "title": None, "text": "t"}], "negative_passages": []}
+_COLUMNS = {"anchor": "q", "positive": "a", "negative_1": "b", "score": 1.5}
+_TRIPLES = 'who’s it?\tAnn\tBob\nwho?\tAnn\t"Bob\n'.encode()
+
+
+def _parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"query": ["q"] * 9, "positive": [["a", "b"]] * 9}), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _read_foreign(path: Path) -> None:
+    """Every row comes out good or bad; what no format fits is refused."""
+    errors = [row.error for row in read_rows(path, ReadOptions(cache_dir=path.parent / "cache")) if row.error]
+    assert all(isinstance(error, InputError) and path.parent.name in str(error) for error in errors)
+
+
+def _foreign(name: str, data: bytes, kinds: tuple[Mutation, ...], **beside: bytes) -> Subject:
+    return Subject(name, lambda: {name: data} | {f"{other}.jsonl": content for other, content in beside.items()}, _read_foreign, kinds)
+
+
+_VECTORS = [(f"wiki:{row}", np.ones(5, dtype=np.float32)) for row in range(3)]
+_MANIFEST = b'{"schema": 1, "tool": "x", "metadata": {}, "files": {"a": {"bytes": 1, "sha256": "0"}}}'
+_TSV = 'id\ttext\ttitle\n1\t"a ""quoted"" text\nin two lines"\tT\n2\tplain\té\n'.encode()
+_QUESTIONS = b"who?\t['Ann', 'Bob\\'s']\nwhat?\t[\"x\", 3]\n"
+
+SUBJECTS: dict[str, Subject] = {
+    "training array": Subject("t.json", _one("t.json", json.dumps([_SAMPLE] * 3, indent=1).encode()), _read_training, JSON, True, 0.6),
+    "training lines": Subject("t.jsonl", _one("t.jsonl", _lines(*[_SAMPLE] * 3)), _read_training, JSON, True, 0.6),
+    "training gzip": Subject(
+        "t.jsonl.gz", _one("t.jsonl.gz", gzip.compress(_lines(*[_SAMPLE] * 3), mtime=0)), _read_training, BYTES, weight=0.5
+    ),
+    "squad": _foreign("s.json", json.dumps(_SQUAD, indent=1).encode(), JSON),
+    "tevatron": _foreign("v.jsonl", _lines(*[_TEVATRON] * 3), JSON),
+    "flagembedding": _foreign("f.jsonl", _lines(*[{"query": "q", "pos": ["a", "b"], "neg": ["c"]}] * 3), JSON),
+    "triples": _foreign("t.tsv", _TRIPLES, TABLE),
+    "columns": _foreign("c.jsonl", _lines(*[_COLUMNS] * 3), JSON),
+    "parquet": _foreign("c.parquet", _parquet(), BYTES),
+    "beir": _foreign(
+        "qrels/train.tsv",
+        b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t0\n2\td1\t1\n",
+        TABLE,
+        corpus=_lines({"_id": "d1", "text": "y"}, {"_id": "d2", "text": "z"}),
+        queries=_lines({"_id": "1", "text": "x"}, {"_id": "2", "text": "w"}),
+    ),
+    "passages tsv": Subject("p.tsv", _one("p.tsv", _TSV), _read_passages, TABLE, True),
+    "passages lines": Subject(
+        "p.jsonl", _one("p.jsonl", _lines({"_id": "1", "title": "t", "text": "x"}, {"_id": 2, "text": "y"})), _read_passages, JSON, True
+    ),
+    "questions csv": Subject("q.csv", _one("q.csv", _QUESTIONS), read_questions, TABLE, True),
+    "questions tsv with ids": Subject(
+        "q.tsv", _one("q.tsv", b"who?\t['Ann']\tq1\nwhat?\t[]\tq2\n"), lambda path: read_questions(path, id_col=2), TABLE, True
+    ),
+    "questions lines": Subject(
+        "q.jsonl",
+        _one("q.jsonl", _lines({"question": "a", "answers": ["b"], "id": 1}, {"_id": "x", "text": "y", "answer": "z"})),
+        read_questions,
+        JSON,
+        True,
+    ),
+    "qrels tsv": Subject("r.tsv", _one("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n"), read_qrels, TABLE, True),
+    "qrels trec": Subject("r.txt", _one("r.txt", b"1 0 d1 2\n2 0 d2 1\n"), read_qrels, TABLE, True),
+    "run": Subject("run.trec", _one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True),
+    "results": Subject("res.json", _one("res.json", _RESULTS), lambda path: (read_results(path), read_retrieval("x", path)), JSON, True),
+    "metrics file": Subject("m.json", _one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
+    "metrics lines": Subject(
+        "run/metrics.jsonl",
+        _one("run/metrics.jsonl", _lines({"step": 1, "train/loss": 2.0}, {"step": 2, "eval/nll_loss": 1.0})),
+        lambda path: read_training(path.parent),
+        JSON,
+    ),
+    "search settings": Subject(
+        "search.json", _one("search.json", json.dumps(_SEARCH).encode()), lambda path: SearchSettings.read(path.parent), JSON
+    ),
+    "manifest": Subject(
+        "m/manifest.json", _one("m/manifest.json", _MANIFEST), lambda path: (verify_folder(path.parent), read_manifest(path.parent)), JSON
+    ),
+    "shard manifest": Subject("v_0/manifest.json", _shard_files, _read_shard, JSON),
+    "shard vectors": Subject("v_0/vectors-00000.npy", _shard_files, _read_shard, BYTES),
+    "shard ids": Subject("v_0/ids-00000.npy", _shard_files, _read_shard, BYTES),
+    "run.json": Subject(
+        "run/run.json",
+        _one("run/run.json", json.dumps({"last_checkpoint": "x.step1", "best_checkpoint": None}).encode()),
+        lambda path: resolve_checkpoint(path.parent),
+        JSON,
+    ),
+    "trainer state": Subject(
+        "trainer_state.json",
+        _one("trainer_state.json", json.dumps(_STATE).encode()),
+        lambda path: CheckpointFolder.read_state(path.parent),
+        JSON,
+    ),
+    "encoder settings": Subject("c/encoder_settings.json", _checkpoint_files, lambda path: read_settings(path.parent), JSON),
+    "safetensors": Subject("c/model.safetensors", _checkpoint_files, lambda path: read_tensors(path.parent, path.name), BYTES, weight=0.5),
+    "checkpoint settings": _checkpoint_part("encoder_settings.json"),
+    "checkpoint config": _checkpoint_part("encoder/config.json"),
+    "checkpoint tokenizer": _checkpoint_part("encoder/tokenizer.json"),
+    "checkpoint weights": _checkpoint_part("model.safetensors", BYTES),
+    "original flat zip": Subject("x.cp", lambda: _original(False, True), read_dpr_checkpoint, BYTES, weight=0.7),
+    "original nested sequence": Subject("x.cp", lambda: _original(True, False), read_dpr_checkpoint, BYTES, weight=0.7),
+    "original vectors": Subject("v_0", _one("v_0", pickle.dumps(_VECTORS, protocol=4)), PickledVectors, BYTES),
+    "original vectors of 2020": Subject("v_0", _one("v_0", pickle.dumps(_VECTORS, protocol=3)), PickledVectors, BYTES),
+}
