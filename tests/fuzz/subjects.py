@@ -176,7 +176,7 @@ _SQUAD = {
 }
 _TEVATRON = {"query_id": "1", "query": "q", "positive_passages": [{"docid": 1, "title": None, "text": "t"}], "negative_passages": []}
 _COLUMNS = {"anchor": "q", "positive": "a", "negative_1": "b", "score": 1.5}
-_TRIPLES = 'who’s it?\tAnn\tBob\nwho?\tAnn\t"Bob\n'.encode()
+_TRIPLES = 'who\u2019s it?\tAnn\tBob\nwho?\tAnn\t"Bob\n'.encode()
 
 
 def _parquet() -> bytes:
