@@ -6,24 +6,20 @@ Memory: 8 bytes per row, 16 per passage that a row lists, and samples of fixed s
 from __future__ import annotations
 
 import random
-import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.data.likeness import NEAR_DUPLICATE, jaccard, plain, text_hash, words_of
 from dpr.formats.training_files.registry import FORMATS, detect
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
 
-NEAR_DUPLICATE = 0.8
-"""Share of the words of two passages that they have in common (Jaccard) from which they count as the same."""
 SAMPLE_SIZE = 10_000
 _COMPARISONS = 100_000
-_WORD = re.compile(r"\w+")
 _LINE_BITS = 40
 
 
@@ -91,11 +87,11 @@ class DataCheck:
         self.records += 1
         self._count(sample)
         place = self._place(row)
-        question = _hash(_normal(sample.question))
+        question = text_hash(plain(sample.question))
         self.questions.append(question)
         self._places.append(place)
         positives = [_identity(passage) for passage in sample.positives]
-        self._contents.append(_hash(repr((question, sorted(positives)))))
+        self._contents.append(text_hash(repr((question, sorted(positives)))))
         self._known.extend(_pair(question, identity) for identity in positives)
         for passage in sample.hard_negatives + sample.other_negatives:
             self._negatives.append(_pair(question, _identity(passage)))
@@ -134,11 +130,11 @@ class DataCheck:
         self._comparisons += len(sample.hard_negatives)
         if self._comparisons > _COMPARISONS:
             self._stride, self._comparisons = self._stride * 2, 0
-        own = [words_of(passage) for passage in sample.positives]
-        texts = {_normal(passage.text) for passage in sample.positives}
+        own = [words_of(passage.text) for passage in sample.positives]
+        texts = {plain(passage.text) for passage in sample.positives}
         for passage in sample.hard_negatives:
-            words = words_of(passage)
-            if _normal(passage.text) not in texts and any(jaccard(words, other) >= NEAR_DUPLICATE for other in own):
+            words = words_of(passage.text)
+            if plain(passage.text) not in texts and any(jaccard(words, other) >= NEAR_DUPLICATE for other in own):
                 self.near_duplicates.add(where)
 
     def _place(self, row: SourceRow) -> int:
@@ -168,17 +164,6 @@ def shared_questions(first: DataCheck, second: DataCheck) -> int:
     return int(np.isin(np.frombuffer(second.questions, dtype=np.uint64), own).sum())
 
 
-def words_of(passage: Passage) -> frozenset[str]:
-    """The words of a passage's text."""
-    return frozenset(_WORD.findall(passage.text.casefold()))
-
-
-def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
-    """Common members as a share of all; 0 for two empty sets."""
-    common = len(first & second)
-    return common / (len(first) + len(second) - common) if common else 0.0
-
-
 def _rows(files: Sequence[Path], options: ReadOptions) -> Iterator[SourceRow]:
     for path in files:
         yield from FORMATS[detect(path, options, fallback="dpr")].read(path, options)
@@ -192,19 +177,11 @@ def _repeats(hashes: np.ndarray) -> np.ndarray:
     return np.setdiff1d(np.arange(len(hashes)), first)
 
 
-def _normal(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
 def _identity(passage: Passage) -> int:
     # By text, even where there is an id: the same text under two ids is what trains a model to contradict itself.
-    return _hash(_normal(f"{passage.title}\n{passage.text}"))
+    return text_hash(plain(f"{passage.title}\n{passage.text}"))
 
 
 def _pair(question: int, identity: int) -> int:
     # Both are hashes already; the odd factor keeps (a, b) and (b, a) apart.
     return (question * 0x9E3779B97F4A7C15 + identity) & (1 << 64) - 1
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

@@ -10,9 +10,10 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
+from dpr.data.likeness import NEAR_DUPLICATE
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint, read_settings, resolve_checkpoint
-from dpr.preparation.data_check import NEAR_DUPLICATE, DataCheck, Finding, shared_questions
+from dpr.preparation.data_check import DataCheck, Finding, shared_questions
 
 _UNCUT = 10**6
 _SHOWN = 600

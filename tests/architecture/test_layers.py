@@ -21,6 +21,7 @@ LAYERS = {
     "training": 5,
     "retrieval": 5,
     "preparation": 5,
+    "mining": 5,
     "export": 5,
     "config": 6,
     "build": 7,

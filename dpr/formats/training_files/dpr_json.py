@@ -32,3 +32,10 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample]) -> i
             out.write(("[" if count == 1 else ",") + indented_record(sample_to_json(sample)))
         out.write("\n]\n" if count else "[]\n")
     return count
+
+
+def join_record_files(parts: Iterable[Path], out: Path) -> None:
+    """Joins files of JSON lines into one, whole or not at all; ``.gz`` is packed."""
+    with write_text(out) as joined:
+        for part in parts:
+            joined.write(part.read_text(encoding="utf-8"))

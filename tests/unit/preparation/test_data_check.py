@@ -8,9 +8,10 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
+from dpr.data.likeness import jaccard, words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.data_check import Reservoir, check_files, jaccard, shared_questions, words_of
+from dpr.preparation.data_check import Reservoir, check_files, shared_questions
 from tests.helpers.tiny import encoder_folder
 
 WORDS = "ba be bi bo bu ca ce ci co cu da de di do du fa fe fi fo fu".split()
@@ -54,7 +55,7 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
     assert check.repeated_questions.places == [f"{path}:4", f"{path}:5"]
     assert check.positive_as_negative.places == [f"{path}:2", f"{path}:5"]
     assert (check.near_duplicates.count, check.near_duplicates.places) == (1, [f"{path}:6"])  # 19 of 21 words; the other half is no repeat
-    assert jaccard(words_of(Passage(twenty)), words_of(Passage(twenty.replace("fu", "xx")))) == 19 / 21
+    assert jaccard(words_of(twenty), words_of(twenty.replace("fu", "xx"))) == 19 / 21
 
 
 def test_questions_of_dev_that_are_in_train_are_counted(tmp_path: Path) -> None:

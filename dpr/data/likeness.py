@@ -1,0 +1,31 @@
+"""When two passages say the same: equal but for case and spacing, or nearly all words in common."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+NEAR_DUPLICATE = 0.8
+"""Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
+_WORD = re.compile(r"\w+")
+
+
+def plain(text: str) -> str:
+    """A text without what its case and spacing say."""
+    return " ".join(text.casefold().split())
+
+
+def text_hash(text: str) -> int:
+    """64 bits of a text, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+def words_of(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(_WORD.findall(text.casefold()))
+
+
+def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
+    """Common members as a share of all; 0 for two empty sets."""
+    common = len(first & second)
+    return common / (len(first) + len(second) - common) if common else 0.0

@@ -1,0 +1,1 @@
+"""Hard negatives: passages that a retriever takes for the answer and that are not."""

@@ -1,0 +1,168 @@
+"""``dpr mine``: the same file however often it was interrupted and by how many processes, with what BM25 by hand finds."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.cli.main import main
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.corpora import write_passages
+from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.indexer.bm25 import Bm25Index
+from dpr.mining import job
+from dpr.mining.job import mine
+from dpr.mining.negatives import MiningSettings
+from tests.helpers.tiny import WORDS
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(job, "BLOCK_ROWS", 7)
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+
+
+def corpus(count: int = 80) -> list[Passage]:
+    rng = random.Random(1)
+    return [Passage(" ".join(rng.choices(WORDS, k=12)), rng.choice(WORDS), f"d{number}") for number in range(count)]
+
+
+def samples(count: int = 30) -> list[TrainingSample]:
+    rng = random.Random(2)
+    passages = corpus()
+    made = []
+    for number in range(count):
+        gold = passages[number]
+        made.append(TrainingSample(" ".join(rng.sample(gold.text.split(), 4)), (Passage(gold.text, gold.title),), answers=(WORDS[number],)))
+    return made
+
+
+def train_set(tmp_path: Path, rows: list[TrainingSample] | None = None) -> TrainingSet:
+    write_training_set(tmp_path / "train.jsonl", rows or samples())
+    return open_training_set(tmp_path / "train.jsonl", name="train")
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
+    write_passages(tmp_path / "corpus.tsv", corpus())
+    mine(train_set(tmp_path), tmp_path / "out.jsonl", MiningSettings(keep_answers=True, per_question=3), corpus=tmp_path / "corpus.tsv")
+    index = Bm25Index.build([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
+    for number, record in enumerate(records(tmp_path / "out.jsonl")):
+        scores, (found,) = index.search([record["question"]], 100)
+        ranks = {key: (rank, float(score)) for rank, (key, score) in enumerate(zip(found, scores[0], strict=False), 1)}
+        # the positive had no id; in the corpus it has one, and takes it
+        assert record["positive_ctxs"][0]["passage_id"] == f"d{number}"
+        mined = record["hard_negative_ctxs"]
+        assert [entry["passage_id"] for entry in mined] == [key for key in found if key != f"d{number}"][:3]
+        for entry in mined:
+            assert (entry["rank"], entry["mined_by"]) == (ranks[entry["passage_id"]][0], "bm25")
+            assert entry["score"] == pytest.approx(ranks[entry["passage_id"]][1], abs=1e-3)
+
+
+def test_passages_that_hold_an_answer_are_no_negatives(tmp_path: Path) -> None:
+    audit = mine(train_set(tmp_path), tmp_path / "out.jsonl", MiningSettings(per_question=20))
+    for record in records(tmp_path / "out.jsonl"):
+        assert all(record["answers"][0] not in entry["text"].split() for entry in record["hard_negative_ctxs"])
+    assert audit["left_out"]["holds an answer"] > 0
+    assert audit["counts"]["negatives that hold an answer"] == 0
+
+
+def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path) -> None:
+    data = train_set(tmp_path)
+    mine(data, tmp_path / "out.jsonl", MiningSettings(per_question=4))
+    own = {sample.positives[0].text for sample in samples()}
+    for record in records(tmp_path / "out.jsonl"):
+        assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {record["positive_ctxs"][0]["text"]}
+        # without ids as in the data, so that a passage is the same one wherever it stands
+        assert all("passage_id" not in entry for entry in record["hard_negative_ctxs"] + record["positive_ctxs"])
+    mined = open_training_set(tmp_path / "out.jsonl", name="mined")
+    assert len(mined) == len(data)
+    assert not (tmp_path / "out.jsonl.mining").exists()
+
+
+def test_positives_of_other_rows_with_the_same_question_are_no_negatives(tmp_path: Path) -> None:
+    texts = {"ba be bi": "ba be", "ba be bo fu": "ba be", "ba da": "x"}
+    rows = [TrainingSample(question, (Passage(text),)) for text, question in texts.items()]
+    mine(train_set(tmp_path, rows), tmp_path / "out.jsonl", MiningSettings())
+    first, second, _ = records(tmp_path / "out.jsonl")
+    assert [entry["text"] for entry in first["hard_negative_ctxs"]] == ["ba da"] == [e["text"] for e in second["hard_negative_ctxs"]]
+
+
+def test_interrupted_mining_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = train_set(tmp_path)
+    settings = MiningSettings(pick="sample", per_question=2)
+    mine(data, tmp_path / "whole.jsonl", settings)
+    real, done = job._mine_block, []
+
+    def breaking(task: Any) -> int:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(task[0].start)
+        return real(task)
+
+    monkeypatch.setattr(job, "_mine_block", breaking)
+    with pytest.raises(KeyboardInterrupt):
+        mine(data, tmp_path / "broken.jsonl", settings)
+    assert not (tmp_path / "broken.jsonl").exists()
+    later: list[int] = []
+    monkeypatch.setattr(job, "_mine_block", lambda task: later.append(task[0].start) or real(task))
+    mine(data, tmp_path / "broken.jsonl", settings)
+    assert (done, later) == ([0, 7, 14], [21, 28])
+    assert (tmp_path / "broken.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert (tmp_path / "broken.jsonl.audit.json").read_bytes() == (tmp_path / "whole.jsonl.audit.json").read_bytes()
+
+
+def test_other_settings_do_not_take_over_unfinished_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = train_set(tmp_path), tmp_path / "out.jsonl"
+    real = job._finish
+    monkeypatch.setattr(job, "_finish", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        mine(data, out, MiningSettings(per_question=1))
+    monkeypatch.setattr(job, "_finish", real)
+    mine(data, out, MiningSettings(per_question=2))
+    assert max(len(record["hard_negative_ctxs"]) for record in records(out)) == 2
+
+
+def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
+    data = train_set(tmp_path)
+    mine(data, tmp_path / "one.jsonl", MiningSettings(pick="sample"))
+    mine(data, tmp_path / "two.jsonl", MiningSettings(pick="sample"), processes=2)
+    assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+
+
+def test_the_audit_counts_what_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_set(tmp_path)
+    out = tmp_path / "out.jsonl"
+    assert main(["mine", str(tmp_path / "train.jsonl"), f"out={out}", "per_question=3", "keep_answers=true"]) == 0
+    text = capsys.readouterr().out
+    audit = json.loads((tmp_path / "out.jsonl.audit.json").read_text())
+    mined = [entry for record in records(out) for entry in record["hard_negative_ctxs"]]
+    holding = sum(record["answers"][0] in entry["text"].split() for record in records(out) for entry in record["hard_negative_ctxs"])
+    assert audit["counts"]["negatives"] == len(mined) > 60
+    assert audit["counts"]["negatives that hold an answer"] == holding > 0
+    assert audit["counts"]["questions whose positive is in the corpus"] == 30
+    assert audit["left_out"]["known positive"] > 20
+    assert audit["score_quantiles"] == sorted(audit["score_quantiles"])
+    assert len(audit["examples"]) == 5
+    assert f"{len(mined):,}  negatives written" in text
+    assert text.splitlines()[-1] == f"{out}: 30 questions, {len(mined)} mined negatives"
+    assert main(["mine", str(tmp_path / "train.jsonl"), f"out={out}"]) == 3
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_existing_negatives_are_replaced_or_kept(tmp_path: Path) -> None:
+    rows = [TrainingSample(s.question, s.positives, (Passage("old one"),)) for s in samples(10)]
+    data = train_set(tmp_path, rows)
+    mine(data, tmp_path / "replaced.jsonl", MiningSettings(per_question=1))
+    assert all([entry["text"] for entry in record["hard_negative_ctxs"]] != ["old one"] for record in records(tmp_path / "replaced.jsonl"))
+    mine(data, tmp_path / "kept.jsonl", MiningSettings(per_question=1, keep_existing=True))
+    for record in records(tmp_path / "kept.jsonl"):
+        assert record["hard_negative_ctxs"][0] == {"title": "", "text": "old one"}
+        assert all("rank" in entry for entry in record["hard_negative_ctxs"][1:])
