@@ -44,7 +44,8 @@ class EmbedConfig:
     """Everything ``dpr embed`` can be told. Shard ``shard_id`` of the corpus goes to the folder ``<out_file>_<shard_id>``."""
 
     model_file: str | None = None
-    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
+    the original DPR."""
     ctx_src: str | None = None
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = None

@@ -89,7 +89,8 @@ class RetrievalConfig:
     """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the
     original DPR are read too."""
     model_file: str | None = None
-    """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
+    the original DPR."""
     out_file: str | None = None
     """DPR's results JSON to write: questions with the texts of their hits."""
     trec_run_file: str | None = None

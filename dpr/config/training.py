@@ -212,7 +212,8 @@ class BiEncoderTrainConfig:
     output_dir: str | None = None
     """Folder of the run: checkpoints, logs, metrics. A run found there is continued."""
     model_file: str | None = None
-    """Checkpoint folder, run folder, or checkpoint file of the original DPR, to start from or to evaluate."""
+    """Checkpoint folder, run folder, Hugging Face or sentence-transformers folder, or checkpoint file of the original DPR, to start from
+    or to evaluate."""
     init: str | None = None
     """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
     schedule and optimizer, resume (output_dir must hold a run to go on with); absent = as model_file and encoder.pretrained say. Whichever

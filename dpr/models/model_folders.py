@@ -118,14 +118,19 @@ def _as_sentence_transformers_says(folder: Path, settings: EncoderSettings) -> t
     settings = replace(settings, normalize=settings.normalize or "Normalize" in kinds)
     if "Pooling" in kinds:
         settings = replace(settings, pooling=_pooling(places[1] / _CONFIG))
-    for file in (folder / "config_sentence_transformers.json", places[0] / "sentence_bert_config.json"):
+    # The library keeps the length in the tokenizer's file, earlier versions in one of their own, which goes before.
+    for file in (
+        folder / "config_sentence_transformers.json",
+        places[0] / "tokenizer_config.json",
+        places[0] / "sentence_bert_config.json",
+    ):
         said = read_json(file) if file.is_file() else {}
         if not isinstance(said, dict):
             raise CheckpointError(f"is {describe(said)}", file=file, expected="an object")
         if said.get("default_prompt_name"):
             raise CheckpointError("a prompt is put before every text (default_prompt_name)", file=file, expected="no default prompt")
-        length = said.get("max_seq_length")
-        if isinstance(length, int) and not isinstance(length, bool) and length >= 3:
+        length = said.get("max_seq_length", said.get("model_max_length"))
+        if isinstance(length, int) and not isinstance(length, bool) and 3 <= length <= _LONGEST_CONTEXT:
             settings = replace(settings, sequence_length=length)
     return places[0], settings
 

@@ -1,0 +1,179 @@
+"""Folders of Hugging Face and sentence-transformers are used as they are: the vectors are those that transformers gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.build import embedding, training
+from dpr.cli.search import main as search
+from dpr.config.embedding import EmbedConfig
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.errors import CheckpointError
+from dpr.core.records import Passage
+from dpr.formats.corpora import write_passages
+from dpr.formats.training_sets import write_training_set
+from dpr.formats.vector_shards import VectorShard
+from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import EncoderSettings
+from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples
+
+PASSAGES = [Passage(" ".join(WORDS[start : start + 5 + start]), "ba be" if start % 2 else "", f"p{start}") for start in range(6)]
+POOLING = {
+    "word_embedding_dimension": 16,
+    "pooling_mode_cls_token": False,
+    "pooling_mode_mean_tokens": True,
+    "pooling_mode_max_tokens": False,
+    "include_prompt": True,
+}
+
+
+def written(folder: Path, *, family: str = "bert") -> Path:
+    """A folder as ``save_pretrained`` writes it, pooler and all."""
+    from transformers import AutoModel, AutoTokenizer, BertModel, RobertaConfig
+
+    encoder_folder(folder)
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    if family == "bert":
+        model: Any = BertModel(BertModel.config_class.from_pretrained(str(folder)))
+    else:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        model = AutoModel.from_config(RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes))
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def as_sentence_transformers(folder: Path, *modules: str, pooling: Any = POOLING, **texts: Any) -> Path:
+    kinds = ("Transformer", *modules)
+    listed = [
+        {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"sentence_transformers.models.{kind}"}
+        for number, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    for name, value in texts.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return folder
+
+
+def plain_vectors(folder: Path, *, pooling: str, normalize: bool = False, length: int = 64) -> np.ndarray:
+    """Questions' and passages' vectors by transformers alone."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(str(folder)), AutoModel.from_pretrained(str(folder)).eval()
+    vectors = []
+    for passage in PASSAGES:
+        texts = (passage.title, passage.text) if passage.title else (passage.text,)
+        ids = tokenizer(*texts, truncation="longest_first", max_length=length, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            hidden = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+        vector = hidden[0] if pooling == "cls" else hidden.mean(0)
+        vectors.append(torch.nn.functional.normalize(vector, dim=0) if normalize else vector)
+    return torch.stack(vectors).numpy()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_vectors_are_those_of_transformers(tmp_path: Path, family: str, pooling: str) -> None:
+    folder = written(tmp_path / "hf", family=family)
+    model = BiEncoder.load(folder, settings=EncoderSettings(pooling=pooling))
+    assert model.question_model is model.ctx_model
+    longest = 64 if family == "bert" else 63  # RoBERTa's positions begin behind that of the padding
+    assert model.settings.sequence_length == longest
+    np.testing.assert_allclose(model.encode_passages(PASSAGES), plain_vectors(folder, pooling=pooling, length=longest), atol=1e-6)
+
+
+def test_a_folder_of_sentence_transformers_states_pooling_normalisation_and_length(tmp_path: Path) -> None:
+    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", "Normalize", sentence_bert_config={"max_seq_length": 9})
+    model = BiEncoder.load(folder)
+    assert (model.settings.pooling, model.settings.normalize, model.settings.sequence_length) == ("mean", True, 9)
+    np.testing.assert_allclose(model.encode_passages(PASSAGES), plain_vectors(folder, pooling="mean", normalize=True, length=9), atol=1e-6)
+
+
+def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    body = modules.Transformer(str(written(tmp_path / "hf")), max_seq_length=9)
+    parts = [body, modules.Pooling(body.get_embedding_dimension(), pooling_mode="mean"), modules.Normalize()]
+    theirs = library.SentenceTransformer(modules=parts, device="cpu")
+    theirs.save(str(tmp_path / "st"))
+    texts = [passage.text for passage in PASSAGES]
+    np.testing.assert_allclose(BiEncoder.load(tmp_path / "st").encode_questions(texts), theirs.encode(texts), atol=1e-6)
+
+
+def test_what_pooling_calls_itself_today_is_read(tmp_path: Path) -> None:
+    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, "pooling_mode": "cls"})
+    assert BiEncoder.load(folder, settings=EncoderSettings(pooling="mean")).settings.pooling == "cls"
+
+
+@pytest.mark.parametrize(
+    ("modules", "options", "found"),
+    [
+        (["Pooling", "Dense"], {}, "Dense"),
+        (["Pooling"], {"pooling": POOLING | {"pooling_mode_cls_token": True}}, "pooling by pooling_mode_cls_token, pooling_mode_mean"),
+        (["Pooling"], {"pooling": {"pooling_mode": "max"}}, "pooling by max"),
+        (["Pooling"], {"pooling": {"pooling_mode_mean_tokens": False}}, "pooling by nothing"),
+        (["Pooling"], {"pooling": []}, "an empty list"),
+        (["Pooling"], {"modules": "x"}, "no list of modules"),
+        (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "../hf"}]}, r"the path .*\.\./hf"),
+        (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "/tmp"}]}, "the path"),
+        (["Pooling"], {"config_sentence_transformers": {"default_prompt_name": "query", "prompts": {"query": "Q: "}}}, "prompt"),
+    ],
+    ids=range(9),
+)
+def test_what_would_give_other_vectors_is_refused(tmp_path: Path, modules: list[str], options: dict[str, Any], found: str) -> None:
+    folder = as_sentence_transformers(written(tmp_path / "st"), *modules, **options)
+    with pytest.raises(CheckpointError, match=found):
+        BiEncoder.load(folder)
+
+
+def test_a_projection_that_nobody_trained_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="projection_dim=4"):
+        BiEncoder.load(written(tmp_path / "hf"), settings=EncoderSettings(projection_dim=4))
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    folder = written(tmp_path / "hf")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="is a pickle"):
+        BiEncoder.load(folder)
+
+
+def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
+    folder = written(tmp_path / "hf")
+    witness = tmp_path / "witness"
+    (folder / "evil.py").write_text(f"open({str(witness)!r}, 'w')\nEvil = None\n")
+    config = json.loads((folder / "config.json").read_text())
+    evil = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": evil}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", "auto_map": evil}))
+    assert BiEncoder.load(folder).dimension == 16
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": evil, "model_type": "evil"}))
+    with pytest.raises(CheckpointError):
+        BiEncoder.load(folder)
+    assert not witness.exists()
+
+
+def test_every_command_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    folder = written(tmp_path / "hf")
+    write_passages(tmp_path / "corpus.tsv", PASSAGES)
+    write_training_set(tmp_path / "dev.json", make_samples(8))
+    corpus, out = str(tmp_path / "corpus.tsv"), str(tmp_path / "v")
+    embedding.run(EmbedConfig(model_file=str(folder), ctx_src=corpus, out_file=out, no_cuda=True))
+    ((_, vectors),) = VectorShard(f"{out}_0").chunks()
+    np.testing.assert_allclose(vectors, plain_vectors(folder, pooling="cls"), atol=1e-6)
+    best = PASSAGES[int((vectors @ BiEncoder.load(folder).encode_questions(["be bi"])[0]).argmax())]
+    assert search(["--model", str(folder), "--vectors", f"{out}_0", "--corpus", corpus, "be bi", "-k", "1"]) == 0
+    assert str(best.id) in capsys.readouterr().out
+    config = BiEncoderTrainConfig(model_file=str(folder), dev_datasets=str(tmp_path / "dev.json"), no_cuda=True)
+    assert training.run(config) is not None
+    assert "eval/avg_rank" in capsys.readouterr().out
