@@ -145,7 +145,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         num_train_epochs=train.num_train_epochs,
         max_steps=train.max_steps,
         seed=config.seed,
-        batches=_batch_settings(config),
+        batches=batch_settings(config),
         loss=BiEncoderNllLoss(candidates=config.candidates()),
         optimizer=OptimizerSettings(
             learning_rate=train.learning_rate,
@@ -243,7 +243,8 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -
     return metrics["eval/nll_loss"]
 
 
-def _batch_settings(config: BiEncoderTrainConfig) -> BatchSettings:
+def batch_settings(config: BiEncoderTrainConfig) -> BatchSettings:
+    """What pools are made of."""
     train = config.train
     return BatchSettings(
         global_batch_size=train.global_batch_size,

@@ -7,42 +7,52 @@ import os
 import platform
 import shutil
 import sys
+from pathlib import Path
 
 import dpr
 
-_USAGE = "Usage: dpr doctor\n\nPrints versions, devices, free disk space and what the optional packages would add.\n"
+_USAGE = """Usage: dpr doctor [--deep]
+
+Prints versions, devices, free disk space and what the optional packages would add, without loading any of them.
+--deep loads torch, lists its devices and backends, and tries a small training, a resume and a search (half a minute).
+"""
 _CORE = (
     "torch transformers tokenizers safetensors datasets numpy hydra-core omegaconf faiss-cpu bm25s pytrec-eval-terrier regex tqdm".split()
 )
 _EXTRAS = {
-    "tensorboard": ("tb", "curves in TensorBoard"),
-    "wandb": ("wandb", "curves in Weights & Biases"),
+    "tensorboard": ("tb", "curves in TensorBoard (tracking.tensorboard=true)"),
+    "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
+    "sentence-transformers": ("bench", "the benchmarks' other side (make bench)"),
+    "pytest": ("dev", "the tests (make test)"),
 }
 
 
 def main(argv: list[str]) -> int:
-    """Prints the report; 0 when every needed package is there, 2 when one is missing."""
+    """Prints the report; 0 when all is well, 1 when something that was tried failed, 2 when a needed package is missing."""
     if {"--help", "-h"} & set(argv):
         print(_USAGE, end="")
         return 0
+    if unknown := [word for word in argv if word not in ("--deep", "deep=true")]:
+        print(f"error: {unknown[0]} is not known; dpr doctor takes --deep alone", file=sys.stderr)
+        return 2
     versions = {name: _version(name) for name in _CORE}
     print(f"dpr {dpr.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, version in versions.items():
-        print(f"  {name:<20} {version or 'MISSING'}")
-    print("Devices")
-    for line in _devices(bool(versions["torch"])):
-        print(f"  {line}")
-    print("Disk")
-    free = shutil.disk_usage(".").free / 1e9
-    print(f"  {free:.1f} GB free in the working directory")
-    print("Optional")
-    for name, (extra, gives) in _EXTRAS.items():
-        version = _version(name)
-        print(f"  {name:<20} {version or f'absent; pip install dpr[{extra}]'} ({gives})")
+        print(f"  {name:<22} {version or 'MISSING'}")
+    _section("Machine", _machine())
+    _section("Disk", _disks())
+    _section("Optional", [_optional(name, *facts) for name, facts in _EXTRAS.items()])
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         print(f"error: missing {', '.join(missing)}; install dpr again", file=sys.stderr)
-    return 2 if missing else 0
+        return 2
+    return _deep() if argv else 0
+
+
+def _section(title: str, lines: list[str]) -> None:
+    print(title)
+    for line in lines:
+        print(f"  {line}")
 
 
 def _version(name: str) -> str | None:
@@ -52,14 +62,50 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _devices(has_torch: bool) -> list[str]:
-    lines = [f"CPU: {os.cpu_count()} cores"]
-    if has_torch:
-        import torch
+def _optional(name: str, extra: str, gives: str) -> str:
+    version = _version(name)
+    found = version or "absent"
+    return f"{name:<22} {found:<10} {gives}" + ("" if version else f'; pip install "dpr[{extra}]"')
 
-        for number in range(torch.cuda.device_count()):
-            facts = torch.cuda.get_device_properties(number)
-            lines.append(f"cuda:{number}: {facts.name}, {facts.total_memory / 1e9:.0f} GB")
-        if not torch.cuda.is_available():
-            lines.append("CUDA: none that torch can use")
+
+def _machine() -> list[str]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines = [f"CPU: {usable} cores of {os.cpu_count()}"]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        lines.append(f"memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB")
+    cards = [_model_of(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    lines += [f"GPU: {card}" for card in cards] or ["GPU: no NVIDIA driver found (--deep asks torch)"]
+    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    lines.append(f"C++ compiler: {compiler or 'none, so train.compile=true does not work on a CPU'}")
     return lines
+
+
+def _model_of(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model")), "unknown")
+
+
+def _disks() -> list[str]:
+    cache = Path(os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
+    places = {"working directory": Path.cwd(), "cache of parsed data (DPR_CACHE)": cache}
+    lines = []
+    for name, place in places.items():
+        existing = next(path for path in [place, *place.parents] if path.exists())
+        note = "" if os.access(existing, os.W_OK) else ", NOT WRITABLE"
+        lines.append(f"{name}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free{note}")
+    return lines
+
+
+def _deep() -> int:
+    from dpr.build.self_test import backends, checks
+
+    _section("Backends", backends())
+    print("Self-test")
+    failed = False
+    for name, outcome in checks():
+        failed |= outcome is not None
+        print(f"  {name:<44} {'good' if outcome is None else f'FAILED: {outcome}'}", flush=True)
+    return 1 if failed else 0

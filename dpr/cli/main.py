@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
     "train": ("dpr.cli.train", "train a bi-encoder, or evaluate one on training-style data"),
+    "explain": ("dpr.cli.explain", "print what a step of a training run is made of"),
     "embed": ("dpr.cli.embed", "turn a corpus into vectors, in shards"),
     "retrieve": ("dpr.cli.retrieve", "search with a set of questions and evaluate the results"),
     "compare": ("dpr.cli.compare", "a table of several retrieval results"),

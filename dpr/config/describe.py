@@ -80,7 +80,14 @@ def _default(item: Field[Any]) -> Any:
 
 
 def _field_docs(config_class: type) -> dict[str, str]:
-    """The string literals under fields, from the source; a class without source (typed at a prompt) has none."""
+    """The string literals under fields, inherited ones included; a class without source (typed at a prompt) has none."""
+    docs: dict[str, str] = {}
+    for base in reversed(config_class.__mro__[:-1]):
+        docs |= _own_field_docs(base)
+    return docs
+
+
+def _own_field_docs(config_class: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(config_class)))
     except (OSError, TypeError):

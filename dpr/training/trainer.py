@@ -14,8 +14,8 @@ from dpr.core.distributed import Ranks, any_rank, current_ranks, on_main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_torch
-from dpr.data.collator import Collator, SetOptions
-from dpr.data.loader import PoolDataset, PoolOrder, SampleSource, cut_into_pools, pool_loader
+from dpr.data.collator import SetOptions
+from dpr.data.loader import PoolOrder, SampleSource, pool_loader
 from dpr.data.order import DROPOUT
 from dpr.formats.durable import write_json
 from dpr.losses.nll import BiEncoderNllLoss
@@ -33,6 +33,7 @@ from dpr.training.checkpointing import find_stored_run, restore_state, run_ident
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import OptimizerSettings, Schedule, make_optimizer, set_learning_rate
 from dpr.training.parallel import data_parallel
+from dpr.training.pools import make_dataset, steps_per_epoch
 from dpr.training.run_state import CheckpointFolder, Progress
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
 from dpr.training.step import DirectStep, StepResult
@@ -86,8 +87,9 @@ class BiEncoderTrainer:
 
         self.pool_size = self.batches.global_batch_size or (stored.pool_size if stored else 0) or batch_size * self.ranks.world_size
         self.accumulation = self.batches.gradient_accumulation_steps
-        self.dataset = self._cut_into_pools([_with_options(item) for item in train_sets])
-        self.steps_per_epoch = self._steps_per_epoch()
+        trains = [_with_options(item) for item in train_sets]
+        self.dataset = make_dataset(trains, model.tensorizer, self.batches, pool_size=self.pool_size, ranks=self.ranks, seed=seed)
+        self.steps_per_epoch = steps_per_epoch(self.dataset, self.batches)
         self.total_steps = min(num_train_epochs * self.steps_per_epoch, max_steps or sys.maxsize)
 
         set_up_arithmetic(self.compute, model)
@@ -255,25 +257,6 @@ class BiEncoderTrainer:
         for callback in self.callbacks:
             getattr(callback, moment)(self, *arguments)
 
-    def _cut_into_pools(self, sets: list[tuple[SampleSource, SetOptions]]) -> PoolDataset:
-        batches = self.batches
-        collator = Collator(
-            self.model.tensorizer,
-            num_hard=batches.hard_negatives,
-            num_other=batches.other_negatives,
-            seed=self.seed,
-            augmentation=batches.augmentation,
-        )
-        return cut_into_pools(
-            sets,
-            collator,
-            global_batch_size=self.pool_size,
-            ranks=self.ranks,
-            seed=self.seed,
-            sampling_rates=batches.sampling_rates,
-            local_shards=batches.local_shards,
-        )
-
     def _make_validator(self, sets: list[tuple[SampleSource, SetOptions]], settings: ValidationSettings | None) -> Validator:
         return Validator(
             self.model,
@@ -285,14 +268,6 @@ class BiEncoderTrainer:
             ranks=self.ranks,
             precision=self.compute.precision,
         )
-
-    def _steps_per_epoch(self) -> int:
-        pools = self.dataset.iterator.pools_per_epoch
-        if self.batches.overfit_batches:
-            pools = min(pools, self.batches.overfit_batches)
-        if pools < self.accumulation:
-            raise ConfigError(f"train.gradient_accumulation_steps={self.accumulation} is more than an epoch's {pools} pools; lower it")
-        return pools // self.accumulation
 
     def _describe(self) -> None:
         if self.schedule.warmup_steps >= self.total_steps:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dpr.cli import train
 from dpr.cli.train import main
+from dpr.config.training import BiEncoderTrainConfig
 from dpr.formats.training_sets import write_training_set
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -79,6 +83,36 @@ def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
     assert trainer.progress.step == 3 * trainer.steps_per_epoch < trainer.total_steps
     stored = sorted(path.name for path in Path("runs/stopped").glob("*.step*"))
     assert trainer.progress.best_checkpoint in stored
+
+
+def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[float | None] = []
+    job = train._train
+
+    def noted(config: BiEncoderTrainConfig) -> float | None:
+        returned.append(job(config))
+        return returned[-1]
+
+    monkeypatch.setattr(train, "_train", noted)
+    wanted = "dpr train -m train.learning_rate=1e-5,2e-5,5e-5"
+    assert wanted in PAGE
+    assert main(["-m", "train.learning_rate=1e-5,1e-2", "dev_datasets=dev.json", "output_dir=runs/sweep", *SMALL]) == 0
+    stored = [json.loads(Path(f"runs/sweep/{number}/metrics.json").read_text())["best_value"] for number in (0, 1)]
+    assert stored == returned
+    assert stored[0] != stored[1]
+
+
+@pytest.mark.slow
+def test_a_sweep_from_outside_starts_a_launcher_for_each_value() -> None:
+    best = []
+    for rate in ("1e-5", "1e-2"):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dpr", "train"]
+        command = [*launcher, f"train.learning_rate={rate}", "dev_datasets=dev.json", f"output_dir=runs/lr-{rate}", *SMALL]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run([*command, "train.global_batch_size=4"], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        best.append(json.loads(Path(f"runs/lr-{rate}/metrics.json").read_text())["best_value"])
+    assert best[0] != best[1]
 
 
 def test_own_metric_from_the_command_line() -> None:

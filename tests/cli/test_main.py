@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 import dpr
 from dpr.cli.main import COMMANDS, main
 from dpr.formats.durable import durable_folder
+from tests.architecture.source_files import REPOSITORY
 
 
 def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,3 +55,37 @@ def test_doctor_names_versions_and_what_is_absent(capsys: pytest.CaptureFixture[
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("torch", "transformers", "faiss-cpu", "cores", "GB free", "wandb"))
+
+
+def test_doctor_loads_nothing_heavy_and_takes_no_time() -> None:
+    program = (
+        "import sys, time; start = time.perf_counter(); from dpr.cli.main import main; code = main(['doctor']); "
+        "print(sorted({'torch', 'numpy', 'transformers', 'hydra'} & set(sys.modules)), code, time.perf_counter() - start < 2)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[] 0 True", done.stderr
+
+
+def test_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    from dpr.cli import doctor
+
+    text = (REPOSITORY / "setup.py").read_text()
+    extras = set(re.findall(r'(?m)^        "(\w+)": \[', text[text.index("extras_require") :]))
+    assert {extra for extra, _ in doctor._EXTRAS.values()} == extras
+    assert main(["doctor", "--depp"]) == 2
+    assert "--depp is not known" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_doctor_tries_the_whole_way(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["doctor", "--deep"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("good") == 4 and "GFLOP/s" in out and "gloo" in out
+    from dpr.training.trainer import BiEncoderTrainer
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(BiEncoderTrainer, "update", broken)
+    assert main(["doctor", "--deep"]) == 1
+    assert "FAILED: RuntimeError: broken on purpose" in capsys.readouterr().out
