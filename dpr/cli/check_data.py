@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.cli.plain_arguments import PlainParser
+from dpr.cli.read_settings import add_read_settings, read_options
 
 EXAMPLES = """examples:
   dpr check-data train.jsonl
@@ -20,7 +21,6 @@ def main(argv: list[str]) -> int:
     options = _parser().parse(argv)
     from dpr.core.logs import configure_logging
     from dpr.formats.text_input import expand_files
-    from dpr.formats.training_files.rows import ReadOptions
     from dpr.preparation.data_check import check_files
     from dpr.preparation.data_report import open_tokenizer, report, require_rows
 
@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
         tensorizer = open_tokenizer(
             options.tokenizer, sequence_length=options.sequence_length or None, question_length=options.question_length or None
         )
-    train = check_files(expand_files(options.files), ReadOptions())
-    dev = check_files(expand_files(options.dev), ReadOptions()) if options.dev else None
+    train = check_files(expand_files(options.files), read_options(options))
+    dev = check_files(expand_files(options.dev), read_options(options)) if options.dev else None
     lines, problems = report(train, dev, tensorizer)
     print("\n".join(lines))
     require_rows(train, "train")
@@ -62,5 +62,6 @@ def _parser() -> PlainParser:
     parser.setting(
         "question_length", also=("encoder.question_length",), type=int, default=0, metavar="N", help="longest question (default: the same)"
     )
+    add_read_settings(parser)
     parser.setting("strict", action="store_true", help="end with 3 where there is a problem")
     return parser

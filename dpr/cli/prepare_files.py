@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from dpr.cli.plain_arguments import PlainParser
+from dpr.cli.read_settings import add_read_settings, read_options
 
 EXAMPLES = """examples:
   dpr prepare squad/train-v1.1.json out=train.jsonl
@@ -21,15 +22,13 @@ def main(argv: list[str]) -> int:
     options = parser().parse(argv)
     from dpr.core.logs import configure_logging
     from dpr.formats.text_input import expand_files
-    from dpr.formats.training_files.rows import ReadOptions
     from dpr.preparation.conversion import convert
 
     configure_logging()
-    columns = {role: name for role in ("question", "positive", "negative", "title", "answers") if (name := getattr(options, role))}
     counts = convert(
         expand_files(options.sources),
         options.out,
-        ReadOptions(options.corpus, options.queries, options.split, options.min_grade, columns),
+        read_options(options),
         format_name=options.format,
         to=options.to,
         skip_bad_rows=options.on_bad_row == "skip",
@@ -58,12 +57,7 @@ def parser() -> PlainParser:
     found.setting("out", type=Path, required=True, metavar="FILE", help="file to write (a folder for to=beir); .gz is packed")
     found.setting("format", default="", metavar="NAME", help="format of the source, where its content does not tell")
     found.setting("to", default="dpr", metavar="NAME", help="format to write (default %(default)s)")
-    found.setting("corpus", type=Path, metavar="FILE", help="passages that rows name by id: TSV, JSON lines or Parquet")
-    found.setting("queries", type=Path, metavar="FILE", help="questions that rows name by id")
-    found.setting("split", default="", metavar="NAME", help="part of a folder (default: train, or the only one)")
-    found.setting("min_grade", type=int, default=1, metavar="N", help="judgements from here on are positives (default %(default)s)")
-    for role in ("question", "positive", "negative", "title", "answers"):
-        found.setting(role, metavar="COLUMN", help=f"column of the {role}; a.b is key b of column a")
+    add_read_settings(found)
     found.setting("on_bad_row", choices=("fail", "skip"), default="fail", help="skip lists bad rows in <out>.rejected.jsonl (default fail)")
     found.setting("max_bad_rows", type=int, metavar="N", help="how many may be skipped (default: 100 or 0.1%% of all, if that is more)")
     found.setting("overwrite", action="store_true", help="replace what is at out")

@@ -29,6 +29,7 @@ from dpr.formats.durable import flush, read_json, write_json
 logger = get_logger(__name__)
 
 _CHUNK = 2**20
+_TELL_EVERY_S = 15.0
 _TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
 
 
@@ -131,12 +132,22 @@ def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
         version = next((tag for tag in tags if tag and not tag.startswith("W/")), None)
         write_json(_notes_of(part), {"url": url, "version": version, "bytes": expected})
         _require_space(part, expected, start)
-        while chunk := response.read(_CHUNK):
-            file.write(chunk)
+        _copy(response, file, start, expected)
         size = file.seek(0, os.SEEK_END)
         if expected is not None and size != expected:
             raise http.client.IncompleteRead(b"", expected - size)
     return True
+
+
+def _copy(response: Any, file: IO[bytes], size: int, expected: int | None) -> None:
+    """Writes what comes, and says every quarter of a minute how far it is."""
+    told = time.monotonic()
+    while chunk := response.read(_CHUNK):
+        file.write(chunk)
+        size += len(chunk)
+        if time.monotonic() - told > _TELL_EVERY_S:
+            told = time.monotonic()
+            logger.info("%.1f MB%s", size / 1e6, f" of {expected / 1e6:.1f}" if expected else "")
 
 
 def _range_start(header: str) -> int:

@@ -63,8 +63,10 @@ class _Parser:
 
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
         question, answers = self._question(record)
-        if "answers" in self._columns or isinstance(record.get("answers"), list | str):
-            value = _at(record, self._columns.get("answers", "answers"))
+        value = _at(record, self._columns["answers"]) if "answers" in self._columns else record.get("answers")
+        if isinstance(value, dict):  # SQuAD's in Parquet: one object of lists
+            value = value.get("text")
+        if value is not None:
             answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
         title_column = self._columns.get("title", "title")
         title = title_of(_at(record, title_column) if title_column.split(".")[0] in record else None, title_column)

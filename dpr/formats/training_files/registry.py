@@ -184,8 +184,9 @@ def look_at(path: Path) -> Glimpse:
         if head[:1] not in (b"{", b"["):
             line, raw, too_long = next(iter_raw_lines(stream), (1, b"", False))
             return Glimpse(path, "table", fields=tuple(decode_line(raw, too_long, path, line).split("\t")))
+    is_long_line = head.startswith(b"{") and b"\n" not in head and len(head) > _HEAD_BYTES // 2
     try:
-        record = next(iter_json_records(path), None)
+        record = None if is_long_line else next(iter_json_records(path), None)
     except InputError:
         record = None
     if record is not None and record.error is None:

@@ -311,6 +311,14 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
     assert "no column 'text'" in str(row.error)
 
 
+def test_squad_in_parquet_keeps_title_and_answers(tmp_path: Path) -> None:
+    answers = {"text": ["x", "x", "y"], "answer_start": [0, 0, 4]}
+    pq.write_table(
+        pa.table({"id": ["1"], "title": ["T"], "context": ["c"], "question": ["q"], "answers": [answers]}), tmp_path / "s.parquet"
+    )
+    assert samples_of(tmp_path / "s.parquet") == [TrainingSample("q", (Passage("c", "T"),), answers=("x", "y"))]
+
+
 DETECTED = {
     "dpr": '[{"question": "q", "positive_ctxs": [{"text": "p"}]}]',
     "tevatron": '{"query_id": "1", "query": "q", "positive_passages": [{"docid": "1", "text": "p"}], "negative_passages": []}',

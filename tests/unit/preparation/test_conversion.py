@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import TrainingSample
+from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
+from dpr.preparation.conversion import convert
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +69,41 @@ def test_there_and_back_through_every_format_that_is_written(tmp_path: Path, cap
         assert main(["prepare", str(last), f"to={name}", f"out={following}"]) == 0, capsys.readouterr().err
         last = following
     assert [(s.question, [p.text for p in s.positives]) for s in rows(last)] == before
+
+
+def squad_file(path: Path, count: int) -> Path:
+    text = "word " * 150
+    articles = ({"title": f"t{n}", "paragraphs": [{"context": text, "qas": [{"question": f"q{n}", "answers": []}]}]} for n in range(count))
+    path.write_text(json.dumps({"data": list(articles)}))
+    return path
+
+
+def pair_file(path: Path, count: int) -> Path:
+    path.write_text("".join(f"q{number}\t{'word ' * 150}{number}\n" for number in range(count)))
+    return path
+
+
+def parquet_file(path: Path, count: int) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"query": [f"q{n}" for n in range(count)], "positive": [f"{'word ' * 150}{n}" for n in range(count)]}), path)
+    return path
+
+
+@pytest.mark.parametrize("make", [squad_file, pair_file, parquet_file])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path, int], Path]) -> None:
+    """What Python holds at most, for a file of 3 MB and one of 24 MB."""
+    peaks = []
+    for count in (4_000, 32_000):
+        source = make(tmp_path / f"{count}.data", count)
+        tracemalloc.start()
+        counts = convert([source], tmp_path / f"{count}.jsonl", ReadOptions())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert counts.written == count
+    assert peaks[1] < peaks[0] + 2**20
+    assert peaks[1] < 12 * 2**20
 
 
 @pytest.mark.parametrize(
