@@ -47,7 +47,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     elif config.output_dir is None:
         raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
     device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=_local_rank())
-    with process_group(device.type):
+    with process_group(device.type, timeout_s=config.rank_timeout_s):
         seed_everything(config.seed)
         model = build_model(config).to(device)
         dev_sets = open_sets(dev_sources, config)
@@ -179,6 +179,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         ),
         compute=ComputeSettings(
             precision=train.precision,
+            most_skipped_steps=train.most_skipped_steps,
             tf32=train.tf32,
             gradient_checkpointing=train.gradient_checkpointing,
             compile=train.compile,

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from dpr.core.errors import DprError
+from dpr.core.errors import DprError, StopRequested
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
@@ -19,6 +19,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
         _tell(error)
         return error.exit_code
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; closing would raise again.
@@ -35,4 +36,5 @@ def _tell(error: DprError) -> None:
     if local_rank != "0":
         time.sleep(1.0)
     where = "" if local_rank == "0" else f"[rank {os.environ.get('RANK', local_rank)}] "
-    print(f"{where}error: {error}", file=sys.stderr, flush=True)
+    kind = "stopped" if isinstance(error, StopRequested) else "error"
+    print(f"{where}{kind}: {error}", file=sys.stderr, flush=True)

@@ -114,6 +114,8 @@ class TrainConfig:
     """A string, as in DPR: two numbers in brackets."""
     max_grad_norm: float = 1.0
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
+    most_skipped_steps: int = 5
+    """The run ends when the gradient is not a number in this many steps in a row; each such step is skipped, on all ranks alike."""
     hard_negatives: int = 1
     """Per question."""
     other_negatives: int = 0
@@ -191,7 +193,7 @@ class TrainConfig:
         require_choice("train.lr_schedule", self.lr_schedule, ("linear", "cosine", "constant", "dpr"))
         for key in (
             "batch_size dev_batch_size gradient_accumulation_steps num_train_epochs log_batch_step "
-            "val_av_rank_bsz val_av_rank_max_qs prefetch_batches"
+            "val_av_rank_bsz val_av_rank_max_qs prefetch_batches most_skipped_steps"
         ).split():
             require_at_least(f"train.{key}", getattr(self, key), 1)
         for key in (
@@ -247,6 +249,8 @@ class BiEncoderTrainConfig:
     device: str | None = None
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
+    rank_timeout_s: float = 300.0
+    """Seconds after which a process of the group that does not answer counts as lost."""
     resume: str = "auto"
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it though data or order differ."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
@@ -317,4 +321,5 @@ class BiEncoderTrainConfig:
         require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))
         require_choice("resume", self.resume, ("auto", "fresh", "force"))
         require_at_least("max_bad_rows", self.max_bad_rows, 0)
+        require_at_least("rank_timeout_s", self.rank_timeout_s, 1)
         require_at_least("seed", self.seed, 0)

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpr.core.errors import ConfigError, LostRankError
+from dpr.core import lost_ranks
+from dpr.core.errors import ConfigError, DprError
 
 # torch 2.13 renamed both; the old names warn there, and the new ones are absent before.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -47,14 +48,19 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
     """Joins the group that a launcher (torchrun, torch.distributed.launch) announced in the environment; leaves it at the end.
 
     Without a launcher there is nothing to join. NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed.
+
+    Raises:
+        LostRankError: instead of what torch raises in the block when another rank has died or hangs.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    with lost_ranks.named("while starting"):
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
-        yield current_ranks()
+        with lost_ranks.named():
+            yield current_ranks()
     finally:
         dist.destroy_process_group()
 
@@ -145,7 +151,7 @@ def on_main(action: Callable[[], None]) -> None:
     """Runs ``action`` on rank 0 while the others wait. If it fails there, every rank raises, so that nobody waits for ever.
 
     Raises:
-        DprError: on rank 0 the error itself; on the others a LostRankError with its message.
+        DprError: on rank 0 the error itself; on the others one with its message and exit code.
     """
     ranks = current_ranks()
     if ranks.world_size == 1:
@@ -161,11 +167,43 @@ def on_main(action: Callable[[], None]) -> None:
     length = from_main(len(message))
     if not length:
         return
+    code = from_main(getattr(failure, "exit_code", 1))
     text = torch.tensor(list(message) if ranks.is_main else [0] * length, dtype=torch.uint8)
     dist.broadcast(text, 0)
     if failure is not None:
         raise failure
-    raise LostRankError(bytes(text.tolist()).decode("utf-8", "replace"))
+    refusal = DprError(bytes(text.tolist()).decode("utf-8", "replace"))
+    refusal.exit_code = code
+    raise refusal
+
+
+class AgreedRequest:
+    """What any rank has asked for, known to all of them at the same call, without making anybody wait.
+
+    Every rank calls ``update`` once per step. The largest number of one call is found by an all-reduce of four bytes on the CPU, which runs
+    beside the next step and is read at the next call; with one process the answer comes at once.
+    """
+
+    def __init__(self) -> None:
+        self._pending: tuple[dist.Work, Tensor] | None = None
+
+    def update(self, request: int) -> int:
+        """Hands in this rank's request (0 = none); returns the largest of the call before on all ranks, the same everywhere."""
+        if current_ranks().world_size == 1:
+            return request
+        agreed = self.finish()
+        tensor = torch.tensor(request, dtype=torch.int32)
+        self._pending = (dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True), tensor)
+        return agreed
+
+    def finish(self) -> int:
+        """Waits for the last all-reduce, so that nothing is left under way; returns its answer."""
+        if self._pending is None:
+            return 0
+        work, tensor = self._pending
+        self._pending = None
+        work.wait()
+        return int(tensor)
 
 
 def barrier() -> None:

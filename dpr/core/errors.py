@@ -66,12 +66,19 @@ class DivergedError(DprError):
 
 
 class LostRankError(DprError):
-    """Another process of the group died or stopped answering."""
+    """Another process of the group, or one that prepared its batches, died or stopped answering."""
 
     exit_code = 5
 
 
 class StopRequested(DprError):
-    """A signal asked the run to stop; a checkpoint was written first. Running the same command again goes on."""
+    """A signal asked the run to stop; a checkpoint was written first. Running the same command again goes on.
+
+    Where none could be written, ``exit_code`` is that of a process which the signal ended.
+    """
 
     exit_code = 75
+
+    def __init__(self, message: str, *, exit_code: int = 75) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)

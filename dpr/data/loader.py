@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
+from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.iterators import LocalShardedDataIterator, MultiSetDataIterator, PoolRows, ShardedDataIterator
 
@@ -95,6 +96,7 @@ class PoolOrder(Sampler[tuple[int, int]]):
 
 
 def _start_worker(_: int) -> None:
+    ignore_in_worker()
     # A worker is one of several processes that share the machine; more threads in each only get in the model's way.
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

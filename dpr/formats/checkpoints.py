@@ -44,10 +44,18 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def write_tensors(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
-    """Writes tensors into a folder that ``durable_folder`` is about to publish."""
+    """Writes tensors into a folder that ``durable_folder`` is about to publish.
+
+    Raises:
+        OSError: the disk is full or refuses.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, str(folder / name))
+    try:
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, str(folder / name))
+    except SafetensorError as error:
+        raise OSError(f"{name}: {error}") from error
 
 
 def write_json_file(folder: Path, name: str, value: dict[str, Any]) -> None:

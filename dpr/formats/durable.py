@@ -135,7 +135,7 @@ def write_manifest(folder: Path, metadata: dict[str, Any], *, files: dict[str, d
             if path.is_dir():
                 flush(path)
     manifest = {"schema": SCHEMA, "tool": f"dpr {__version__}", "metadata": metadata, "files": files}
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a folder.
 
     Raises:
-        InputError: no manifest (the folder is unfinished or not ours), not a manifest, of an unknown schema, or with names that leave
-            the folder.
+        InputError: no manifest (the folder is unfinished or not ours), not a manifest, of an unknown schema, with names that leave the
+            folder, or changed since it was written.
     """
     path = Path(path)
     file = path / MANIFEST
@@ -168,6 +168,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise InputError(f"the file name {name!r} leaves the folder", file=file)
         if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("sha256"), str):
             raise InputError(f"the entry of {name!r} has no bytes and sha256", file=file)
+    digest = manifest.pop("sha256", None)  # absent in the first folders of this schema
+    if not manifest.keys() <= {"schema", "tool", "metadata", "files"} or digest not in (None, _digest(manifest)):
+        raise InputError("content has changed (SHA-256 differs from the one it states)", file=file)
     return manifest
 
 
@@ -214,6 +217,14 @@ def remove_leftovers(parent: Path) -> None:
                     os.rename(path, target)
                     continue
         _remove(path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a durable folder as a whole: a process killed meanwhile leaves something to clear away, never half a folder of that name."""
+    doomed = _temporary_beside(folder)
+    _remove(doomed)
+    os.rename(folder, doomed)
+    _remove(doomed)
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -308,6 +319,10 @@ def _compare_file(path: Path, name: str, entry: dict[str, Any]) -> list[str]:
     except OSError as error:
         return [f"{name}: cannot be read ({error.strerror})"]
     return []
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(_dumps(manifest).encode()).hexdigest()
 
 
 def _finite(obj: Any) -> Any:

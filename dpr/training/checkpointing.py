@@ -11,6 +11,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
+from dpr.training.finite_guard import refuse_not_finite
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run_state import CheckpointFolder, Progress, RunIdentity, environment_facts
 from dpr.training.settings import CheckpointSettings
@@ -47,18 +48,17 @@ def find_stored_run(folder: CheckpointFolder, resume: str) -> StoredRun | None:
         CheckpointError: there are checkpoints, but every one is damaged.
     """
     folder.prepare()
-    newest = folder.newest()
-    if newest is None:
-        if resume == "require":
-            raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
-        return None
-    if resume == "fresh":
-        raise ConfigError(f"{folder.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
-    return StoredRun(newest, *CheckpointFolder.read_state(newest))
+    newest = folder.newest(start_afresh=resume == "fresh")
+    if newest is not None:
+        return StoredRun(newest, *CheckpointFolder.read_state(newest))
+    if resume == "require":
+        raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
+    return None
 
 
 def write_state(trainer: BiEncoderTrainer, folder: Path) -> None:
     """Writes model, optimizer, loss scale and the state of callbacks into a checkpoint that is being made."""
+    refuse_not_finite(trainer.model.weights())
     trainer.model.write_to(folder)
     checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer_tensors(trainer.model, trainer.optimizer))
     checkpoints.write_json_file(folder, SCALER_FILE, trainer.step.scaler.state_dict())

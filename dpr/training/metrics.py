@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -16,7 +17,7 @@ Metrics = dict[str, float]
 
 
 class TrainingMetrics:
-    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``."""
+    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a loss that is no number does not count."""
 
     def __init__(self, model: BiEncoder) -> None:
         self._device = model.device
@@ -26,14 +27,16 @@ class TrainingMetrics:
         self._reset()
 
     def _reset(self) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         self._questions = self._tokens = self._computed = 0
         self._flops = 0.0
         self._start = time.perf_counter()
 
     def add(self, result: StepResult, batch: BiEncoderBatch) -> None:
         """Adds one micro-batch; ``batch`` is the one on the CPU."""
-        self._sums += torch.stack([result.loss_sum.double(), result.num_correct.double()])
+        loss = result.loss_sum.double()
+        figures = torch.stack([loss, result.num_correct.double(), torch.full_like(loss, result.num_questions)])
+        self._sums += torch.where(torch.isfinite(loss), figures, 0.0)
         self._questions += result.num_questions
         self._tokens += batch.num_tokens
         for side, tokens in (("question", batch.questions), ("ctx", batch.contexts)):
@@ -47,14 +50,14 @@ class TrainingMetrics:
         ``peak``: operations per second that a device could do, for ``perf/mfu``, the share of it that the model's arithmetic took.
         """
         counts = torch.tensor([self._questions, self._tokens, self._computed, self._flops], dtype=torch.float64, device=self._device)
-        loss, correct, questions, tokens, computed, flops = sum_over_ranks(torch.cat([self._sums, counts])).tolist()
+        loss, correct, judged, questions, tokens, computed, flops = sum_over_ranks(torch.cat([self._sums, counts])).tolist()
         elapsed = max(time.perf_counter() - self._start, 1e-9)
         self._reset()
         if not questions:
             return {}
         return {
-            "train/loss": loss / questions,
-            "train/in_batch_acc": correct / questions,
+            "train/loss": loss / judged if judged else math.nan,
+            "train/in_batch_acc": correct / judged if judged else math.nan,
             "perf/questions_per_s": questions / elapsed,
             "perf/tokens_per_s": tokens / elapsed,
             "perf/padding_share": 1.0 - tokens / computed,

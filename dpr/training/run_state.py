@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.distributed import from_main, on_main
-from dpr.core.errors import CheckpointError
+from dpr.core.distributed import from_main, gather_rows, on_main
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
-from dpr.formats.durable import durable_folder, read_json, remove_leftovers, verify_folder, write_json
+from dpr.formats.durable import durable_folder, read_json, remove_folder, remove_leftovers, verify_folder, write_json
+from dpr.formats.run_lock import ProcessName, RunLock, this_process
 from dpr.training.metrics import Metrics
 
 logger = get_logger(__name__)
+
+MOST_FAILED_SAVES = 3
 
 
 @dataclass
@@ -102,78 +104,145 @@ def _differences(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, tuple
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: ``<output_dir>/<name>.step<N>``."""
+    """The checkpoints of one run: ``<output_dir>/<name>.step<N>``. Every rank calls its methods, and all learn the outcome together."""
 
     def __init__(self, output_dir: Path, name: str, *, keep_last: int = 3) -> None:
         self.output_dir, self.name, self.keep_last = output_dir, name, keep_last
+        self.lock = RunLock(output_dir)
+        self._failed_saves = 0
 
     def prepare(self) -> None:
-        """Makes the folder and clears what a killed save left behind. On rank 0; all ranks call it."""
+        """Makes the folder, takes its lock, and clears what a killed save left behind.
+
+        Raises:
+            CheckpointError: the folder cannot be written, or another run is at work there.
+        """
+        processes = _all_processes()
 
         def make() -> None:
             try:
                 self.output_dir.mkdir(parents=True, exist_ok=True)
+                with durable_folder(self.output_dir / f"{self.name}.trial"):
+                    pass
+                shutil.rmtree(self.output_dir / f"{self.name}.trial")
+                self.lock.acquire(processes)
+                remove_leftovers(self.output_dir)
             except OSError as error:
                 raise CheckpointError(
-                    f"cannot be made ({error.strerror})", file=self.output_dir, hint="set output_dir to a folder you may write to"
+                    f"cannot be written ({error.strerror})", file=self.output_dir, hint="set output_dir to a folder you may write to"
                 ) from error
-            if not os.access(self.output_dir, os.W_OK):
-                raise CheckpointError("is not writable", file=self.output_dir, hint="set output_dir to a folder you may write to")
-            remove_leftovers(self.output_dir)
 
         on_main(make)
 
-    def newest(self) -> Path | None:
+    def note_stop(self, step: int) -> None:
+        """Notes in ``run.json`` that the run was asked to stop and can go on; launchers hide exit codes. The next save takes it out."""
+
+        def write() -> None:
+            file = self.output_dir / checkpoints.RUN_FILE
+            write_json(file, {**read_json(file), "stopped_at_step": step})
+
+        on_main(write)
+
+    def release(self) -> None:
+        """Gives the folder back."""
+        self.lock.release()
+
+    def newest(self, *, start_afresh: bool = False) -> Path | None:
         """The newest checkpoint that is whole, the same on all ranks; None when the run has none.
+
+        With ``start_afresh`` there must be none; damaged ones are set aside, so that they are not met again.
 
         Raises:
             CheckpointError: there are checkpoints, but every one is damaged.
+            ConfigError: ``start_afresh``, and there is one to go on from.
         """
         found: list[Path] = []
 
         def find() -> None:
-            folders = checkpoints.checkpoint_folders(self.output_dir, self.name)
-            for folder in folders:
-                problems = verify_folder(folder)
-                if not problems:
+            damaged: dict[Path, list[str]] = {}
+            for folder in checkpoints.checkpoint_folders(self.output_dir, self.name):
+                if not (problems := verify_folder(folder)):
                     found.append(folder)
-                    return
+                    break
+                damaged[folder] = problems
                 logger.warning("%s is damaged (%s); trying the one before it", folder, "; ".join(problems[:3]))
-            if folders:
+            if start_afresh and found:
+                raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
+            if start_afresh:
+                self._set_aside(damaged)
+            elif damaged and not found:
+                reasons = "".join(f"\n  {folder.name}: {'; '.join(problems[:3])}" for folder, problems in damaged.items())
                 raise CheckpointError(
-                    f"all {len(folders)} checkpoints are damaged",
+                    f"all {len(damaged)} checkpoints are damaged",
                     file=self.output_dir,
-                    hint="move them away or choose a new output_dir to start again",
+                    hint=f"resume=fresh sets them aside and starts again at step 0, or choose a new output_dir{reasons}",
                 )
 
         on_main(find)
-        step = from_main(int(found[0].name.rpartition("step")[2]) if found else -1)
+        step = from_main(_step_of(found[0]) if found else -1)
         return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
 
-    def save(self, progress: Progress, write: Callable[[Path], None], identity: RunIdentity, config: dict[str, Any]) -> Path:
-        """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond ``keep_last`` (never the best)."""
+    def _set_aside(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            aside = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            logger.warning("%s is now %s", folder, aside.name)
+
+    def save(self, progress: Progress, write: Callable[[Path], None], identity: RunIdentity, config: dict[str, Any]) -> Path | None:
+        """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond ``keep_last`` (never the best).
+
+        A disk that is full or fails costs this checkpoint only: a warning, None is returned, and the next one is tried when it is due.
+
+        Raises:
+            CheckpointError: that happened three times in a row, or another run has taken the folder over.
+        """
         folder = self.output_dir / f"{self.name}.step{progress.step}"
+        failures: list[str] = []  # not the errors: their frames would keep the batches, and so the workers, alive
 
         def save() -> None:
-            with durable_folder(folder, overwrite=True, metadata={"kind": "checkpoint", "step": progress.step}) as temporary:
-                write(temporary)
-                state = {"progress": asdict(progress), "identity": asdict(identity)}
-                checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
-                checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
-            write_json(
-                self.output_dir / checkpoints.RUN_FILE,
-                {"last_checkpoint": folder.name, **{key: value for key, value in asdict(progress).items() if key.startswith("best_")}},
-            )
-            self._prune(keep={folder.name, progress.best_checkpoint})
+            if not self.lock.is_held():
+                raise CheckpointError("another run has taken this folder over", file=self.output_dir, hint="only one run may write here")
+            try:
+                self._write(folder, progress, write, identity, config)
+            except OSError as error:
+                failures.append(error.strerror or str(error))
 
         on_main(save)
-        return folder
+        if not from_main(len(failures)):
+            self._failed_saves = 0
+            return folder
+        self._failed_saves += 1
+        reason = f": {failures[0]}" if failures else ""
+        if self._failed_saves >= MOST_FAILED_SAVES:
+            raise CheckpointError(
+                f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row",
+                file=folder,
+                hint="make room and run the same command again, which goes on from the last checkpoint",
+            )
+        if failures:
+            logger.warning("%s cannot be written%s; the checkpoints before it are whole, the next is tried when it is due", folder, reason)
+        return None
 
-    def _prune(self, keep: set[str | None]) -> None:
+    def _write(
+        self, folder: Path, progress: Progress, write: Callable[[Path], None], identity: RunIdentity, config: dict[str, Any]
+    ) -> None:
+        with durable_folder(folder, overwrite=True, metadata={"kind": "checkpoint", "step": progress.step}) as temporary:
+            write(temporary)
+            state = {"progress": asdict(progress), "identity": asdict(identity)}
+            checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
+            checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
+        best = {key: value for key, value in asdict(progress).items() if key.startswith("best_")}
+        write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **best})
+        self._prune(keep={folder.name, progress.best_checkpoint}, newest=progress.step)
+
+    def _prune(self, keep: set[str | None], newest: int) -> None:
+        """Removes the oldest. Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept."""
         if self.keep_last:
-            for folder in checkpoints.checkpoint_folders(self.output_dir, self.name)[self.keep_last :]:
+            folders = [folder for folder in checkpoints.checkpoint_folders(self.output_dir, self.name) if _step_of(folder) <= newest]
+            for folder in folders[self.keep_last :]:
                 if folder.name not in keep:
-                    shutil.rmtree(folder)
+                    remove_folder(folder)
 
     @staticmethod
     def read_state(folder: Path) -> tuple[Progress, dict[str, Any]]:
@@ -183,3 +252,15 @@ class CheckpointFolder:
             return Progress(**state["progress"]), dict(state["identity"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"lacks what is needed to go on ({error})", file=folder / checkpoints.STATE_FILE) from error
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("step")[2])
+
+
+def _all_processes() -> list[ProcessName]:
+    """The process of every rank, on every rank. Text travels as numbers."""
+    mine = this_process()
+    host = mine.host.encode()[:64].ljust(64, b"\0")
+    rows = gather_rows(torch.tensor([[mine.pid, mine.start, *host]], dtype=torch.int64)).tolist()
+    return [ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1]) for row in rows]

@@ -74,10 +74,12 @@ class ComputeSettings:
 
     ``precision`` is fp32, bf16 (autocast) or fp16 (autocast with loss scaling). ``tf32`` lets a GPU round the factors of fp32 products.
     ``gradient_checkpointing`` computes activations again instead of keeping them, ``compile`` runs layers through ``torch.compile``,
-    ``deterministic`` refuses operations whose result is not the same each time (on one kind of device).
+    ``deterministic`` refuses operations whose result is not the same each time (on one kind of device). An update whose gradient is not a
+    number is skipped; ``most_skipped_steps`` of them in a row end the run.
     """
 
     precision: str = "fp32"
+    most_skipped_steps: int = 5
     tf32: bool = False
     gradient_checkpointing: bool = False
     compile: bool = False

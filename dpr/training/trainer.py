@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, any_rank, current_ranks, on_main
 from dpr.core.errors import ConfigError
@@ -30,6 +32,7 @@ from dpr.training.callbacks.sanity_check import SanityCheck
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.checkpointing import find_stored_run, restore_state, run_identity, write_state
+from dpr.training.finite_guard import FiniteGuard
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import OptimizerSettings, Schedule, make_optimizer, set_learning_rate
 from dpr.training.parallel import data_parallel
@@ -37,6 +40,7 @@ from dpr.training.pools import make_dataset, steps_per_epoch
 from dpr.training.run_state import CheckpointFolder, Progress
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
 from dpr.training.step import DirectStep, StepResult
+from dpr.training.stopping import stoppable
 from dpr.training.validation import DevSet, ValidationSettings, Validator
 
 logger = get_logger(__name__)
@@ -106,6 +110,7 @@ class BiEncoderTrainer:
         self.learning_rate, self.grad_norm = 0.0, torch.zeros(())
         self.results: list[StepResult] = []
         """Of the micro-batches of the current update, on this rank."""
+        self.guard = FiniteGuard(self.device, most_in_row=self.compute.most_skipped_steps, has_loss_scale=self.compute.precision == "fp16")
         self.metrics = TrainingMetrics(model)
         self.validator = self._make_validator([_with_options(item) for item in dev_sets], validation)
         # The order matters: who adds to the figures or looks at them, then who collects them and writes them down, last who saves it all.
@@ -119,6 +124,8 @@ class BiEncoderTrainer:
             MetricsFile(self.output_dir / "metrics.jsonl"),
             ValidateAndSave(self.periods),
         ]
+        self.saved_step = -1
+        """The step of the last checkpoint that this process wrote."""
         self._stop_reason: str | None = None
         self.is_stopping = False
         """Whether the ranks have agreed to end the run before its last step."""
@@ -129,7 +136,13 @@ class BiEncoderTrainer:
         """Runs to the end; returns the best validation value, None without dev sets. A finished run returns at once."""
         self._describe()
         try:
-            self._run()
+            with (
+                lost_ranks.named(lambda: f"at step {self.progress.step + 1}"),
+                stoppable(self) as self.stop_if_asked,
+                closing(self.micro_batches()) as batches,
+            ):
+                self._run(batches)
+                on_main(lambda: write_json(self.output_dir / "metrics.json", self.progress.summary()))
         except BaseException as error:
             for callback in self.callbacks:
                 try:
@@ -137,28 +150,30 @@ class BiEncoderTrainer:
                 except Exception as second:
                     logger.warning("%s failed over an error that it was told of: %s", type(callback).__name__, second)
             raise
-        on_main(lambda: write_json(self.output_dir / "metrics.json", self.progress.summary()))
+        finally:
+            self.checkpoints.release()
         return self.progress.best_value
 
-    def _run(self) -> None:
+    def _run(self, batches: Iterator[BiEncoderBatch]) -> None:
         self.emit("on_train_begin")
         self.agrees_to_stop()  # a run that early stopping ended stays ended
-        batches = self.micro_batches()
         self.model.train()
         while self.progress.step < self.total_steps and not self.is_stopping:
             self.emit("on_epoch_begin")
             end = min((self.epoch + 1) * self.steps_per_epoch, self.total_steps)
             while self.progress.step < end and not self.is_stopping:
+                self.stop_if_asked()
                 self.results = [self.forward_backward(next(batches), number) for number in range(self.accumulation)]
                 self.update()
                 self.progress.step += 1
+                self.guard.stop_if_hopeless(self.progress.step)
                 self.emit("on_step_end")
             if self.is_epoch_over:
                 self.emit("on_epoch_end")
         self.emit("on_train_end")
 
-    def micro_batches(self) -> Iterator[BiEncoderBatch]:
-        """This rank's batches from the current step on, made ahead by worker processes."""
+    def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
+        """This rank's batches from the current step on, made ahead by worker processes, which end when the generator is closed."""
         order = PoolOrder(
             epoch=self.epoch,
             pool=(self.progress.step % self.steps_per_epoch) * self.accumulation,
@@ -166,14 +181,12 @@ class BiEncoderTrainer:
             pools_per_epoch=self.steps_per_epoch * self.accumulation,
             repeat_first=self.batches.overfit_batches > 0,
         )
-        return iter(
-            pool_loader(
-                self.dataset,
-                order,
-                num_workers=self.batches.num_workers,
-                prefetch_batches=self.batches.prefetch_batches,
-                pin_memory=self.device.type == "cuda",
-            )
+        yield from pool_loader(
+            self.dataset,
+            order,
+            num_workers=self.batches.num_workers,
+            prefetch_batches=self.batches.prefetch_batches,
+            pin_memory=self.device.type == "cuda",
         )
 
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
@@ -189,6 +202,7 @@ class BiEncoderTrainer:
         self.step.scaler.unscale_(self.optimizer)
         limit = self.optimizer_settings.max_grad_norm
         self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
+        self.guard.check(self.optimizer, self.grad_norm)
         start = self.progress.schedule_start
         self.learning_rate = self.optimizer_settings.learning_rate * self.schedule.factor(
             self.progress.step - start, self.total_steps - start
@@ -235,10 +249,12 @@ class BiEncoderTrainer:
             return self._best_metric, self._best_is_highest
         return ("eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"), False
 
-    def save(self) -> Path:
-        """Writes a checkpoint; returns its folder."""
+    def save(self) -> Path | None:
+        """Writes a checkpoint; returns its folder, or None when the disk refused it."""
         folder = self.checkpoints.save(self.progress, lambda target: write_state(self, target), self.identity, self.config)
-        self.emit("on_save", folder)
+        if folder is not None:
+            self.saved_step = self.progress.step
+            self.emit("on_save", folder)
         return folder
 
     def request_stop(self, reason: str) -> None:

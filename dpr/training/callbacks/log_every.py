@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from dpr.core.errors import DivergedError
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.step import PRECISIONS
 from dpr.training.throughput import matrix_peak, peak_memory_gb
@@ -36,14 +34,10 @@ class LogEvery(Callback):
         if step % self.every_steps and step != trainer.total_steps:
             return
         metrics = trainer.metrics.take(peak=self._peak)
-        if not math.isfinite(metrics["train/loss"]):
-            raise DivergedError(
-                f"the loss is {metrics['train/loss']} at step {step}; lower train.learning_rate, raise "
-                "train.warmup_steps, or use train.precision=fp32. The last checkpoint is untouched"
-            )
         metrics["optim/lr"] = trainer.learning_rate
         metrics["optim/grad_norm"] = float(trainer.grad_norm)
         metrics["perf/mem_gb"] = peak_memory_gb(trainer.device)
         since, first = self._start
         metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (trainer.total_steps - step)
+        metrics["train/skipped_steps"] = float(trainer.guard.num_skipped)
         trainer.emit("on_log", metrics)

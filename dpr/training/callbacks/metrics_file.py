@@ -7,12 +7,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpr.core.logs import get_logger
 from dpr.formats.durable import append_jsonl, durable_file
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
 
 if TYPE_CHECKING:
     from dpr.training.trainer import BiEncoderTrainer
+
+logger = get_logger(__name__)
 
 
 class MetricsFile(Callback):
@@ -40,8 +43,12 @@ class MetricsFile(Callback):
         self._append(trainer, metrics)
 
     def _append(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        if trainer.ranks.is_main:
+        if not trainer.ranks.is_main:
+            return
+        try:
             append_jsonl(self.path, {"step": trainer.progress.step, "epoch": trainer.epoch, **metrics})
+        except OSError as error:  # no reason to lose a run
+            logger.warning("figures of step %d are not in %s: %s", trainer.progress.step, self.path, error.strerror or error)
 
 
 def _step_of(line: str) -> float:

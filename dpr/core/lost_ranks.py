@@ -1,0 +1,128 @@
+"""Finding out which rank was lost, and saying so: torch's own errors name addresses and seconds.
+
+Nothing is sent while all goes well. When an operation fails, the ranks that are left call the roll in the store through which the group was
+formed: each signs with its position, and whoever has not signed after some seconds is the one that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from dpr.core.errors import DprError, LostRankError
+
+ROLL_CALL_S = 3.0
+_OF_A_CONNECTION = re.compile(
+    r"gloo|connection (closed|reset|refused)|broken pipe|timed out|timeout|nccl|socket|rendezvous|store", re.IGNORECASE
+)
+_OF_A_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)\s*(.*)")
+
+
+@contextmanager
+def named(position: str | Callable[[], str] = "") -> Iterator[None]:
+    """A block in which the loss of a process becomes a LostRankError that names it, and ``position`` ("at step 12").
+
+    Any other failure is left in the store, for the ranks that lose this one by it.
+
+    Raises:
+        LostRankError: another rank, or a data-loader worker of this one, has died or hangs.
+    """
+    try:
+        yield
+    except DprError:
+        raise  # agreed on by all ranks, so nobody has to be told
+    except RuntimeError as error:
+        where = position() if callable(position) else position
+        if found := _OF_A_WORKER.search(str(error)):
+            lost: Exception = LostRankError(_told_of_worker(found[1], found[2], where))
+            _sign_off(lost)
+            raise lost from error
+        if not _is_of_a_connection(error):
+            _sign_off(error)
+            raise
+        raise LostRankError(_told_of_ranks(error, where)) from error
+    except Exception as error:
+        _sign_off(error)
+        raise
+
+
+def _is_of_a_connection(error: RuntimeError) -> bool:
+    if not (dist.is_available() and "RANK" in os.environ):
+        return False
+    return isinstance(error, dist.DistError) or _OF_A_CONNECTION.search(str(error)) is not None
+
+
+def _told_of_worker(pids: str, rest: str, where: str) -> str:
+    rank = f" of rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+    reason = rest.strip().rstrip(".") or "exited unexpectedly"
+    return (
+        f"data-loader worker {pids.strip()}{rank} {reason}{_after(where)}; often the machine ran out of memory: lower train.num_workers or "
+        "train.prefetch_batches. Run the same command again to go on from the last checkpoint"
+    )
+
+
+def _told_of_ranks(error: RuntimeError, where: str) -> str:
+    missing, reasons = _call_the_roll(where)
+    if missing is None:
+        who = "the group's store does not answer, so rank 0 or its launcher is gone"
+    elif missing:
+        names = ", ".join(map(str, missing))
+        who = f"rank{'s' if len(missing) > 1 else ''} {names} of {os.environ['WORLD_SIZE']} died or stopped answering"
+    elif reasons:
+        who = "; ".join(f"rank {rank} failed: {reason}" for rank, reason in reasons.items())
+    else:
+        who = "the ranks lost touch with each other"
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{who}{_after(where)} ({first_line[:200]}). Run the same command again to go on from the last checkpoint"
+
+
+def _after(where: str) -> str:
+    return f", {where}" if where else ""
+
+
+def _call_the_roll(where: str) -> tuple[list[int] | None, dict[int, str]]:
+    """Ranks that do not answer (None: nor does the store), and what those that failed by themselves left as their reason."""
+    store = _store()
+    if store is None:
+        return None, {}
+    world_size, deadline = int(os.environ["WORLD_SIZE"]), time.monotonic() + ROLL_CALL_S
+    try:
+        store.set(_key(int(os.environ["RANK"])), f"lost {where}")
+        while True:
+            missing = [rank for rank in range(world_size) if not store.check([_key(rank)])]
+            if not missing or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        answers = {rank: store.get(_key(rank)).decode("utf-8", "replace") for rank in range(world_size) if rank not in missing}
+    except RuntimeError:
+        return None, {}
+    return missing, {rank: answer[5:] for rank, answer in answers.items() if answer.startswith("fail ")}
+
+
+def _sign_off(error: Exception) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and dist.is_initialized() and (store := _store(timeout_s=1.0)) is not None:
+        with suppress(RuntimeError):
+            store.set(_key(int(os.environ["RANK"])), f"fail {type(error).__name__}: {error}"[:500])
+
+
+def _key(rank: int) -> str:
+    return f"dpr/roll-call/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+
+
+def _store(timeout_s: float = ROLL_CALL_S) -> dist.Store | None:
+    try:
+        return dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (KeyError, ValueError, RuntimeError):
+        return None

@@ -1,0 +1,70 @@
+"""Signals that ask a run to stop: remembered when they come, acted on where all ranks can agree and a checkpoint can be written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SAME_REQUEST_S = 1.0
+_WORKER_GRACE_S = 30
+
+
+class StopSignals:
+    """A ``with`` block in which SIGTERM, SIGINT and SIGUSR1 set a flag instead of ending the process.
+
+    A signal that comes a second or more after the first ends the process at once, without saving, with 128 + its number. Within that second
+    it counts as the same request: a terminal, a batch system or a launcher often signals whole process groups and then each process again.
+
+    Under torchrun the end of the launcher counts as a request too; nobody would collect the workers otherwise.
+    Outside the main thread, where Python allows no handlers, the block changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._number, self._since = 0, 0.0
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> int:
+        """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0 when nobody asks."""
+        if not self._number and self._launcher is not None and os.getppid() != self._launcher:
+            return int(signal.SIGHUP)
+        return self._number
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._number:
+            self._number, self._since = number, now
+        elif now - self._since >= _SAME_REQUEST_S:
+            # Buffered output and exit handlers could block; whoever asks twice wants the process gone.
+            os.write(2, f"{signal.Signals(number).name} again: ending at once, without saving\n".encode())
+            os._exit(128 + number)
+
+
+def describe(number: int) -> str:
+    """What asked for the stop, for a message."""
+    return "the launcher has ended" if number == signal.SIGHUP else signal.Signals(number).name
+
+
+def ignore_in_worker() -> None:
+    """For processes that work for another: its group may get the signal, but only the run itself decides, and it still needs them.
+
+    SIGTERM is also how the run ends a worker that does not end by itself, so that one is obeyed, half a minute later.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_WORKER_GRACE_S))

@@ -1,0 +1,170 @@
+"""Counting trials and making the table of docs/reliability.md.
+
+pytest tests/faults                                          the fast part: some trials of every case
+pytest tests/faults --all-faults                             all trials
+pytest tests/faults --all-faults --fault-table FILE          and puts the counts into FILE (make faults)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from dpr.formats.durable import durable_file
+from tests.faults.runs import Server, Workshop, final_hash
+
+BEGIN, END = "<!-- fault table: begin -->", "<!-- fault table: end -->"
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    id: str
+    fault: str
+    expected: str
+    tried: int = 0
+    passed: int = 0
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        return f"| {self.id} | {self.fault} | {self.expected} | {self.passed}/{self.tried} | {self.seconds:.0f} |"
+
+
+ROWS = pytest.StashKey[dict[str, Row]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-faults", action="store_true", help="all trials of tests/faults instead of some")
+    parser.addoption("--fault-table", metavar="FILE", help="Markdown file whose table gets the counts of this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "fault(id, fault, expected): a row of the fault table")
+    config.stash[ROWS] = {}
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def workshop(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    folder = tmp_path_factory.mktemp("faults")
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)  # one case runs as another user
+    return Workshop(folder / "workplace", server)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(workshop: Workshop) -> dict[int, str]:
+    """What an undisturbed run ends with, by the number of ranks."""
+    hashes = {}
+    for ranks in (1, 2):
+        output_dir = workshop.folder / f"undisturbed-{ranks}"
+        workshop.finish(output_dir, ranks=ranks)
+        hashes[ranks] = final_hash(output_dir)
+    return hashes
+
+
+@dataclass
+class Trial:
+    """One attempt. As a ``with`` block it counts as passed unless something is raised in it; the next attempt follows all the same."""
+
+    number: int
+    random: random.Random
+    output_dir: Path
+    case: Case
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self.case.row.tried += 1
+        if error is None:
+            self.case.row.passed += 1
+        elif isinstance(error, Exception):
+            self.case.failures.append(f"trial {self.number}:\n" + "".join(traceback.format_exception(error)))
+        return isinstance(error, Exception)
+
+
+@dataclass
+class Case:
+    """The trials of one test."""
+
+    row: Row
+    folder: Path
+    takes_all: bool
+    failures: list[str] = field(default_factory=list)
+
+    def trials(self, count: int, *, fast: int) -> Iterator[Trial]:
+        """``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the number."""
+        for number in range(count if self.takes_all else fast):
+            yield self.trial(number)
+
+    def trial(self, number: int) -> Trial:
+        return Trial(number, random.Random(f"{self.row.fault} {number}"), self.folder / f"run-{number}", self)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+    marker = request.node.get_closest_marker("fault")
+    rows = request.config.stash[ROWS]
+    row = rows.setdefault(f"{marker.args[0]} {marker.args[1]}", Row(*marker.args))
+    case = Case(row, tmp_path, request.config.getoption("--all-faults"))
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    start = time.perf_counter()
+    yield case
+    row.seconds += time.perf_counter() - start
+    assert not case.failures, f"{len(case.failures)} trials of {row.tried} failed\n" + "\n".join(case.failures)
+
+
+def _order(row: Row) -> tuple[int, str]:
+    return int(re.sub(r"\D", "", row.id)), row.fault
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    rows = config.stash[ROWS]
+    if not rows:
+        return
+    terminalreporter.section("faults")
+    for row in sorted(rows.values(), key=_order):
+        terminalreporter.write_line(row.line())
+    tried, passed = sum(row.tried for row in rows.values()), sum(row.passed for row in rows.values())
+    terminalreporter.write_line(f"{passed} of {tried} trials passed, {sum(row.seconds for row in rows.values()):.0f} s")
+    if target := config.getoption("--fault-table"):
+        _write_table(Path(target), rows)
+
+
+def _write_table(file: Path, rows: dict[str, Row]) -> None:
+    """Replaces the rows of this run in the file's table and keeps the others, so that the whole can be run in pieces."""
+    text = file.read_text(encoding="utf-8")
+    before, found, rest = text.partition(BEGIN)
+    table, _, after = rest.partition(END)
+    assert found, f"{file} has no {BEGIN}"
+    known: dict[str, Row] = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if len(cells) == 5 and cells[0].startswith("A"):
+            passed, _, tried = cells[3].partition("/")
+            known[f"{cells[0]} {cells[1]}"] = Row(*cells[:3], int(tried), int(passed), float(cells[4]))
+    known.update(rows)
+    ordered = sorted(known.values(), key=_order)
+    total = f"{sum(row.passed for row in ordered)} of {sum(row.tried for row in ordered)} trials passed"
+    total += f", {sum(row.seconds for row in ordered) / 60:.0f} minutes on {os.cpu_count()} CPU cores."
+    head = ["| id | fault | expected | passed/tried | seconds |", "|---|---|---|---|---|"]
+    with durable_file(file) as out:
+        out.write(before + "\n".join([BEGIN, "", *head, *(row.line() for row in ordered), "", total, "", END]) + after)

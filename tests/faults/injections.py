@@ -1,0 +1,291 @@
+"""What can be made to go wrong inside a run. Each function patches the process that calls it, before the command starts in it.
+
+The product knows nothing of these: they replace functions of the standard library, of torch, or of a module, as a debugger would.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpr.formats import checkpoints, durable
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder
+from dpr.training import run_state
+from dpr.training.step import DirectStep
+from dpr.training.trainer import BiEncoderTrainer
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def kill_all() -> None:
+    """SIGKILL for every process of the run, at this very moment: they share a process group."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def _at_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
+    """A function that calls ``action`` the ``number``-th time (from 1) it is called."""
+    calls = [0]
+
+    def count() -> None:
+        calls[0] += 1
+        if calls[0] == number:
+            action()
+
+    return count
+
+
+def _before(owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True) -> None:
+    real = getattr(owner, name)
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        if when(*arguments):
+            action()
+        return real(*arguments, **options)
+
+    setattr(owner, name, replaced)
+
+
+def _after(owner: Any, name: str, action: Callable[[], None], *, when: Callable[..., bool] = lambda *_: True) -> None:
+    real = getattr(owner, name)
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
+        if when(*arguments):
+            action()
+        return result
+
+    setattr(owner, name, replaced)
+
+
+def _is_checkpoint(*paths: Any) -> bool:
+    return ".step" in Path(paths[-1]).name and not Path(paths[-1]).name.startswith(".")
+
+
+def kill_while_saving(point: str, save: int) -> None:
+    """Kills the run in its ``save``-th save, at a named point of it."""
+    kill = _at_call(save, kill_all)
+    if point == "before the temporary folder":
+        _before(run_state, "durable_folder", kill, when=_is_checkpoint)
+    elif point == "in the middle of a file":
+
+        def cut() -> None:
+            file = next(folder for folder in durable._active if ".step" in folder.name) / checkpoints.MODEL_FILE
+            os.truncate(file, file.stat().st_size // 2)
+            kill_all()
+
+        _after(checkpoints, "write_tensors", _at_call(save, cut), when=lambda folder, name, *_: name == checkpoints.OPTIMIZER_FILE)
+    elif point == "before the manifest":
+        _before(durable, "write_manifest", kill, when=lambda folder, *_: ".step" in folder.name)
+    elif point == "before the rename":
+        _before(os, "rename", kill, when=_is_checkpoint)
+    elif point == "after the rename":
+        _after(os, "rename", kill, when=_is_checkpoint)
+    elif point == "while pruning":
+        kill_while_pruning(save)
+    else:
+        raise ValueError(point)
+
+
+def kill_while_pruning(removal: int) -> None:
+    """Kills the run when half the files of the ``removal``-th checkpoint it prunes are deleted."""
+
+    def half_of_it(*arguments: Any, **options: Any) -> None:
+        files = sorted(path for path in Path(arguments[0]).rglob("*") if path.is_file())
+        for file in files[: len(files) // 2]:
+            file.unlink()
+        kill_all()
+
+    real, calls = shutil.rmtree, [0]
+
+    def replaced(*arguments: Any, **options: Any) -> None:
+        folder = Path(arguments[0])
+        if ".step" in folder.name and any(folder.rglob("*.safetensors")):
+            calls[0] += 1
+            if calls[0] == removal:
+                half_of_it(folder)
+        real(*arguments, **options)
+
+    shutil.rmtree = replaced  # type: ignore[assignment]
+
+
+def at_step(step: int, on_rank: int, what: str) -> None:
+    """One rank dies, hangs or raises in the forward pass of update ``step`` (from 1)."""
+
+    def act() -> None:
+        print(f"rank {on_rank} {what}", flush=True)
+        if what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "hangs":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif what == "raises":
+            raise ValueError("broken on purpose")
+
+    if rank() == on_rank:
+        _count_updates()
+        _before(DirectStep, "__call__", act, when=lambda *_: _updates[0] + 1 == step)
+
+
+_updates = [0]
+
+
+def _count_updates() -> None:
+    def count() -> None:
+        _updates[0] += 1
+
+    _after(BiEncoderTrainer, "update", count)
+
+
+def not_a_number(first: int, steps: int, on_rank: int, value: str = "nan") -> None:
+    """The vectors of one rank are NaN or infinite in ``steps`` updates of this process, the first of them number ``first`` (from 1)."""
+    if rank() != on_rank:
+        return
+    _count_updates()
+    forward = BiEncoder.forward
+
+    def spoilt(self: BiEncoder, *arguments: Any, **options: Any) -> Any:
+        vectors = forward(self, *arguments, **options)
+        if torch.is_grad_enabled() and first <= _updates[0] + 1 < first + steps:
+            return vectors._replace(questions=vectors.questions * float(value))
+        return vectors
+
+    BiEncoder.forward = spoilt  # type: ignore[method-assign]
+
+
+def tell_weights() -> None:
+    """Prints a hash of this rank's weights when training ends, however it ends."""
+    real = BiEncoderTrainer.train
+
+    def train(self: BiEncoderTrainer) -> Any:
+        try:
+            return real(self)
+        finally:
+            digest = hashlib.sha256()
+            for name, tensor in sorted(self.model.state_dict().items()):
+                digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+            print("weights", digest.hexdigest(), flush=True)
+
+    BiEncoderTrainer.train = train  # type: ignore[method-assign]
+
+
+def tell_rows() -> None:
+    """Prints the rows of each batch as they are collated; wants ``train.num_workers=0``."""
+    from dpr.data.loader import PoolDataset
+
+    real = PoolDataset.__getitem__
+
+    def item(self: PoolDataset, key: tuple[int, int]) -> Any:
+        pool = self.iterator.pool(*key)
+        print("rows", key[0], *[int(row) for row in pool.rows], flush=True)
+        return real(self, key)
+
+    PoolDataset.__getitem__ = item  # type: ignore[method-assign]
+
+
+def full_disk(from_save: int, saves: int) -> None:
+    """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing more fails as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    real, calls = run_state.CheckpointFolder._write, [0]
+
+    def write(self: Any, *arguments: Any, **options: Any) -> None:
+        calls[0] += 1
+        if not from_save <= calls[0] < from_save + saves:
+            return real(self, *arguments, **options)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            real(self, *arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    run_state.CheckpointFolder._write = write  # type: ignore[method-assign]
+
+
+def failing_flush(from_save: int, saves: int) -> None:
+    """The disk reports an error when the files of the ``from_save``-th and the following saves are flushed."""
+    real_write, real, calls, is_failing = run_state.CheckpointFolder._write, os.fsync, [0], [False]
+
+    def write(self: Any, *arguments: Any, **options: Any) -> None:
+        calls[0] += 1
+        is_failing[0] = from_save <= calls[0] < from_save + saves
+        try:
+            real_write(self, *arguments, **options)
+        finally:
+            is_failing[0] = False
+
+    def fsync(descriptor: int) -> None:
+        if is_failing[0]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    run_state.CheckpointFolder._write = write  # type: ignore[method-assign]
+    os.fsync = fsync
+
+
+def late_start(seed: int) -> None:
+    """This rank starts up to a second late, and its clock is up to an hour off."""
+    generator = random.Random(f"{seed} {rank()}")
+    time.sleep(generator.uniform(0, 1.0))
+    shift, real = generator.uniform(-3600, 3600), time.time
+    time.time = lambda: real() + shift
+
+
+def slow_steps(seconds: float) -> None:
+    """Every update takes this much longer, so that a signal can meet the run at a chosen time."""
+    _before(BiEncoderTrainer, "update", lambda: time.sleep(seconds))
+
+
+def worker_dies(on_rank: int, batch: int, how: str) -> None:
+    """The data-loader worker of a rank ends while it makes its ``batch``-th batch."""
+    from dpr.data.loader import PoolDataset
+
+    def die() -> None:
+        if torch.utils.data.get_worker_info() is not None:
+            if how == "exit":
+                os._exit(7)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank() == on_rank:
+        _before(PoolDataset, "__getitem__", _at_call(batch, die))
+
+
+def spike(step: int, factor: float) -> None:
+    """The loss of one update is scaled up on every rank."""
+    _count_updates()
+    real = BiEncoderNllLoss.__call__
+
+    def scaled(self: BiEncoderNllLoss, *arguments: Any, **options: Any) -> Any:
+        result = real(self, *arguments, **options)
+        if torch.is_grad_enabled() and _updates[0] + 1 == step:
+            return result._replace(loss=result.loss * factor)
+        return result
+
+    BiEncoderNllLoss.__call__ = scaled  # type: ignore[method-assign]
+
+
+def without_privileges() -> None:
+    """The superuser may write anywhere; here the folder is prepared as another user."""
+    real = run_state.CheckpointFolder.prepare
+
+    def prepare(self: run_state.CheckpointFolder) -> None:
+        os.seteuid(65534)
+        try:
+            real(self)
+        finally:
+            os.seteuid(0)
+
+    if os.geteuid() == 0:
+        run_state.CheckpointFolder.prepare = prepare  # type: ignore[method-assign]

@@ -1,0 +1,227 @@
+"""Starting, watching and ending runs of the real command, and comparing what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpr.formats import checkpoints
+from dpr.formats.training_sets import write_training_set
+from tests.helpers.tiny import encoder_folder, make_samples
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NAME = "dpr_biencoder"
+LAST_STEP = 12
+SAVE_EVERY = 2
+CASE_LIMIT_S = 60.0
+
+Injection = tuple[str, dict[str, Any]]
+
+
+def make_workplace(folder: Path) -> Path:
+    """A tiny encoder and tiny data: 48 questions, 12 updates in two epochs, a checkpoint every second."""
+    encoder_folder(folder / "encoder")
+    write_training_set(folder / "train.json", make_samples(48))
+    write_training_set(folder / "dev.json", make_samples(6, seed=1))
+    return folder
+
+
+def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:
+    """Command line of a run."""
+    return [
+        f"train_datasets=[{workplace / 'train.json'}]",
+        f"dev_datasets=[{workplace / 'dev.json'}]",
+        f"output_dir={output_dir}",
+        f"encoder.pretrained_model_cfg={workplace / 'encoder'}",
+        "encoder.pretrained=false",
+        "encoder.sequence_length=24",
+        "encoder.dropout=0.1",
+        "train.global_batch_size=8",
+        "train.num_train_epochs=2",
+        "train.learning_rate=1e-3",
+        "train.warmup_steps=3",
+        "train.eval_every_steps=6",
+        f"train.save_every_steps={SAVE_EVERY}",
+        "train.log_batch_step=1",
+        "rank_timeout_s=5",
+        *overrides,
+    ]
+
+
+def environment(workplace: Path) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", "DPR_CACHE": str(workplace / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
+
+
+class Server:
+    """The process that forks runs (tests/faults/server.py)."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.server"],
+            cwd=REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = int(self._answer()["ready"])
+
+    def ask(self, **request: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+@dataclass
+class Run:
+    """The processes of one start of the command."""
+
+    server: Server
+    pids: list[int]
+    log: Path
+    codes: dict[int, int] = field(default_factory=dict)
+
+    def poll(self) -> list[int] | None:
+        """Exit codes by rank (minus the signal's number for one that a signal ended), None while any rank runs."""
+        if len(self.codes) < len(self.pids):
+            answer = self.server.ask(do="poll", pids=self.pids)
+            self.codes = {int(pid): code for pid, code in answer.items() if code is not None}
+        return [self.codes[pid] for pid in self.pids] if len(self.codes) == len(self.pids) else None
+
+    def wait(self, timeout_s: float = CASE_LIMIT_S) -> list[int]:
+        """Exit codes; a run that does not end is killed and fails the test."""
+        deadline = time.monotonic() + timeout_s
+        while (codes := self.poll()) is None:
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pids[0], signal.SIGUSR2)
+                time.sleep(1.0)
+                self.kill()
+                raise AssertionError(f"still running after {timeout_s:.0f} s:\n{self.text}")
+            time.sleep(0.01)
+        return codes
+
+    def signal(self, number: int, *, ranks: Sequence[int] | None = None) -> None:
+        """Sends a signal to some or all ranks (not to their data-loader workers)."""
+        for rank, pid in enumerate(self.pids):
+            if ranks is None or rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL for everything the run has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pids[0], signal.SIGKILL)
+        while self.poll() is None:
+            time.sleep(0.005)
+
+    def wait_for(self, pattern: str, timeout_s: float = CASE_LIMIT_S) -> None:
+        """Waits until the log has a line that matches."""
+        deadline = time.monotonic() + timeout_s
+        while not re.search(pattern, self.text):
+            assert self.poll() is None, f"ended before {pattern!r} was seen:\n{self.text}"
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text}"
+            time.sleep(0.01)
+
+    @property
+    def text(self) -> str:
+        """What all ranks have printed."""
+        return "".join(self.rank_text(rank) for rank in range(len(self.pids)))
+
+    def rank_text(self, rank: int) -> str:
+        file = Path(f"{self.log}.{rank}")
+        return file.read_text(errors="replace") if file.exists() else ""
+
+
+class Workshop:
+    """One folder of data and the runs made with it."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.folder, self.server = make_workplace(folder), server
+        self._runs = 0
+
+    def start(self, output_dir: Path, *overrides: str, ranks: int = 2, injections: Sequence[Injection] = ()) -> Run:
+        """Starts the command on ``ranks`` processes that form a group (alone without one for 1)."""
+        self._runs += 1
+        log = self.folder / f"log-{self._runs}"
+        pids = self.server.ask(
+            do="start",
+            ranks=ranks,
+            arguments=arguments(self.folder, output_dir, *overrides),
+            environment=environment(self.folder),
+            injections=list(injections),
+            log=str(log),
+            port=free_port() if ranks > 1 else 0,
+        )
+        return Run(self.server, pids, log)
+
+    def run(self, output_dir: Path, *overrides: str, **options: Any) -> Run:
+        """Starts the command and waits for its end."""
+        run = self.start(output_dir, *overrides, **options)
+        run.wait()
+        return run
+
+    def finish(self, output_dir: Path, *overrides: str, **options: Any) -> Run:
+        """Runs the command, which must end well."""
+        run = self.run(output_dir, *overrides, **options)
+        assert set(run.wait()) == {0}, run.text
+        return run
+
+
+def free_port() -> int:
+    """A port below those that the system gives to connections, so that nobody takes it before rank 0 does."""
+    for port in range(20000 + os.getpid() % 1000 * 10, 32000):
+        with socket.socket() as candidate:
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                candidate.bind(("127.0.0.1", port))
+                return port
+    raise AssertionError("no free port")
+
+
+def saved_steps(output_dir: Path) -> list[int]:
+    """Steps of the checkpoints in a run's folder, newest first."""
+    return [int(folder.name.rpartition("step")[2]) for folder in checkpoints.checkpoint_folders(output_dir, NAME)]
+
+
+def state_hash(folder: Path) -> str:
+    """SHA-256 over sorted (name, bytes) of model and optimizer, and the progress that decides the schedule, of one checkpoint."""
+    digest = hashlib.sha256()
+    for file in (checkpoints.MODEL_FILE, checkpoints.OPTIMIZER_FILE):
+        for name, tensor in sorted(checkpoints.read_tensors(folder, file).items()):
+            digest.update(f"{file} {name} {tensor.dtype}".encode() + tensor.numpy().tobytes())
+    digest.update(json.dumps(json.loads((folder / checkpoints.STATE_FILE).read_text())["progress"], sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def final_hash(output_dir: Path) -> str:
+    """``state_hash`` of the last checkpoint of a finished run, with the figures it reports."""
+    newest = checkpoints.checkpoint_folders(output_dir, NAME)[0]
+    return f"{newest.name} {state_hash(newest)} {hashlib.sha256((output_dir / 'metrics.json').read_bytes()).hexdigest()}"
+
+
+def all_files(folder: Path) -> dict[str, bytes]:
+    """Every file with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

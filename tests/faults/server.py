@@ -1,0 +1,129 @@
+"""A process that has imported everything and forks a run of the command whenever it is asked: starting one takes milliseconds, not seconds.
+
+    python -m tests.faults.server        requests and answers are JSON lines on standard input and output
+
+Only the way of starting differs from a launcher's: each rank is a process of its own, in a process group with the others of its run,
+with the launcher's variables, and runs the script through ``runpy``. What goes wrong in it is decided by ``tests.faults.injections``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import resource
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = str(Path(__file__).resolve().parents[2] / "train_dense_encoder.py")
+
+
+def main() -> None:
+    """Serves until standard input is closed; then ends what still runs."""
+    _import_everything()
+    ended: dict[int, int] = {}
+    running: set[int] = set()
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "start":
+            pids = _start(request)
+            running |= set(pids)
+            answer: Any = pids
+        else:
+            with contextlib.suppress(ChildProcessError):
+                while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+                    running.discard(found[0])
+            answer = {pid: ended.get(pid) for pid in request["pids"]}
+        print(json.dumps(answer), flush=True)
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _import_everything() -> None:
+    import hydra  # noqa: F401
+    import safetensors.torch  # noqa: F401
+    import torch
+    import transformers.models.bert.modeling_bert
+    import transformers.models.bert.tokenization_bert  # noqa: F401
+
+    import dpr.build.training
+    import dpr.cli.train  # noqa: F401
+
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+
+
+def _start(request: dict[str, Any]) -> list[int]:
+    pids: list[int] = []
+    for rank in range(request["ranks"]):
+        pid = os.fork()
+        if pid == 0:
+            _run(request, rank, pids[0] if pids else 0)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pids[0] if pids else pid)  # here and in the child: whichever comes first
+        pids.append(pid)
+    return pids
+
+
+def _run(request: dict[str, Any], rank: int, group: int) -> None:
+    """In the child; never returns."""
+    code = 1
+    try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(0, group)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(f"{request['log']}.{rank}", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        os.environ.update(request["environment"])
+        if request["ranks"] > 1:
+            os.environ.update(_launcher_environment(rank, request["ranks"], request["port"]))
+        faulthandler.register(signal.SIGUSR2, all_threads=True)  # the parent asks where a run hangs
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        from tests.faults import injections
+
+        for name, arguments in request["injections"]:
+            getattr(injections, name)(**arguments)
+        sys.argv = [SCRIPT, *request["arguments"]]
+        try:
+            runpy.run_path(SCRIPT, run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()  # as an interpreter that ends by itself
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+if __name__ == "__main__":
+    main()

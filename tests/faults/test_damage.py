@@ -1,0 +1,137 @@
+"""Checkpoints that were changed after they were written are noticed, named and passed over; nothing starts from zero in silence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpr.formats.checkpoints import checkpoint_folders
+from dpr.formats.durable import verify_folder
+from tests.faults.conftest import Case
+from tests.faults.runs import NAME, Workshop, final_hash, saved_steps
+
+REFUSED = 3
+
+
+@pytest.fixture(scope="module")
+def finished(workshop: Workshop) -> Path:
+    folder = workshop.folder / "finished"
+    workshop.finish(folder)
+    return folder
+
+
+def newest(output_dir: Path) -> Path:
+    return checkpoint_folders(output_dir, NAME)[0]
+
+
+def checkpoint_files(output_dir: Path) -> list[str]:
+    folder = newest(output_dir)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def check_fallback(workshop: Workshop, output_dir: Path, named: str, expected: str) -> None:
+    """The damage is found by ``verify``, told with the file's name when the run goes on, and without influence on its end."""
+    before = saved_steps(output_dir)
+    problems = verify_folder(newest(output_dir))
+    assert any(named in problem for problem in problems), problems
+    run = workshop.finish(output_dir)
+    assert f"{NAME}.step{before[0]} is damaged" in run.rank_text(0), run.text
+    assert named in run.rank_text(0)
+    assert f"at step {before[1]}" in run.rank_text(0)
+    assert final_hash(output_dir) == expected
+    assert not verify_folder(newest(output_dir))
+
+
+@pytest.mark.fault("A5", "one byte changed, in every file of the newest checkpoint", "named, fallen back to the one before; equal weights")
+def test_a_changed_byte(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
+    places = [(name, place) for name in checkpoint_files(finished) for place in range(3)]
+    assert len(places) >= 27
+    for trial in case.trials(len(places), fast=3):
+        with trial:
+            name, place = places[trial.number if case.takes_all else trial.number * 11]
+            shutil.copytree(finished, trial.output_dir)
+            file = newest(trial.output_dir) / name
+            data = bytearray(file.read_bytes())
+            at = (0, len(data) - 1, trial.random.randrange(len(data)))[place]
+            data[at] ^= 1 << trial.random.randrange(8)
+            file.write_bytes(data)
+            check_fallback(workshop, trial.output_dir, name, undisturbed[2])
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size * 2 // 3)
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def lengthen(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"\0")
+
+
+def replace_by_link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+@pytest.mark.fault("A6", "each file truncated, empty, missing, longer, a link; a file too many", "as A5")
+def test_a_changed_folder(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
+    ways: list[Callable[[Path], None]] = [cut, empty, Path.unlink, lengthen, replace_by_link]
+    places = [(name, way) for name in checkpoint_files(finished) for way in ways]
+    for trial in case.trials(len(places) + 1, fast=3):
+        with trial:
+            shutil.copytree(finished, trial.output_dir)
+            if trial.number == 0:
+                name = "extra.bin"
+                (newest(trial.output_dir) / name).write_bytes(b"?")
+            else:
+                name, way = places[trial.number - 1 if case.takes_all else trial.number * 11]
+                way(newest(trial.output_dir) / name)
+            check_fallback(workshop, trial.output_dir, name, undisturbed[2])
+
+
+@pytest.mark.fault("A7", "all checkpoints damaged", "exit 3 on all ranks with each one's reason; resume=fresh starts anew")
+def test_all_checkpoints_damaged(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(1, fast=1):
+        with trial:
+            shutil.copytree(finished, trial.output_dir)
+            steps = saved_steps(trial.output_dir)
+            for folder in checkpoint_folders(trial.output_dir, NAME):
+                cut(folder / "model.safetensors")
+            run = workshop.run(trial.output_dir)
+            assert run.wait() == [REFUSED, REFUSED], run.text
+            for step in steps:
+                assert f"{NAME}.step{step}: model.safetensors: has " in run.rank_text(0)
+            assert "resume=fresh" in run.rank_text(0)
+            assert saved_steps(trial.output_dir) == steps, "nothing was touched"
+            workshop.finish(trial.output_dir, "resume=fresh")
+            assert final_hash(trial.output_dir) == undisturbed[2]
+            assert len(list(trial.output_dir.glob("damaged-*"))) == len(steps)
+
+
+@pytest.mark.fault("A10", "leftovers of killed saves: .tmp-*, .old-*, a half step folder", "removed or passed over, equal weights")
+def test_leftovers(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
+    host = os.uname().nodename.replace("-", "_")
+    for trial in case.trials(10, fast=1):
+        with trial:
+            started = workshop.start(trial.output_dir)
+            started.wait_for(rf"saved .*step{2 + trial.number % 4 * 2}")
+            started.kill()
+            dead = started.pids[0]
+            for name in (f".tmp-{NAME}.step4-{dead}@{host}", f".tmp-run.json-{dead}@{host}x", f".old-{NAME}.step2-{dead}@{host}"):
+                (trial.output_dir / name).mkdir()
+                (trial.output_dir / name / "model.safetensors").write_bytes(b"half")
+            (trial.output_dir / f"{NAME}.step11").mkdir()
+            (trial.output_dir / f"{NAME}.step11" / "model.safetensors").write_bytes(b"half")
+            (trial.output_dir / "run.lock").write_text("")
+            os.utime(trial.output_dir / "run.lock", (0, 0))
+            run = workshop.finish(trial.output_dir)
+            assert "no manifest.json" in run.rank_text(0)
+            assert final_hash(trial.output_dir) == undisturbed[2]
+            left = [path.name for path in trial.output_dir.glob(".*")]
+            assert left == [f".tmp-run.json-{dead}@{host}x"], "that of another machine may still be written"

@@ -1,0 +1,99 @@
+"""SIGKILL of a whole run: rerunning the same command ends with bitwise the weights of a run that was never killed."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from dpr.formats.checkpoints import checkpoint_folders
+from dpr.formats.durable import verify_folder
+from tests.faults.conftest import Case
+from tests.faults.runs import LAST_STEP, NAME, SAVE_EVERY, Run, Workshop, final_hash, saved_steps
+
+POINTS = (
+    "before the temporary folder",
+    "in the middle of a file",
+    "before the manifest",
+    "before the rename",
+    "after the rename",
+    "while pruning",
+)
+
+
+def check_little_is_lost(killed: Run, again: Run) -> None:
+    """At most the updates since the last save that was due are done again."""
+    done = [int(step) for step in re.findall(r"step (\d+)/", killed.text)]
+    went_on = [int(step) for step in re.findall(r"resuming from .* at step (\d+)", again.rank_text(0))]
+    lost = max(done, default=0) - max(went_on, default=0)
+    assert lost <= SAVE_EVERY, f"{lost} updates were lost"
+
+
+@pytest.mark.fault("A1", "SIGKILL of all processes at a random moment", "same command again: equal weights, at most one save interval lost")
+def test_killed_at_a_random_moment(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(50, fast=4):
+        with trial:
+            ranks = 1 if trial.number % 5 == 4 else 2
+            killed = workshop.start(trial.output_dir, ranks=ranks)
+            if trial.number % 4:  # the fourth part meets it while it starts
+                killed.wait_for(rf"step {trial.random.randint(1, LAST_STEP - 1)}/")
+            time.sleep(trial.random.uniform(0, 0.12))
+            killed.kill()
+            assert -9 in killed.wait(), "it had ended before it was killed"
+            again = workshop.finish(trial.output_dir, ranks=ranks)
+            assert final_hash(trial.output_dir) == undisturbed[ranks]
+            check_little_is_lost(killed, again)
+
+
+@pytest.mark.fault("A1", "SIGKILL at six points of saving", "same command again: equal weights, at most one save interval lost")
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_while_saving(case: Case, workshop: Workshop, undisturbed: dict[int, str], point: str) -> None:
+    for trial in case.trials(5, fast=1):
+        with trial:
+            # The first run prunes for the first time with its fourth or fifth save.
+            save = 1 + trial.number % 2 if point == "while pruning" else 1 + trial.number
+            killed = workshop.start(trial.output_dir, injections=[("kill_while_saving", {"point": point, "save": save})])
+            assert -9 in killed.wait(), killed.text
+            again = workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
+            check_little_is_lost(killed, again)
+            leftovers = [path.name for path in trial.output_dir.iterdir() if path.name.startswith(".")]
+            assert not leftovers
+
+
+@pytest.mark.fault("A24", "SIGKILL while old checkpoints are removed (keep_last=1)", "a whole checkpoint at every instant; equal weights")
+def test_killed_while_pruning(case: Case, workshop: Workshop) -> None:
+    expected: dict[int, str] = {}
+    for trial in case.trials(20, fast=2):
+        with trial:
+            if not expected:
+                workshop.finish(case.folder / "whole", "train.keep_last=1")
+                expected[2] = final_hash(case.folder / "whole")
+            removal = 1 + trial.number % 4
+            killed = workshop.start(trial.output_dir, "train.keep_last=1", injections=[("kill_while_pruning", {"removal": removal})])
+            assert -9 in killed.wait(), killed.text
+            whole = [folder for folder in checkpoint_folders(trial.output_dir, NAME) if not verify_folder(folder)]
+            assert whole, sorted(path.name for path in trial.output_dir.iterdir())
+            workshop.finish(trial.output_dir, "train.keep_last=1")
+            assert final_hash(trial.output_dir) == expected[2]
+            assert len(saved_steps(trial.output_dir)) <= 2
+
+
+def test_a_forked_run_is_like_one_of_its_own(workshop: Workshop, undisturbed: dict[int, str], tmp_path: Path) -> None:
+    """The way of starting runs in these tests changes nothing."""
+    import subprocess
+    import sys
+
+    from tests.faults.runs import arguments, environment
+    from tests.faults.server import SCRIPT
+
+    subprocess.run(
+        [sys.executable, SCRIPT, *arguments(workshop.folder, tmp_path / "run")],
+        env=environment(workshop.folder),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert final_hash(tmp_path / "run") == undisturbed[1]

@@ -1,0 +1,54 @@
+"""Losses and gradients that are not numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from dpr.formats.checkpoints import MODEL_FILE, checkpoint_folders, read_tensors
+from dpr.formats.durable import verify_folder
+from tests.faults.conftest import Case
+from tests.faults.runs import NAME, Workshop, saved_steps
+
+DIVERGED = 4
+
+
+def check_all_saved_are_numbers(workshop: Workshop, trial_dir: object) -> None:
+    for folder in checkpoint_folders(trial_dir, NAME):  # type: ignore[arg-type]
+        assert not verify_folder(folder)
+        assert all(torch.isfinite(tensor).all() for tensor in read_tensors(folder, MODEL_FILE).values()), folder
+
+
+@pytest.mark.fault("A15", "NaN or Inf on one rank in 1 to 4 updates in a row", "skipped and counted on all ranks; weights equal on all")
+def test_some_updates_are_skipped(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(10, fast=2):
+        with trial:
+            ranks, first, count = 1 if trial.number % 5 == 4 else 2, trial.random.randint(1, 8), trial.random.randint(1, 4)
+            spoil = {"first": first, "steps": count, "on_rank": ranks - 1, "value": ("nan", "inf")[trial.number % 2]}
+            run = workshop.finish(trial.output_dir, ranks=ranks, injections=[("not_a_number", spoil), ("tell_weights", {})])
+            weights = re.findall(r"^weights (\w+)$", run.text, re.MULTILINE)
+            assert len(weights) == ranks and len(set(weights)) == 1
+            skipped = [int(step) for step in re.findall(r"step (\d+): the gradient is not a number", run.rank_text(0))]
+            assert skipped == list(range(first, first + count))
+            lines = [json.loads(line) for line in (trial.output_dir / "metrics.jsonl").read_text().splitlines()]
+            logged = {line["step"]: line["train/skipped_steps"] for line in lines if "train/skipped_steps" in line}
+            assert logged == {step: min(max(step - first + 1, 0), count) for step in range(1, 13)}
+            check_all_saved_are_numbers(workshop, trial.output_dir)
+            assert saved_steps(trial.output_dir)[0] == 12
+
+
+@pytest.mark.fault("A15", "NaN on one rank in five updates in a row", "exit 4 on all ranks; last good checkpoint kept, no NaN in any")
+def test_too_many_in_a_row(case: Case, workshop: Workshop) -> None:
+    for trial in case.trials(4, fast=1):
+        with trial:
+            first = trial.random.randint(2, 7)
+            spoil = {"first": first, "steps": 99, "on_rank": trial.number % 2}
+            run = workshop.run(trial.output_dir, injections=[("not_a_number", spoil), ("tell_weights", {})])
+            assert run.wait() == [DIVERGED, DIVERGED], run.text
+            assert f"in 5 updates in a row, the last at step {first + 4}" in run.rank_text(0)
+            assert len(set(re.findall(r"^weights (\w+)$", run.text, re.MULTILINE))) == 1
+            check_all_saved_are_numbers(workshop, trial.output_dir)
+            assert saved_steps(trial.output_dir)[0] == (first + 3) // 2 * 2

@@ -1,0 +1,100 @@
+"""One run to a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from dpr.formats.run_lock import LOCK_FILE, STALE_AFTER_S, this_process
+from tests.faults.conftest import Case
+from tests.faults.runs import Workshop, final_hash
+
+REFUSED = 3
+
+
+@pytest.mark.fault(
+    "A19",
+    "a second run starts in the folder of a first, or both at once",
+    "one goes on, the other is refused with exit 3 and told who is there",
+)
+def test_two_runs_in_one_folder(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(10, fast=1):
+        with trial:
+            slow = [("slow_steps", {"seconds": 0.7})]
+            first = workshop.start(trial.output_dir, injections=slow)
+            if trial.number % 2 == 0:
+                first.wait_for("step 1/")
+            second = workshop.start(trial.output_dir, injections=slow)
+            runs = {tuple(run.wait()): run for run in (first, second)}
+            assert runs.keys() == {(0, 0), (REFUSED, REFUSED)}, first.text + second.text
+            refused, good = runs[REFUSED, REFUSED], runs[0, 0]
+            assert f"another run is writing here: process {good.pids[0]} on " in refused.rank_text(0), refused.text
+            assert LOCK_FILE in refused.rank_text(0)
+            assert final_hash(trial.output_dir) == undisturbed[2]
+            assert not (trial.output_dir / LOCK_FILE).exists()
+
+
+@pytest.mark.fault("A19", "the lock of processes that are gone; their number taken by another", "taken over with a warning; equal weights")
+def test_a_stale_lock(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(5, fast=2):
+        with trial:
+            trial.output_dir.mkdir()
+            lock = trial.output_dir / LOCK_FILE
+            if trial.number % 5 == 0:  # killed
+                run = workshop.start(trial.output_dir)
+                run.wait_for("step 2/")
+                run.kill()
+                assert lock.exists()
+            else:
+                mine = this_process()
+                holder = {
+                    1: {"host": mine.host, "pid": os.getppid(), "start": 5},  # a number used again
+                    2: {"host": "elsewhere", "pid": 1, "start": 5},  # another machine, long silent
+                    3: {"host": mine.host, "pid": 2**30, "start": 5},
+                    4: {"host": "elsewhere"},  # damaged
+                }[trial.number % 5]
+                lock.write_text(json.dumps({"token": "x", "processes": [holder]}))
+                old = time.time() - STALE_AFTER_S - 5
+                os.utime(lock, (old, old))
+            run = workshop.finish(trial.output_dir)
+            assert "taking over" in run.rank_text(0)
+            assert final_hash(trial.output_dir) == undisturbed[2]
+            assert not lock.exists()
+
+
+@pytest.mark.fault("A19", "a lock of another machine that is still touched", "refused with exit 3; goes on once the file is removed")
+def test_a_run_on_another_machine(case: Case, workshop: Workshop) -> None:
+    for trial in case.trials(1, fast=1):
+        with trial:
+            trial.output_dir.mkdir()
+            lock = trial.output_dir / LOCK_FILE
+            lock.write_text(json.dumps({"token": "x", "processes": [{"host": "elsewhere", "pid": 1, "start": 5}]}))
+            run = workshop.run(trial.output_dir)
+            assert run.wait() == [REFUSED, REFUSED]
+            assert "process 1 on elsewhere (rank 0)" in run.rank_text(0)
+            lock.unlink()
+            workshop.finish(trial.output_dir)
+
+
+@pytest.mark.fault(
+    "A19", "rank 0 is gone, another rank of the earlier start lives", "refused with exit 3, the rank named; equal weights after its end"
+)
+def test_a_rank_that_was_left_over(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(3, fast=1):
+        with trial:
+            first = workshop.start(trial.output_dir)
+            first.wait_for("step 2/")
+            first.signal(signal.SIGSTOP, ranks=[1])
+            first.signal(signal.SIGKILL, ranks=[0])
+            time.sleep(0.2)
+            first.poll()  # rank 0 is taken off the list of processes
+            second = workshop.run(trial.output_dir)
+            assert second.wait() == [REFUSED, REFUSED], second.text
+            assert f"process {first.pids[1]} on " in second.rank_text(0) and "(rank 1)" in second.rank_text(0)
+            first.kill()
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
