@@ -1,6 +1,7 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make fuzz         10,000 damaged files; make test has a part of them
+# make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; about half an hour
 # make check        lint, format, types
 # make bench        speed against plain loops and sentence-transformers
 # make memory       memory of the jobs that meet the largest files
@@ -12,7 +13,7 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test fuzz check bench memory format clean
+.PHONY: help install quickstart test faults fuzz check bench memory format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -33,6 +34,8 @@ test: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz
+faults: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/reliability.md $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""``dpr verify``: are the files of a checkpoint, a vector shard or an index the ones that were written?"""
+"""``dpr verify``: are the files of a checkpoint, a run, a vector shard or an index the ones that were written?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 _USAGE = """Usage: dpr verify FOLDER [FOLDER ...]
 
-Compares every file with the size and SHA-256 in the folder's manifest.json. Ends with 3 when one differs.
+Compares every file with the size and SHA-256 in the folder's manifest.json; of a folder without one, such as that of a run, all parts
+that have one or ought to. Ends with 3 when one differs.
 """
 
 
@@ -24,7 +25,17 @@ def main(argv: list[str]) -> int:
         if not folder.is_dir():
             print(f"error: {name} is not a folder", file=sys.stderr)
             return 2
-        problems = verify_folder(folder)
-        print(f"{name}: good" if not problems else "\n".join(f"{name}: {problem}" for problem in problems))
-        is_whole = is_whole and not problems
+        for part in _parts(folder):
+            problems = verify_folder(part)
+            print(f"{part}: good" if not problems else "\n".join(f"{part}: {problem}" for problem in problems))
+            is_whole = is_whole and not problems
     return 0 if is_whole else 3
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The folder itself if it has a manifest; else what is in it: folders with one, and checkpoints, which ought to have one."""
+    if (folder / "manifest.json").exists():
+        return [folder]
+    found = {file.parent for file in folder.rglob("manifest.json")} | {path for path in folder.glob("*.step*") if path.is_dir()}
+    visible = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    return sorted(visible) or [folder]

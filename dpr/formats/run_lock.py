@@ -6,11 +6,11 @@ every half minute. A lock that is not what it seems can be removed by hand; the 
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,12 +57,15 @@ def this_process() -> ProcessName:
 
 
 class RunLock:
-    """The right to write into a run's folder, from ``acquire`` to ``release``. On rank 0, in the name of all ranks' processes."""
+    """The right to write into a run's folder. On rank 0, in the name of all ranks' processes.
+
+    Held from ``acquire`` to ``release``, to the end of the process, or until nobody has this object any more.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / LOCK_FILE
         self._token = ""
-        self._done = threading.Event()
+        self._release: weakref.finalize[..., RunLock] | None = None
 
     def acquire(self, processes: list[ProcessName], *, wait_s: float = 2.0) -> None:
         """Takes the lock; waits a little for a run that is just ending.
@@ -79,24 +82,18 @@ class RunLock:
                     hint=f"wait for it or end it; if it is certainly gone, remove {self._file}",
                 )
             time.sleep(0.2)
-        atexit.register(self.release)  # a run that is refused later on, by other settings or data, must not keep others out
-        self._done.clear()
-        threading.Thread(target=self._stay_young, args=(self._done,), daemon=True).start()
+        done = threading.Event()
+        self._release = weakref.finalize(self, _give_back, self._file, self._token, done, os.getpid())
+        threading.Thread(target=_stay_young, args=(self._file, done), daemon=True).start()
 
     def release(self) -> None:
         """Gives the lock back; nothing when it is not held, or was taken by another."""
-        self._done.set()
-        atexit.unregister(self.release)
-        if self._token and self.is_held():
-            with suppress(OSError):
-                self._file.unlink()
-        self._token = ""
+        if self._release is not None:
+            self._release()
 
     def is_held(self) -> bool:
         """Whether the file still is the one that this object wrote."""
-        with suppress(InputError):
-            return bool(read_json(self._file)["token"] == self._token)
-        return False
+        return _token_in(self._file) == self._token
 
     def _take(self, processes: list[ProcessName]) -> str | None:
         """Writes the lock file and returns None, or returns who holds it."""
@@ -147,10 +144,25 @@ class RunLock:
         finally:
             now.unlink(missing_ok=True)
 
-    def _stay_young(self, done: threading.Event) -> None:
-        while not done.wait(TOUCH_EVERY_S):
+
+def _stay_young(file: Path, done: threading.Event) -> None:
+    while not done.wait(TOUCH_EVERY_S):
+        with suppress(OSError):
+            os.utime(file)
+
+
+def _give_back(file: Path, token: str, done: threading.Event, owner: int) -> None:
+    if os.getpid() == owner:  # forked workers have a copy of the lock, not the right to give it back
+        done.set()
+        if _token_in(file) == token:
             with suppress(OSError):
-                os.utime(self._file)
+                file.unlink()
+
+
+def _token_in(file: Path) -> str | None:
+    with suppress(InputError, KeyError, TypeError):
+        return str(read_json(file)["token"])
+    return None
 
 
 def _start_and_state(pid: int) -> tuple[int, str]:

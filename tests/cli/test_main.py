@@ -51,6 +51,17 @@ def test_verify_tells_whole_from_damaged(capsys: pytest.CaptureFixture[str], tmp
     assert main(["verify", str(tmp_path / "missing")]) == 2
 
 
+def test_verify_looks_at_every_part_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("model.step1", "vectors"):
+        with durable_folder(tmp_path / "run" / name) as folder:
+            (folder / "a.txt").write_text("one")
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.count("good") == 2
+    (tmp_path / "run" / "model.step2").mkdir()
+    assert main(["verify", str(tmp_path / "run")]) == 3
+    assert "model.step2: " in capsys.readouterr().out
+
+
 def test_doctor_names_versions_and_what_is_absent(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out

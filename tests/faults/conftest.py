@@ -111,6 +111,8 @@ class Case:
 
     def trials(self, count: int, *, fast: int) -> Iterator[Trial]:
         """``count`` trials, or ``fast`` of them unless all were asked for; seeded by the case and the number."""
+        if not (fast or self.takes_all):
+            pytest.skip("takes long; --all-faults runs it")
         for number in range(count if self.takes_all else fast):
             yield self.trial(number)
 
@@ -137,7 +139,7 @@ def _order(row: Row) -> tuple[int, str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash[ROWS]
+    rows = {name: row for name, row in config.stash[ROWS].items() if row.tried}
     if not rows:
         return
     terminalreporter.section("faults")

@@ -1,0 +1,151 @@
+"""The same under torch's own launchers: their signals, their restarts, their deaths. Slower, since every process starts from nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Case
+from tests.faults.runs import REPOSITORY, Workshop, arguments, environment, final_hash, free_port, saved_steps
+
+WITH_INJECTIONS = str(REPOSITORY / "tests" / "faults" / "with_injections.py")
+
+
+@contextmanager
+def launched(
+    workshop: Workshop, output_dir: Path, *launcher: str, injections: str = "[]", **variables: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A launcher of two ranks at work, and the file of its messages; ended afterwards whatever happens."""
+    log = output_dir.with_suffix(".log")
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *launcher, WITH_INJECTIONS, *arguments(workshop.folder, output_dir)],
+            env={**os.environ, **environment(workshop.folder), "DPR_TEST_INJECTIONS": injections, **variables},
+            cwd=REPOSITORY,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield process, log
+    finally:
+        for pid in [*workers_of(process.pid), process.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.wait()
+
+
+def torchrun(*options: str) -> list[str]:
+    return ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", *options]
+
+
+def workers_of(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(child) for child in file.read().split()]
+    except OSError:
+        return []
+    return [grandchild for child in children for grandchild in [*workers_of(child), child]]
+
+
+def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not re.search(pattern, log.read_text()):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.fault(
+    "A4", "signals to torchrun, torch.distributed.launch and a plain run", "saved within 15 s, stopped_at_step in run.json; equal weights"
+)
+def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    wants = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    ways = [(torchrun(), signal.SIGTERM), (torchrun(), signal.SIGINT), (torchrun(wants), signal.SIGUSR1)]
+    ways += [
+        (["torch.distributed.launch", "--nproc-per-node=2", f"--master-port={free_port()}"], number)
+        for number in (signal.SIGTERM, signal.SIGINT)
+    ]
+    ways += [(torchrun(wants), signal.SIGTERM)]
+    for trial in case.trials(len(ways), fast=1):
+        with trial:
+            launcher, number = ways[trial.number]
+            slow = json.dumps([["slow_steps", {"seconds": 0.3}]])
+            with launched(workshop, trial.output_dir, *launcher, injections=slow) as (process, log):
+                wait_for(log, r"step [23]/", process)
+                start = time.monotonic()
+                process.send_signal(number)
+                process.wait(timeout=30)
+                assert time.monotonic() - start < 15
+                assert f"stopped: {number.name}; saved at step" in log.read_text(), log.read_text()
+            (newest, *_) = saved_steps(trial.output_dir)
+            assert json.loads((trial.output_dir / "run.json").read_text())["stopped_at_step"] == newest
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
+
+
+@pytest.mark.fault(
+    "A2", "SIGKILL of one rank under torchrun --max-restarts 2", "restarted in place with the store variable of the recipe; equal weights"
+)
+def test_restart_in_place(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(10, fast=0):
+        with trial:
+            step, victim = trial.random.randint(3, 11), trial.number % 2
+            injections = json.dumps([["at_step", {"step": step, "on_rank": victim, "what": "dies"}]])
+            variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            with launched(workshop, trial.output_dir, *torchrun("--max-restarts=2"), injections=injections, **variables) as (process, log):
+                assert process.wait(timeout=90) == 0, log.read_text()
+            assert log.read_text().count(f"rank {victim} dies") == 1
+            assert final_hash(trial.output_dir) == undisturbed[2]
+
+
+@pytest.mark.fault(
+    "A19", "SIGKILL of the launcher alone", "its ranks notice, save and end; a second start meanwhile is refused; equal weights"
+)
+def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(3, fast=0):
+        with trial:
+            slow = json.dumps([["slow_steps", {"seconds": 4.0}]])
+            with launched(workshop, trial.output_dir, *torchrun(), injections=slow) as (process, log):
+                wait_for(log, r"step 1/", process)
+                ranks = workers_of(process.pid)
+                process.kill()
+                process.wait()
+                second = workshop.run(trial.output_dir)
+                assert second.wait() == [3, 3], second.text
+                assert "another run is writing here" in second.rank_text(0)
+                deadline = time.monotonic() + 20
+                while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                assert "stopped: the launcher has ended; saved at step" in log.read_text()
+                assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
+
+
+@pytest.mark.fault(
+    "A3", "SIGSTOP of one rank under torchrun", "all ended by launcher and timeout, no process left after 60 s; equal weights"
+)
+def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(2, fast=0):
+        with trial:
+            injections = json.dumps([["at_step", {"step": 5, "on_rank": 1, "what": "hangs"}]])
+            with launched(workshop, trial.output_dir, *torchrun(), injections=injections) as (process, log):
+                wait_for(log, "rank 1 hangs", process)
+                ranks = workers_of(process.pid)
+                assert process.wait(timeout=60) != 0
+                assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
+            assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
