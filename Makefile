@@ -34,6 +34,7 @@ test: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz
+
 faults: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/reliability.md $(PYTEST_ARGS)
 
