@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +24,7 @@ from dpr.cli.compare import main as compare
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.report.reading import read_retrieval, read_training
+from dpr.formats.archives import unpack
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
@@ -191,6 +195,50 @@ def _read_foreign(path: Path) -> None:
     assert all(isinstance(error, InputError) and path.parent.name in str(error) for error in errors)
 
 
+def _arrow_stream() -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table({"query": ["q"] * 9, "positive": [["a", "b"]] * 9, "answers": [{"text": ["x"]}] * 9})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _saved_dataset() -> Files:
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_fingerprint": "0"}
+    return {
+        "d/train/state.json": json.dumps(state).encode(),
+        "d/train/data-00000-of-00001.arrow": _arrow_stream(),
+        "d/dataset_dict.json": b'{"splits": ["train", "test"]}',
+    }
+
+
+def _archive(kind: str) -> bytes:
+    out = io.BytesIO()
+    content = bytes(range(256)) * 8
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as zipped:
+            zipped.writestr("a/b.txt", content)
+            zipped.writestr("c.txt", b"x")
+    else:
+        with tarfile.open(fileobj=out, mode=kind) as packed:
+            for name in ("a/b.txt", "c.txt"):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                packed.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _unpack(path: Path) -> None:
+    """Whatever an archive holds, nothing appears beside its folder."""
+    before = set(path.parent.iterdir())
+    try:
+        unpack(path, path.parent / "out", max_files=50, max_bytes=10**6)
+        assert {"out"} >= {found.name for found in set(path.parent.iterdir()) - before}
+    except InputError:
+        assert set(path.parent.iterdir()) == before
+        raise
+
+
 def _foreign(name: str, data: bytes, kinds: tuple[Mutation, ...], **beside: bytes) -> Subject:
     return Subject(name, lambda: {name: data} | {f"{other}.jsonl": content for other, content in beside.items()}, _read_foreign, kinds)
 
@@ -211,6 +259,12 @@ SUBJECTS: dict[str, Subject] = {
     "flagembedding": _foreign("f.jsonl", _lines(*[{"query": "q", "pos": ["a", "b"], "neg": ["c"]}] * 3), JSON),
     "triples": _foreign("t.tsv", _TRIPLES, TABLE),
     "columns": _foreign("c.jsonl", _lines(*[_COLUMNS] * 3), JSON),
+    "arrow stream": _foreign("data.arrow", _arrow_stream(), BYTES),
+    "saved dataset": Subject("d/train/state.json", _saved_dataset, lambda path: _read_foreign(path.parents[1]), JSON),
+    "saved splits": Subject("d/dataset_dict.json", _saved_dataset, lambda path: _read_foreign(path.parent), JSON),
+    "tar": Subject("x.tar", _one("x.tar", _archive("w")), _unpack, BYTES),
+    "tar gzip": Subject("x.tar.gz", _one("x.tar.gz", _archive("w:gz")), _unpack, BYTES),
+    "zip": Subject("x.zip", _one("x.zip", _archive("zip")), _unpack, BYTES),
     "parquet": _foreign("c.parquet", _parquet(), BYTES),
     "beir": _foreign(
         "qrels/train.tsv",

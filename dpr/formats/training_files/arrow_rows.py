@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.durable import read_json
+from dpr.formats.text_input import has_lone_surrogate
 
 _BATCH_ROWS = 256
 _SPLIT_FILE = "dataset_dict.json"
+_DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def is_arrow(path: Path) -> bool:
@@ -41,7 +43,7 @@ def arrow_rows(path: Path, *, split: str = "", columns: list[str] | None = None)
                 for value in batch.to_pylist():
                     number += 1
                     yield file, number, value
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except _DAMAGE as error:
             raise InputError(f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file) from None
 
 
@@ -52,7 +54,7 @@ def arrow_columns(path: Path, split: str = "") -> list[str]:
         if _magic(file).startswith(b"PAR1"):
             return list(pq.read_schema(file).names)
         return next(iter(_batches(file, None)), pa.record_batch({})).schema.names
-    except (pa.ArrowException, OSError) as error:
+    except _DAMAGE as error:
         raise InputError(f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file) from None
 
 
@@ -61,13 +63,9 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
     if not path.is_dir():
         return [path]
     if (path / _SPLIT_FILE).is_file():
-        names = read_json(path / _SPLIT_FILE).get("splits", [])
-        return arrow_files(path / _chosen(names, split, path))
+        return arrow_files(path / _chosen(_plain_names(path / _SPLIT_FILE, "splits"), split, path))
     if (path / "state.json").is_file():
-        listed = [entry.get("filename") for entry in read_json(path / "state.json").get("_data_files", [])]
-        if not listed or any(not isinstance(name, str) or Path(name).name != name for name in listed):
-            raise InputError("names no data files beside it", file=path / "state.json")
-        return [path / name for name in listed]
+        return [path / name for name in _plain_names(path / "state.json", "_data_files")]
     found: dict[str, list[Path]] = {}
     for file in sorted(path.rglob("*.parquet")):
         inside = file.relative_to(path).parent.name
@@ -78,12 +76,28 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
     return found[_chosen(list(found), split, path)]
 
 
+def _plain_names(file: Path, key: str) -> list[str]:
+    """The names that a description of a folder lists, each of something in the folder itself."""
+    value = read_json(file)
+    listed = value.get(key) if isinstance(value, dict) else None
+    names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in listed] if isinstance(listed, list) else []
+    plain = [name for name in names if isinstance(name, str) and _is_plain(name)]
+    if not plain or len(plain) < len(names):
+        raise InputError(f"no list {key!r} of names in this folder", file=file)
+    return plain
+
+
+def _is_plain(name: str) -> bool:
+    return 0 < len(name) < 256 and Path(name).name == name and "\0" not in name and not has_lone_surrogate(name)
+
+
 def _chosen(names: list[str], split: str, path: Path) -> str:
+    shown = ", ".join(names)[:300]
     if split and split not in names:
-        raise InputError(f"no split {split!r}", file=path, expected=f"one of {', '.join(names)}")
+        raise InputError(f"no split {split!r}", file=path, expected=f"one of {shown}")
     if split or "train" in names or len(names) == 1:
         return split or ("train" if "train" in names else names[0])
-    raise ConfigError(f"{path} has the splits {', '.join(names)}; choose one with split=NAME")
+    raise ConfigError(f"{path} has the splits {shown}; choose one with split=NAME")
 
 
 def _batches(file: Path, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
@@ -95,6 +109,7 @@ def _batches(file: Path, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
         is_file = _magic(file).startswith(b"ARROW1")
         opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
         for batch in (opened.get_batch(index) for index in range(opened.num_record_batches)) if is_file else opened:
+            batch.validate(full=True)  # offsets of a damaged file would lead out of its memory
             yield from (batch.slice(start, _BATCH_ROWS) for start in range(0, batch.num_rows, _BATCH_ROWS))
 
 
