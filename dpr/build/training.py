@@ -184,6 +184,8 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
             gradient_checkpointing=train.gradient_checkpointing,
             compile=train.compile,
             deterministic=train.deterministic,
+            grad_cache_tokens=train.grad_cache_tokens,
+            memory_budget_gb=train.memory_budget_gb,
         ),
         callbacks=_callbacks(config),
         config=asdict(config),

@@ -130,6 +130,11 @@ class TrainConfig:
     """Run the layers through torch.compile; where that does not work they are left as they are, with a warning."""
     deterministic: bool = False
     """Refuse operations whose result could differ from run to run on the same device; slower on a GPU."""
+    grad_cache_tokens: int = 0
+    """Hold the graphs of at most so many tokens at a time and encode the rest of a batch twice, so that pools of any size fit into
+    memory with the same gradient; 0 = whole batches."""
+    memory_budget_gb: float = 0.0
+    """The same, with the number of tokens worked out for this many GiB per process; 0 = off."""
     log_batch_step: int = 100
     """Optimizer steps between log lines."""
     eval_per_epoch: int = 1
@@ -189,6 +194,8 @@ class TrainConfig:
         self.early_stopping.check()
         for epoch in self.eval_epochs or []:
             require_at_least("train.eval_epochs", epoch, 0)
+        if self.grad_cache_tokens and self.memory_budget_gb:
+            raise ConfigError("train.grad_cache_tokens and train.memory_budget_gb both say how much fits; set one of them")
         require_choice("train.precision", self.precision, ("fp32", "bf16", "fp16"))
         require_choice("train.lr_schedule", self.lr_schedule, ("linear", "cosine", "constant", "dpr"))
         for key in (
@@ -199,7 +206,7 @@ class TrainConfig:
         for key in (
             "global_batch_size max_steps learning_rate embedding_lr_factor min_lr_ratio warmup_steps weight_decay adam_eps max_grad_norm "
             "hard_negatives other_negatives eval_per_epoch eval_every_steps save_every_steps keep_last val_av_rank_hard_neg "
-            "val_av_rank_other_neg num_workers sanity_validation overfit_batches"
+            "val_av_rank_other_neg num_workers sanity_validation overfit_batches grad_cache_tokens memory_budget_gb"
         ).split():
             require_at_least(f"train.{key}", getattr(self, key), 0)
 

@@ -6,7 +6,7 @@ Only tensors travel between ranks. Every function here is the identity, or free,
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -129,6 +129,42 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if current_ranks().world_size > 1:
         dist.all_reduce(total)
     return total
+
+
+def average_gradients(parameters: Iterable[Tensor], *, bucket_size: int = 1 << 23) -> None:
+    """Replaces each gradient by its mean over ranks; a missing one counts, and then stands, as zeros.
+
+    Gradients travel ``bucket_size`` elements at a time. All ranks must call it with the same parameters.
+    """
+    gradients = []
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    world_size = current_ranks().world_size
+    if world_size == 1:
+        return
+    bucket: list[Tensor] = []
+    for number, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        is_full = sum(part.numel() for part in bucket) >= bucket_size
+        follows = gradients[number + 1] if number + 1 < len(gradients) else None
+        if is_full or follows is None or follows.dtype != gradient.dtype:
+            flat = torch.cat([part.reshape(-1) for part in bucket])
+            dist.all_reduce(flat)
+            flat /= world_size
+            for part, mean in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
+                part.copy_(mean.view_as(part))
+            bucket = []
+
+
+@torch.no_grad()
+def copy_from_main(tensors: Iterable[Tensor]) -> None:
+    """Gives every rank the values of rank 0, in place."""
+    if current_ranks().world_size > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor.data, 0)
 
 
 def any_rank(flag: bool, device: torch.device | str = "cpu") -> bool:

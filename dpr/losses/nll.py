@@ -32,7 +32,7 @@ class BiEncoderNllLoss:
     Replaces DPR's ``BiEncoderNllLoss``, which computed the whole pool on every rank and obtained 1 / W of the gradient.
     """
 
-    def __init__(self, *, candidates: str = "distinct", max_scores: int = 1 << 24) -> None:
+    def __init__(self, *, candidates: str = "distinct", max_scores: int = 1 << 22) -> None:
         if candidates not in ("distinct", "dpr"):
             raise ValueError(f"candidates={candidates!r} is not known, expected 'distinct' or 'dpr'")
         self.candidates, self.max_scores = candidates, max_scores

@@ -24,6 +24,7 @@ logger = get_logger(__name__)
 
 SCALER_FILE = "scaler.json"
 CALLBACKS_FILE = "callbacks.json"
+FREE_COMPUTE_SETTINGS = ("tf32", "gradient_checkpointing", "compile", "grad_cache_tokens", "memory_budget_gb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: boo
             "train.max_steps": trainer.total_steps,
             "train.precision": precision,
             # What is off by default is named only where it is on, so that older checkpoints compare equal.
-            **{f"train.{name}": True for name in ("tf32", "gradient_checkpointing", "compile") if getattr(trainer.compute, name)},
+            **{f"train.{name}": value for name in FREE_COMPUTE_SETTINGS if (value := getattr(trainer.compute, name))},
             "train.learning_rate": trainer.optimizer_settings.learning_rate,
             "train.weight_decay": trainer.optimizer_settings.weight_decay,
             "train.max_grad_norm": trainer.optimizer_settings.max_grad_norm,

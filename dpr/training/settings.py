@@ -76,6 +76,8 @@ class ComputeSettings:
     ``gradient_checkpointing`` computes activations again instead of keeping them, ``compile`` runs layers through ``torch.compile``,
     ``deterministic`` refuses operations whose result is not the same each time (on one kind of device). An update whose gradient is not a
     number is skipped; ``most_skipped_steps`` of them in a row end the run.
+    With ``grad_cache_tokens`` or ``memory_budget_gb`` (GiB a process, from which the former follows) pools of any size are trained on in
+    bounded memory (``CachedStep``); 0 and 0 is the direct step.
     """
 
     precision: str = "fp32"
@@ -84,3 +86,5 @@ class ComputeSettings:
     gradient_checkpointing: bool = False
     compile: bool = False
     deterministic: bool = False
+    grad_cache_tokens: int = 0
+    memory_budget_gb: float = 0.0

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core.batch import BiEncoderBatch, ContextVectors
 from dpr.core.distributed import Ranks, gather_rows
-from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.nll import BiEncoderNllLoss, LossResult
 from dpr.models.biencoder import BiEncoder, BiEncoderVectors
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,6 +27,8 @@ class StepResult(NamedTuple):
 
 class Step(Protocol):
     """One micro-batch. Adds its gradient to the parameters."""
+
+    scaler: torch.amp.GradScaler
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         """``num_pools`` pools make up the optimizer step; gradients are joined over ranks with the last."""
@@ -48,6 +50,21 @@ def gather_contexts(local: ContextVectors) -> ContextVectors:
     return ContextVectors(gather_rows(local.vectors), gather_rows(local.valid), gather_rows(local.ids))
 
 
+def pool_loss(
+    loss: BiEncoderNllLoss, questions: Tensor, contexts: Tensor, batch: BiEncoderBatch, ranks: Ranks, temperature: Tensor | float
+) -> LossResult:
+    """The loss of this rank's question vectors (B, D) in the pool that all ranks' distinct context vectors (C, D) make up."""
+    slots = context_slots(contexts, batch)
+    return loss(
+        questions,
+        gather_contexts(slots),
+        batch.positive_idx + ranks.rank * len(slots.valid),
+        batch.known_positive_ids,
+        batch.known_positive_valid,
+        temperature,
+    )
+
+
 class DirectStep:
     """Both towers at once, the whole batch in one forward."""
 
@@ -64,15 +81,8 @@ class DirectStep:
         with self._reduction(is_last):
             with torch.autocast(self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None):
                 vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type)
-            slots = context_slots(vectors.contexts, batch)
-            result = self.loss(
-                vectors.questions,
-                gather_contexts(slots),
-                batch.positive_idx + self.ranks.rank * len(slots.valid),
-                batch.known_positive_ids,
-                batch.known_positive_valid,
-                self._fixed_temperature if vectors.temperature is None else vectors.temperature,
-            )
+            temperature = self._fixed_temperature if vectors.temperature is None else vectors.temperature
+            result = pool_loss(self.loss, vectors.questions, vectors.contexts, batch, self.ranks, temperature)
             # The pool has Q = W * B questions; W / Q = 1 / B makes DDP's mean over ranks the gradient of the pool's mean.
             self.scaler.scale(result.loss * (batch.loss_scale / (len(batch) * num_pools))).backward()
         return StepResult(result.loss.detach(), result.num_correct, len(batch))

@@ -32,14 +32,14 @@ from dpr.training.callbacks.sanity_check import SanityCheck
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.checkpointing import find_stored_run, restore_state, run_identity, write_state
+from dpr.training.choose_step import make_step
 from dpr.training.finite_guard import FiniteGuard
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import OptimizerSettings, Schedule, make_optimizer, set_learning_rate
-from dpr.training.parallel import data_parallel
 from dpr.training.pools import make_dataset, steps_per_epoch
 from dpr.training.run_state import CheckpointFolder, Progress
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
-from dpr.training.step import DirectStep, StepResult
+from dpr.training.step import StepResult
 from dpr.training.stopping import stoppable
 from dpr.training.validation import DevSet, ValidationSettings, Validator
 
@@ -98,13 +98,7 @@ class BiEncoderTrainer:
 
         set_up_arithmetic(self.compute, model)
         self.loss = loss or BiEncoderNllLoss()
-        self.step = DirectStep(
-            data_parallel(model, self.ranks, self.device),
-            self.loss,
-            ranks=self.ranks,
-            device=self.device,
-            precision=self.compute.precision,
-        )
+        self.step = make_step(model, self.loss, self.compute, ranks=self.ranks, device=self.device)
         self.optimizer_settings, self.schedule = optimizer or OptimizerSettings(), schedule or Schedule()
         self.optimizer = make_optimizer(model, self.optimizer_settings)
         self.learning_rate, self.grad_norm = 0.0, torch.zeros(())

@@ -18,7 +18,8 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import TowerOptions
-from dpr.training.step import DirectStep
+from dpr.training.grad_cache import CachedStep
+from dpr.training.step import DirectStep, Step
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -38,8 +39,13 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
     set_options = SetOptions("tiny", encoder_type=case.get("encoder_type", ""), loss_scale=case.get("loss_scale", 1.0))
     dataset = PoolDataset([source], [set_options], MultiSetDataIterator([iterator], seed=5), collator)
-    parallel = DistributedDataParallel(model) if ranks.world_size > 1 else model
-    step = DirectStep(parallel, BiEncoderNllLoss(candidates=case.get("candidates", "distinct")), ranks=ranks, device=torch.device("cpu"))
+    loss_function = BiEncoderNllLoss(candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22))
+    step: Step
+    if cached := case.get("grad_cache_tokens"):
+        step = CachedStep(model, loss_function, max_tokens=cached, ranks=ranks, device=torch.device("cpu"))
+    else:
+        parallel = DistributedDataParallel(model) if ranks.world_size > 1 else model
+        step = DirectStep(parallel, loss_function, ranks=ranks, device=torch.device("cpu"))
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
@@ -60,6 +66,15 @@ CASES: dict[str, dict[str, Any]] = {
     "frozen context tower, projection": {"options": {"fix_ctx_encoder": True}, "settings": {"projection_dim": 6}},
     "loss scale": {"loss_scale": 0.25},
 }
+
+
+# Gradient caching computes the same, in chunks of a few sequences (40), of one sequence (1), partly kept (150), kept whole (100,000).
+CASES |= {
+    f"{name}, {tokens} tokens cached": {**CASES[name], "grad_cache_tokens": tokens, "max_scores": 50}
+    for name in list(CASES)
+    for tokens in (40,)
+}
+CASES |= {f"distinct, {tokens} tokens cached": {"grad_cache_tokens": tokens} for tokens in (1, 150, 100_000)}
 
 
 def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -85,6 +100,16 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(by_world_siz
                 torch.testing.assert_close(
                     results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} on rank {rank} of {world_size}"
                 )
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "cached" in name])
+def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name: str) -> None:
+    direct = by_world_size[1][0][name.rsplit(", ", 1)[0]]
+    for world_size in (1, 2, 4):
+        for results in by_world_size[world_size]:
+            assert results[name].keys() == direct.keys()
+            for key, expected in direct.items():
+                torch.testing.assert_close(results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks")
 
 
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])

@@ -1,0 +1,118 @@
+"""Gradient caching: the same dropout twice, no more in memory than asked for, nothing encoded twice that need not be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
+from dpr.data.collator import Collator, SetOptions
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training import grad_cache
+from dpr.training.grad_cache import CachedStep
+from dpr.training.memory import graph_bytes_per_token, tokens_within
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 1)
+
+
+def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
+    source = ListSource(make_samples(size))
+    collator = Collator(model.tensorizer, num_hard=2, num_other=1)
+    return collator(source.samples, list(range(size)), options=SetOptions("tiny"), known_positives=source.known_positives)
+
+
+def gradient(model: BiEncoder, max_tokens: int, *, seed: int = 5) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(seed)
+    step = CachedStep(model.train(), BiEncoderNllLoss(), max_tokens=max_tokens, ranks=Ranks(), device=CPU)
+    step(batch_for(model), num_pools=1, is_last=True)
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def lengths_seen(model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Fills with (tokens, with graph) for every forward of a tower."""
+    calls: list[tuple[int, bool]] = []
+    for tower in {model.question_model, model.ctx_model}:
+        forward = tower.forward
+
+        def recorded(tokens: TokenBatch, forward: Any = forward) -> torch.Tensor:
+            calls.append((len(tokens.tokens), torch.is_grad_enabled()))
+            return forward(tokens)
+
+        monkeypatch.setattr(tower, "forward", recorded)
+    return calls
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_dropout_is_repeated_when_a_chunk_is_encoded_again(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The truth keeps every chunk's graph: the same masks by construction, and one backward through all."""
+    model = tiny_model(tmp_path, dropout=0.3, options=TowerOptions(packed=packed))
+    recomputed = gradient(model, 40)
+    chunks = list(CachedStep(model, BiEncoderNllLoss(), max_tokens=40, ranks=Ranks(), device=CPU)._chunks(batch_for(model)))
+    assert len(chunks) > 4
+    with monkeypatch.context() as patch:
+        patch.setattr(CachedStep, "_chunks", lambda self, batch: iter(chunks))
+        kept = gradient(model, 10**9)
+    assert kept.keys() == recomputed.keys()
+    for name, expected in kept.items():
+        torch.testing.assert_close(recomputed[name], expected, rtol=1e-9, atol=1e-10, msg=name)
+    other = gradient(model, 40, seed=6)
+    assert any(not torch.allclose(other[name], recomputed[name]) for name in other), "without dropout this would prove nothing"
+
+
+def test_graphs_stay_within_the_budget_and_what_was_kept_is_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(tmp_path)
+    total = batch_for(model).num_tokens
+    calls = lengths_seen(model, monkeypatch)
+    for max_tokens in (40, total // 2, total):
+        calls.clear()
+        gradient(model, max_tokens)
+        first, with_graph = sum(size for size, graph in calls if not graph), [size for size, graph in calls if graph]
+        assert max(with_graph) <= max_tokens
+        assert sum(with_graph) == total, "every sequence goes through backward once"
+        assert first <= total - max_tokens + max_tokens // 4 + 24, "of the budget at most one chunk is left unused"
+    assert all(graph for _, graph in calls), "a batch that fits is encoded once"
+
+
+def test_a_frozen_tower_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(tmp_path, options=TowerOptions(fix_ctx_encoder=True))
+    batch, calls = batch_for(model), lengths_seen(model, monkeypatch)
+    gradients = gradient(model, 24)
+    assert sum(size for size, _ in calls) <= batch.contexts.tokens.shape[0] + 2 * batch.questions.tokens.shape[0]
+    assert not any(name.startswith("ctx_model") for name in gradients)
+
+
+def test_bytes_per_token_are_those_autograd_keeps_and_a_budget_becomes_tokens(tmp_path: Path) -> None:
+    small, wide = (tiny_model(encoder_folder(tmp_path / str(width), hidden_size=width), dropout=0.1) for width in (16, 64))
+    per_token = graph_bytes_per_token(small)
+    assert per_token > 2 * 16 * 8, "each of two layers keeps more than its input"
+    assert 2 * per_token < graph_bytes_per_token(wide) < 8 * per_token
+    more, less = tokens_within(small, 0.02), tokens_within(small, 0.01)
+    assert more - less == pytest.approx(0.7 * 0.01 * 2**30 / per_token, rel=1e-3)
+    with pytest.raises(ConfigError, match=r"train\.memory_budget_gb=1e-05 is too little: .* give at least") as caught:
+        tokens_within(small, 1e-5)
+    needed = float(re.findall(r"at least ([0-9.]+)", str(caught.value))[0])
+    assert tokens_within(small, needed + 0.01) >= 24
+
+
+def test_a_run_with_caching_ends_with_the_weights_of_one_without(tmp_path: Path) -> None:
+    weights = []
+    for grad_cache_tokens in (0, 60):
+        model, folder = tiny_model(tmp_path / "encoder"), tmp_path / f"run{grad_cache_tokens}"
+        make_trainer(model, [ListSource(make_samples(40))], [], folder, grad_cache_tokens=grad_cache_tokens, num_train_epochs=1).train()
+        weights.append(model.weights())
+    assert all(torch.allclose(weights[0][key], weights[1][key], rtol=0, atol=1e-9) for key in weights[0])
