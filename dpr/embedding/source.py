@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.text import normalize_passage
 from dpr.formats.corpora import check_unique_ids, read_passages
@@ -42,11 +43,18 @@ class PassageSource:
         return check_unique_ids(self.file, id_col=self.id_col, text_col=self.text_col, title_col=self.title_col)
 
     def fingerprint(self) -> str:
-        """Of the file's size and its first and last megabyte: quick for any size, and changed by every growth or new download."""
-        size = self.file.stat().st_size
-        digest = hashlib.sha256(str(size).encode())
-        with open(self.file, "rb") as file:
-            digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(0, size - _SAMPLE_BYTES), os.SEEK_SET)
-            digest.update(file.read(_SAMPLE_BYTES))
+        """Of the file's size and its first and last megabyte: quick for any size, and changed by every growth or new download.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        try:
+            size = self.file.stat().st_size
+            digest = hashlib.sha256(str(size).encode())
+            with open(self.file, "rb") as file:
+                digest.update(file.read(_SAMPLE_BYTES))
+                file.seek(max(0, size - _SAMPLE_BYTES), os.SEEK_SET)
+                digest.update(file.read(_SAMPLE_BYTES))
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror or error}", file=self.file) from None
         return digest.hexdigest()[:32]

@@ -1,0 +1,160 @@
+"""Files of unusual size, kind and name: read, or refused with one message, within bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpr.core.errors import InputError
+from dpr.formats.text_input import MAX_LINE_BYTES
+from dpr.formats.training_sets import open_training_set
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter
+from tests.fuzz.subjects import SUBJECTS
+from tests.fuzz.test_readers import fault_of, lay_out
+
+WITH_LINES = sorted(name for name, subject in SUBJECTS.items() if subject.has_lines)
+JSON_LINES = [name for name in WITH_LINES if "lines" in name]
+# Not those that make notes of what they cannot read, nor the one whose absence means something else.
+OPENED = sorted(set(SUBJECTS) - {"metrics lines", "manifest", "run.json"})
+
+
+def refused(name: str, path: Path) -> str:
+    """The message of a file that must be refused, and clearly."""
+    subject = SUBJECTS[name]
+    if name in ("training array", "training lines"):  # others set bad rows aside there
+        subject = replace(subject, read=lambda path: open_training_set(path, name="t", cache_dir=path.parent / "cache"))
+    assert fault_of(subject, path) is None
+    with pytest.raises(InputError) as caught:
+        subject.read(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", WITH_LINES)
+def test_a_line_of_30_mb_is_refused_within_bounded_memory(name: str, tmp_path: Path) -> None:
+    whole = SUBJECTS[name].files()[SUBJECTS[name].target]
+    is_json = whole[:1] in b"[{"
+    if name in ("training array", "results"):
+        data = whole.rstrip()[:-1] + b',{"question": "' + b"x" * 30_000_000 + b'"}]'
+    else:
+        data = whole + (b'{"_id": "9", "question": "' if is_json else b"9\t") + b"x" * 30_000_000 + (b'"}\n' if is_json else b"\n")
+    path = lay_out(SUBJECTS[name], tmp_path, data)
+    del data
+    tracemalloc.start()
+    try:
+        message = refused(name, path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert f"{MAX_LINE_BYTES // 2**20} MB" in message
+    assert peak < 16 * MAX_LINE_BYTES
+
+
+@pytest.mark.parametrize("depth", [1_000, 10_000, 1_000_000])
+@pytest.mark.parametrize(
+    "name", [*JSON_LINES, "results", "metrics file", "search settings", "run.json", "encoder settings", "shard manifest"]
+)
+def test_nesting_without_end_is_refused(name: str, depth: int, tmp_path: Path) -> None:
+    for opened, closed in ((b"[", b"]"), (b'{"a":', b"}")):
+        path = lay_out(SUBJECTS[name], tmp_path, b'{"x": ' + opened * depth + b"1" * (opened != b"[") + closed * depth + b"}\n")
+        refused(name, path)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _two_links(path: Path) -> None:
+    (path.parent / "other").symlink_to(path)
+    path.symlink_to(path.parent / "other")
+
+
+def _secret(path: Path) -> None:
+    path.write_text("x")
+    path.chmod(0)
+
+
+PLACES: dict[str, Callable[[Path], None]] = {
+    "a folder": Path.mkdir,
+    "a link to itself": _loop,
+    "a circle of links": _two_links,
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "an unreadable file": _secret,
+    "nothing": lambda path: None,
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("name", OPENED)
+def test_what_is_no_file_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    if kind == "an unreadable file" and os.geteuid() == 0:
+        pytest.skip("everything is readable to root")
+    path = lay_out(SUBJECTS[name], tmp_path)
+    path.unlink()
+    PLACES[kind](path)
+    refused(name, path)
+
+
+@pytest.mark.parametrize("name", WITH_LINES)
+def test_damaged_gzip_is_called_that(name: str, tmp_path: Path) -> None:
+    whole = gzip.compress(SUBJECTS[name].files()[SUBJECTS[name].target] * 50, mtime=0)
+    flipped = bytes([*whole[:-6], whole[-6] ^ 1, *whole[-5:]])  # the check sum
+    for number, data in enumerate((whole[: len(whole) // 2], whole[:-4], flipped, b"\x1f\x8b not gzip", b"\x1f\x8b")):
+        message = refused(name, lay_out(SUBJECTS[name], tmp_path / str(number), data))
+        assert "gzip data" in message, data[:20]
+
+
+NAMES = [
+    "with a space",
+    "ünï ✓ 漢字",
+    "x" * 100,
+    "[1] (2) {3}",
+    "-dash",
+    "semi;colon & co",
+    "per%cent",
+    "a=b",
+    "quo'te\"s",
+    "new\nline",
+    "*?",
+]
+
+
+@pytest.mark.parametrize("folder", [*NAMES, "/".join(["deep" * 25] * 25)], ids=range(len(NAMES) + 1))
+@pytest.mark.parametrize("name", sorted(set(SUBJECTS) - {"run.json"}))
+def test_a_file_is_read_whatever_its_folder_is_called(name: str, folder: str, tmp_path: Path) -> None:
+    SUBJECTS[name].read(lay_out(SUBJECTS[name], tmp_path / folder))
+
+
+@pytest.mark.parametrize("stem", NAMES, ids=range(len(NAMES)))
+@pytest.mark.parametrize("name", [*WITH_LINES, "training gzip", "original flat zip", "original vectors"])
+def test_a_file_is_read_whatever_it_is_called(name: str, stem: str, tmp_path: Path) -> None:
+    path = lay_out(SUBJECTS[name], tmp_path)
+    SUBJECTS[name].read(path.rename(path.with_name(stem + "".join(path.suffixes))))
+
+
+_IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+
+
+@given(st.lists(st.lists(_IDS, min_size=1, max_size=5), min_size=1, max_size=3), st.sampled_from(["float32", "float16"]))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_vectors_and_ids_written_are_read_back(tmp_path: Path, chunks: list[list[str]], dtype: str) -> None:
+    shutil.rmtree(tmp_path / "v", ignore_errors=True)
+    chunks = [list(dict.fromkeys(ids)) for ids in chunks]
+    writer = VectorShardWriter(tmp_path / "v", metadata={}, dimension=3, dtype=dtype)
+    rng = np.random.default_rng(0)
+    written = [rng.standard_normal((len(ids), 3)).astype(dtype) for ids in chunks]
+    for number, (ids, vectors) in enumerate(zip(chunks, written, strict=True)):
+        writer.write_chunk(number, ids, vectors)
+    writer.finish(len(chunks))
+    read = list(VectorShard(tmp_path / "v").chunks())
+    assert [[key.decode() for key in ids.tolist()] for ids, _ in read] == chunks
+    assert all(np.array_equal(ours, theirs) for (_, ours), theirs in zip(read, written, strict=True))

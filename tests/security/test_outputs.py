@@ -1,0 +1,51 @@
+"""What a run writes tells nothing of the person who started it: no tokens, no environment, no home folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpr.build import embedding, training
+from dpr.config.embedding import EmbedConfig
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.records import Passage
+from dpr.formats.corpora import write_passages
+from dpr.formats.training_sets import write_training_set
+from tests.helpers.tiny import encoder_folder, make_samples
+
+SECRETS = {
+    "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwx",
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY",
+    "SOME_PASSWORD": "correct-horse-battery-staple",
+    "USER": "jane-q-researcher",
+    "LOGNAME": "jane-q-researcher",
+}
+
+
+def test_neither_training_nor_embedding_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home" / "jane-q-researcher"
+    work = tmp_path / "work"
+    for folder in (home, work):
+        folder.mkdir(parents=True)
+    for name, value in (SECRETS | {"HOME": str(home), "DPR_CACHE": str(home / "cache")}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(work)
+    encoder_folder(work / "encoder")
+    write_training_set("train.json", make_samples(16))
+    write_passages("corpus.tsv", (Passage("ba be", "bi", str(row)) for row in range(8)))
+    torch.manual_seed(0)
+    config = BiEncoderTrainConfig(train_datasets="train.json", dev_datasets="train.json", output_dir="run", no_cuda=True)
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = "encoder", False, 24
+    config.train.batch_size, config.train.num_train_epochs, config.train.num_workers = 8, 1, 0
+    training.run(config)
+    embedding.run(EmbedConfig(model_file="run", ctx_src="corpus.tsv", out_file="run/vectors", no_cuda=True))
+    files = [path for path in (work / "run").rglob("*") if path.is_file()]
+    assert {"model.safetensors", "report.html", "metrics.jsonl", "vectors-00000.npy"} <= {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        found = [name for name, value in SECRETS.items() if value.encode() in content]
+        assert not found, f"{path} holds {found}"
+        assert str(home).encode() not in content, f"{path} names the home folder"
