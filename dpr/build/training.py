@@ -19,8 +19,9 @@ from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_everything
 from dpr.data.collator import Augmentation, SetOptions
 from dpr.data.loader import SampleSource
+from dpr.data.tokens import open_tokens
 from dpr.formats.durable import write_json
-from dpr.formats.training_sets import open_training_set
+from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
@@ -54,9 +55,10 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         if config.as_dpr:
             # The original put prefixes before training questions only.
             dev_sets = [(source, replace(options, query_prefix=None)) for source, options in dev_sets]
+        dev_sets = as_tokens(dev_sets, config, model)
         if not train_sources:
             return evaluate(config, model, dev_sets)
-        train_sets = open_sets(train_sources, config, config.loss_scale_factors)
+        train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
         if config.train.dry_run:
             _dry_run(config, model, train_sets, dev_sets)
             return None
@@ -131,6 +133,31 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
             raise ConfigError(f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true contradict; nothing would train")
         opened.append((data, options))
     return opened
+
+
+def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> Opened:
+    """The sets with their tokens read from token stores, as ``train.token_store`` says; sets of a user's own stay as they are."""
+    folder = config.train.token_store_folder()
+    if config.train.token_store == "off":
+        return sets
+    build = folder is not None or _sees_most_rows(sum(len(source) for source, _ in sets), config)
+    result: Opened = []
+    for source, options in sets:
+        if isinstance(source, TrainingSet):
+            result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
+        else:
+            logger.info("%s: read by a class of your own, so its texts are tokenised as they come", source.name)
+            result.append((source, options))
+    return result
+
+
+def _sees_most_rows(num_rows: int, config: BiEncoderTrainConfig) -> bool:
+    """Whether a run is long enough for it to pay to tokenise everything first."""
+    train = config.train
+    if train.dry_run:
+        return False
+    questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
+    return not train.max_steps or train.max_steps * questions >= num_rows // 2
 
 
 def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:

@@ -173,9 +173,16 @@ class TrainConfig:
     """Dev questions used for the average rank, over all ranks."""
     num_workers: int = 1
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
+    token_store: str = "auto"
+    """Tokens of training and dev sets, written once and mapped. auto: in the cache folder, unless the run sees less than half of the rows
+    or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in, whatever the run."""
     prefetch_batches: int = 4
     """Batches each worker keeps ready."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def token_store_folder(self) -> str | None:
+        """The folder that ``token_store`` names; None for auto and off."""
+        return None if self.token_store in ("auto", "off") else self.token_store
 
     def betas(self) -> tuple[float, float]:
         """``adam_betas`` as two numbers."""
@@ -190,6 +197,10 @@ class TrainConfig:
 
     def check(self) -> None:
         self.betas()
+        if self.token_store in ("False", "false"):  # what YAML makes of a bare off
+            self.token_store = "off"
+        if self.token_store.strip() in ("", "True", "true"):
+            raise ConfigError(f"train.token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
         self.augment.check()
         self.early_stopping.check()
         for epoch in self.eval_epochs or []:

@@ -11,19 +11,22 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
-from dpr.core.errors import InputError
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
-from dpr.data.negatives import Selection, select_passages
+from dpr.data.negatives import AnyPassage, AnySample, Selection, select_passages
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import normalize_passage
+from dpr.formats.token_store import StoredPassage, StoredSample
 
 Identity = tuple[int, int]
 
 
-def judgement_identity(passage: Passage, namespace: str) -> Identity:
+def judgement_identity(passage: AnyPassage, namespace: str) -> Identity:
     """128 bits that say which passage this is: by its id within ``namespace``, or by title and text where it has none."""
+    if isinstance(passage, StoredPassage):
+        return passage.identity
     parts = ("id", namespace, passage.id) if passage.id is not None else ("text", passage.title, passage.text)
     digest = blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
@@ -42,6 +45,13 @@ class SetOptions:
     normalize: bool = False
     exclude_gold: bool = False
     loss_scale: float = 1.0
+
+
+def as_encoded(passage: AnyPassage, options: SetOptions) -> AnyPassage:
+    """The passage as a tower gets it: normalised if the set asks for it. Stored tokens are already."""
+    if not options.normalize or isinstance(passage, StoredPassage):
+        return passage
+    return Passage(normalize_passage(passage.text), passage.title, passage.id, passage.has_score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +81,20 @@ class Collator:
 
     def __call__(
         self,
-        samples: Sequence[TrainingSample],
+        samples: Sequence[AnySample],
         rows: Sequence[int],
         *,
         options: SetOptions,
-        known_positives: Callable[[int], tuple[Passage, ...]],
+        known_positives: Callable[[int], tuple[AnyPassage, ...]],
         epoch: int = 0,
         dataset: int = 0,
     ) -> BiEncoderBatch:
         """Collates B samples; ``rows`` are their numbers in the data set, ``known_positives(row)`` all that answer it."""
         selections = [self.select(sample, row, options, epoch, dataset) for sample, row in zip(samples, rows, strict=True)]
         width = 1 + self.num_other + self.num_hard
-        slots: list[Passage | None] = []
+        slots: list[AnyPassage | None] = []
         for selection in selections:
-            chosen = [selection.positive, *selection.other_negatives, *selection.hard_negatives]
+            chosen = selection.in_slot_order()
             slots += [*chosen, *[None] * (width - len(chosen))]
         questions = self.tensorizer.question_tokens(
             [sample.question for sample in samples], prefix=options.query_prefix, suffix=options.query_suffix
@@ -113,8 +123,15 @@ class Collator:
             rows=tuple(int(row) for row in rows),
         )
 
-    def select(self, sample: TrainingSample, row: int, options: SetOptions, epoch: int, dataset: int) -> Selection:
-        """The passages of one sample."""
+    def select(self, sample: AnySample, row: int, options: SetOptions, epoch: int, dataset: int) -> Selection:
+        """The passages of one sample.
+
+        Raises:
+            InputError: it has no positive.
+            ConfigError: it comes from a token store that was made with other options.
+        """
+        if isinstance(sample, StoredSample):
+            _refuse_other_options(sample, options)
         if not sample.positives:
             raise InputError(f"{options.namespace}: row {row} has no positive passage", expected="at least one in positive_ctxs")
         generator = None if self._seed is None else generator_for(NEGATIVES, self._seed, epoch, dataset, int(row))
@@ -128,12 +145,10 @@ class Collator:
         )
 
     def _context_tokens(
-        self, slots: list[Passage | None], rows: Sequence[int], width: int, options: SetOptions, epoch: int, dataset: int
+        self, slots: list[AnyPassage | None], rows: Sequence[int], width: int, options: SetOptions, epoch: int, dataset: int
     ) -> list[list[int] | None]:
         present = [index for index, passage in enumerate(slots) if passage is not None]
-        passages = [passage for passage in slots if passage is not None]
-        if options.normalize:
-            passages = [Passage(normalize_passage(passage.text), passage.title, passage.id, passage.has_score) for passage in passages]
+        passages = [as_encoded(passage, options) for passage in slots if passage is not None]
         augment = self.augmentation if self._seed is not None else Augmentation()
         if augment.crop_tokens or augment.mask_probability:
             tokens = []
@@ -147,7 +162,7 @@ class Collator:
             result[index] = sequence
         return result
 
-    def _augmented(self, passage: Passage, augment: Augmentation, generator: np.random.Generator) -> list[int]:
+    def _augmented(self, passage: AnyPassage, augment: Augmentation, generator: np.random.Generator) -> list[int]:
         limit = min(augment.crop_tokens or self.tensorizer.sequence_length, self.tensorizer.sequence_length)
         if augment.crop_tokens:
             tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator)
@@ -156,13 +171,19 @@ class Collator:
         return self.tensorizer.masked(tokens, augment.mask_probability, generator) if augment.mask_probability else tokens
 
 
-def _known_positive_ids(known: list[tuple[Passage, ...]], namespace: str) -> tuple[Tensor, Tensor]:
-    """Identities (B, K, 2) and their validity (B, K); K is the most any question of the batch has."""
-    most = max((len(passages) for passages in known), default=0)
-    ids = torch.zeros(len(known), most, 2, dtype=torch.int64)
-    valid = torch.zeros(len(known), most, dtype=torch.bool)
-    for index, passages in enumerate(known):
-        for position, passage in enumerate(passages):
-            ids[index, position] = torch.tensor(judgement_identity(passage, namespace))
-            valid[index, position] = True
-    return ids, valid
+def _refuse_other_options(sample: StoredSample, options: SetOptions) -> None:
+    for key in ("namespace", "query_prefix", "query_suffix", "normalize"):
+        if sample.facts[key] != (asked := getattr(options, key)):
+            raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={sample.facts[key]!r}, not {asked!r}")
+
+
+def _known_positive_ids(known: list[tuple[AnyPassage, ...]], namespace: str) -> tuple[Tensor, Tensor]:
+    """Identities (B, K, 2), each once, and their validity (B, K); K is the most any question of the batch has."""
+    identities = [list(dict.fromkeys(judgement_identity(passage, namespace) for passage in passages)) for passages in known]
+    most = max(map(len, identities), default=0)
+    ids = np.zeros((len(known), most, 2), dtype=np.int64)
+    valid = np.zeros((len(known), most), dtype=bool)
+    for index, found in enumerate(identities):
+        ids[index, : len(found)] = np.array(found, dtype=np.int64).reshape(-1, 2)
+        valid[index, : len(found)] = True
+    return torch.from_numpy(ids), torch.from_numpy(valid)

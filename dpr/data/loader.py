@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.core.records import Passage, TrainingSample
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.iterators import LocalShardedDataIterator, MultiSetDataIterator, PoolRows, ShardedDataIterator
+from dpr.data.negatives import AnyPassage, AnySample
 
 
 class SampleSource(Protocol):
@@ -28,9 +28,9 @@ class SampleSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, row: int) -> TrainingSample: ...
+    def __getitem__(self, row: int) -> AnySample: ...
 
-    def known_positives(self, row: int) -> tuple[Passage, ...]:
+    def known_positives(self, row: int) -> tuple[AnyPassage, ...]:
         """Every passage known to answer the question of this row, its own positives included."""
         ...
 
@@ -95,7 +95,8 @@ class PoolOrder(Sampler[tuple[int, int]]):
                 yield (0 if self._repeat_first else epoch), pool
 
 
-def _start_worker(_: int) -> None:
+def start_worker(_: int) -> None:
+    """What a worker process does first."""
     ignore_in_worker()
     # A worker is one of several processes that share the machine; more threads in each only get in the model's way.
     torch.set_num_threads(1)
@@ -113,5 +114,5 @@ def pool_loader(
         num_workers=num_workers,
         prefetch_factor=prefetch_batches if num_workers else None,
         pin_memory=pin_memory,
-        worker_init_fn=_start_worker if num_workers else None,
+        worker_init_fn=start_worker if num_workers else None,
     )

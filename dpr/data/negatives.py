@@ -8,19 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.token_store import StoredPassage, StoredSample
+
+AnyPassage = Passage | StoredPassage
+"""A passage as text, or its tokens in a token store."""
+AnySample = TrainingSample | StoredSample
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The passages of one question in slot order: the positive, other negatives, hard negatives."""
 
-    positive: Passage
-    other_negatives: tuple[Passage, ...]
-    hard_negatives: tuple[Passage, ...]
+    positive: AnyPassage
+    other_negatives: tuple[AnyPassage, ...]
+    hard_negatives: tuple[AnyPassage, ...]
+
+    def in_slot_order(self) -> list[AnyPassage]:
+        """All of them."""
+        return [self.positive, *self.other_negatives, *self.hard_negatives]
 
 
 def select_passages(
-    sample: TrainingSample,
+    sample: AnySample,
     *,
     num_hard: int,
     num_other: int,
@@ -33,7 +42,7 @@ def select_passages(
     Without a ``generator`` (validation) the first ones in file order are taken. As in DPR, the other negatives stand in for hard ones
     when a sample has no hard negatives at all, and ``exclude_gold`` drops positives without a score unless none would remain.
     """
-    positives: Sequence[Passage] = sample.positives
+    positives: Sequence[AnyPassage] = sample.positives
     if exclude_gold:
         positives = [passage for passage in positives if passage.has_score] or positives
     positive = positives[0]
@@ -44,7 +53,7 @@ def select_passages(
     return Selection(positive, others[:num_other], hard)
 
 
-def _draw(pool: tuple[Passage, ...], count: int, generator: np.random.Generator | None) -> tuple[Passage, ...]:
+def _draw(pool: tuple[AnyPassage, ...], count: int, generator: np.random.Generator | None) -> tuple[AnyPassage, ...]:
     if generator is None or not pool or count == 0:
         return pool[:count]
     chosen = generator.permutation(len(pool))[:count]

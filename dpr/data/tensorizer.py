@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
+from dpr.data.joining import JoinRule, crop_window
 from dpr.data.text import decorate_question
+from dpr.formats.token_store import StoredPassage
 
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
 _TEXTS_PER_CALL = 128
@@ -94,44 +97,91 @@ class Tensorizer:
     @property
     def fingerprint(self) -> str:
         """Changes with the vocabulary, the normalisation rules and the lengths."""
-        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        # What the last call asked for, not what the tokenizer is.
-        for passing in ("truncation", "padding"):
-            state.pop(passing, None)
-        settings = json.dumps([state, self.sequence_length, self.question_length], sort_keys=True)
+        settings = json.dumps([self._state(), self.sequence_length, self.question_length], sort_keys=True)
         return sha256(settings.encode()).hexdigest()[:16]
 
-    def question_tokens(self, texts: Sequence[str], *, prefix: str | None = None, suffix: str | None = None) -> list[list[int]]:
-        """Token ids of questions, special tokens included; apostrophes are normalised as DPR does."""
-        return self._encode([decorate_question(text, prefix=prefix, suffix=suffix) for text in texts], None, self.question_length)
+    @property
+    def vocabulary_fingerprint(self) -> str:
+        """Changes with everything that decides the tokens of a text before they are cut and special tokens are added."""
+        from tokenizers import __version__
 
-    def passage_tokens(self, passages: Sequence[Passage]) -> list[list[int]]:
+        settings = json.dumps([self._state(), type(self.tokenizer).__name__, __version__], sort_keys=True)
+        return sha256(settings.encode()).hexdigest()[:32]
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token id of the vocabulary."""
+        return int(max(self.tokenizer.get_vocab().values()))
+
+    @cached_property
+    def join_rule(self) -> JoinRule | None:
+        """How title and text, tokenised apart, become a sequence; None where this tokenizer shows no such rule."""
+        examples = [self.tokenizer(*texts, add_special_tokens=True, verbose=False).encodings[0] for texts in (("1",), ("1", "2"))]
+        single, pair = ((example.ids, example.sequence_ids) for example in examples)
+        return JoinRule.from_examples(single, pair, cut_start=self.tokenizer.truncation_side == "left")
+
+    def question_tokens(
+        self, questions: Sequence[str | list[int]], *, prefix: str | None = None, suffix: str | None = None
+    ) -> list[list[int]]:
+        """Token ids of questions, special tokens included; apostrophes are normalised as DPR does.
+
+        Questions of a token store (token ids) have their prefix and suffix in them.
+        """
+        rule = self._rule() if any(not isinstance(question, str) for question in questions) else None
+        texts = [decorate_question(question, prefix=prefix, suffix=suffix) for question in questions if isinstance(question, str)]
+        encoded = iter(self._encode(texts, None, self.question_length))
+        return [
+            next(encoded) if isinstance(question, str) or rule is None else rule.join(None, question, self.question_length)
+            for question in questions
+        ]
+
+    def passage_tokens(self, passages: Sequence[Passage | StoredPassage]) -> list[list[int]]:
         """Token ids of passages, special tokens included. The text is stripped, the title is not."""
         result: list[list[int]] = [[] for _ in passages]
-        for titled in (False, True):
-            rows = [row for row, passage in enumerate(passages) if bool(passage.title) == titled]
-            if rows:
-                texts = [passages[row].text.strip() for row in rows]
-                titles = [passages[row].title for row in rows]
-                encoded = self._encode(titles, texts, self.sequence_length) if titled else self._encode(texts, None, self.sequence_length)
-                for row, tokens in zip(rows, encoded, strict=True):
-                    result[row] = tokens
+        texts: list[list[tuple[int, Passage]]] = [[], []]
+        for row, passage in enumerate(passages):
+            if isinstance(passage, StoredPassage):
+                stored = passage.tokens()
+                result[row] = self._rule().join(stored.title, stored.text, self.sequence_length)
+            else:
+                texts[bool(passage.title)].append((row, passage))
+        for titled, rows in enumerate(texts):
+            bodies = [passage.text.strip() for _, passage in rows]
+            first, second = ([passage.title for _, passage in rows], bodies) if titled else (bodies, None)
+            for (row, _), tokens in zip(rows, self._encode(first, second, self.sequence_length), strict=True):
+                result[row] = tokens
         return result
 
-    def cropped_passage_tokens(self, passage: Passage, max_tokens: int, generator: np.random.Generator) -> list[int]:
+    def bare_tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts as they are: without special tokens, whatever the length."""
+        if not texts:
+            return []
+        encoded = self.tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return [list(tokens) for tokens in encoded["input_ids"]]
+
+    def cropped_passage_tokens(self, passage: Passage | StoredPassage, max_tokens: int, generator: np.random.Generator) -> list[int]:
         """As ``passage_tokens``, with a random window of the text in place of its beginning; at most ``max_tokens`` in all."""
+        if isinstance(passage, StoredPassage):
+            stored = passage.tokens()
+            return self._rule().crop(stored.title, stored.text, max_tokens, generator)
         pair = (passage.title, passage.text.strip()) if passage.title else (passage.text.strip(),)
-        encoding = self.tokenizer(*pair, add_special_tokens=True, truncation=False, verbose=False).encodings[0]
+        encoding = self.tokenizer(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
         tokens, segments = encoding.ids, encoding.sequence_ids
         if len(tokens) <= max_tokens:
             return list(tokens)
         of_text = [index for index, segment in enumerate(segments) if segment == len(pair) - 1]
         of_title = [index for index, segment in enumerate(segments) if len(pair) == 2 and segment == 0]
         num_special = len(tokens) - len(of_text) - len(of_title)
-        kept_title = of_title[: (max_tokens - num_special) // 2]
-        room = max_tokens - num_special - len(kept_title)
-        start = int(generator.integers(max(len(of_text) - room, 0) + 1))
-        kept = {*kept_title, *of_text[start : start + room], *(index for index, segment in enumerate(segments) if segment is None)}
+        kept_title, window = crop_window(len(of_title), len(of_text), max_tokens - num_special, generator)
+        kept = {*of_title[:kept_title], *of_text[window], *(index for index, segment in enumerate(segments) if segment is None)}
         return [token for index, token in enumerate(tokens) if index in kept]
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
@@ -153,6 +203,18 @@ class Tensorizer:
         if token_id is None or token_id == self.tokenizer.unk_token_id:
             raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
         return [tokens.index(token_id) if token_id in tokens else 0 for tokens in sequences]
+
+    def _rule(self) -> JoinRule:
+        if self.join_rule is None:
+            raise ConfigError("this tokenizer cannot join tokens of a token store; set train.token_store=off")
+        return self.join_rule
+
+    def _state(self) -> Any:
+        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        # What the last call asked for, not what the tokenizer is.
+        for passing in ("truncation", "padding"):
+            state.pop(passing, None)
+        return state
 
     def _encode(self, first: list[str], second: list[str] | None, max_length: int) -> list[list[int]]:
         result: list[list[int]] = []

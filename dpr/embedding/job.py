@@ -22,9 +22,9 @@ from dpr.core.batch import TokenBatch
 from dpr.core.distributed import any_rank, barrier, current_ranks, from_main, on_main, sum_over_ranks
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.logs import get_logger
+from dpr.core.progress import Progress
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens, tokenize_passages
-from dpr.embedding.progress import Progress
 from dpr.embedding.source import PassageSource
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder

@@ -39,15 +39,16 @@ def cache_key(paths: Sequence[Path], facts: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
 
 
-def ensure_built(folder: Path, build: Callable[[Path], None]) -> None:
-    """Calls ``build(folder)`` unless the folder is there; processes that ask together build it once."""
-    if not _is_usable(folder):
+def ensure_built(folder: Path, build: Callable[[Path], None], *, is_usable: Callable[[Path], bool] | None = None) -> None:
+    """Calls ``build(folder)`` unless the folder is there (and, if given, ``is_usable``); processes that ask together build it once."""
+    is_usable = is_usable or _has_its_sizes
+    if not is_usable(folder):
         with _exclusive(folder.parent, folder.name):
-            if not _is_usable(folder):
+            if not is_usable(folder):
                 build(folder)
 
 
-def _is_usable(folder: Path) -> bool:
+def _has_its_sizes(folder: Path) -> bool:
     """Whether a cache folder is there and of the sizes it was written with; contents are not hashed, rebuilding is cheap to ask for."""
     try:
         listed = read_manifest(folder)["files"]

@@ -69,6 +69,14 @@ class TrainingSet:
             found += self._store.positives(other)
         return tuple(dict.fromkeys(found))
 
+    def rows_with_same_question(self, row: int) -> list[int]:
+        """Other rows whose question is exactly that of ``row``, in order."""
+        return self._store.rows_with_same_question(row)
+
+    def block_ends(self) -> list[int]:
+        """Row numbers where the blocks end in which rows are stored (some MB of text each); the last is the number of rows."""
+        return self._store.block_ends()
+
     def __reduce__(self) -> tuple[object, ...]:
         return (TrainingSet, (self._folder, self.name))
 

@@ -21,6 +21,7 @@ from dpr.core.records import Passage, TrainingSample
 _ROWS = "rows.arrow"
 _DUPLICATES = "duplicates.npy"
 _BATCH_CHARACTERS = 4 * 2**20  # small enough that a reader of one row touches little, large enough that batches stay few
+_BATCH_ROWS = 10_000
 
 _PASSAGES = pa.list_(pa.struct({"text": pa.string(), "title": pa.string(), "id": pa.string(), "has_score": pa.bool_()}))
 _SCHEMA = pa.schema(
@@ -58,7 +59,7 @@ class RowStoreWriter:
             self._characters += sum(len(p.text) + len(p.title) for p in passages)
         self._characters += len(sample.question)
         self._hashes.append(_hash(sample.question))
-        if self._characters >= _BATCH_CHARACTERS or len(self._columns["question"]) >= 10_000:
+        if self._characters >= _BATCH_CHARACTERS or len(self._columns["question"]) >= _BATCH_ROWS:
             self._flush()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -112,6 +113,9 @@ class RowStore:
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    def block_ends(self) -> list[int]:
+        return [int(end) for end in self._ends]
 
     def question(self, row: int) -> str:
         batch, place = self._find(row)

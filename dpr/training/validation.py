@@ -16,11 +16,10 @@ from torch import Tensor
 from dpr.core.batch import ContextVectors, TokenBatch
 from dpr.core.distributed import Ranks, current_ranks, gather_uneven_rows, sum_over_ranks
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage
-from dpr.data.collator import Collator, SetOptions, judgement_identity
+from dpr.data.collator import Collator, SetOptions, as_encoded, judgement_identity
 from dpr.data.loader import SampleSource
+from dpr.data.negatives import AnyPassage
 from dpr.data.order import rank_slice
-from dpr.data.text import normalize_passage
 from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
@@ -125,7 +124,7 @@ class Validator:
         with self._autocast():
             return self.model.encode_batch(tokens, encoder_type=encoder_type or side, batch_tokens=budget)
 
-    def _encode_passages(self, passages: Iterator[Passage], count: int, dev: DevSet) -> Tensor:
+    def _encode_passages(self, passages: Iterator[AnyPassage], count: int, dev: DevSet) -> Tensor:
         """Vectors (count, D), block by block: all texts and tokens at once would take several times the memory of their vectors."""
         dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         vectors = torch.empty(count, self.model.dimension, device=self.model.device, dtype=dtype)
@@ -225,20 +224,18 @@ class Validator:
             share.known.append([judgement_identity(passage, dev.options.namespace) for passage in dev.source.known_positives(row)])
         return share
 
-    def _passages(self, dev: DevSet, rows: slice, slots: Tensor) -> Iterator[Passage]:
+    def _passages(self, dev: DevSet, rows: slice, slots: Tensor) -> Iterator[AnyPassage]:
         """The passages in ascending ``slots`` of the questions' lists laid end to end, as the tokenizer is to see them."""
         wanted, slot = set(slots.tolist()), 0
         for row in range(rows.start, rows.stop):
             for passage in self._chosen(dev, row):
                 if slot in wanted:
-                    clean = dev.options.normalize
-                    yield Passage(normalize_passage(passage.text), passage.title, passage.id) if clean else passage
+                    yield as_encoded(passage, dev.options)
                 slot += 1
 
-    def _chosen(self, dev: DevSet, row: int) -> list[Passage]:
+    def _chosen(self, dev: DevSet, row: int) -> list[AnyPassage]:
         """A question's positive, then its negatives, in the original's order."""
-        selection = self._rank_collator.select(dev.source[row], row, dev.options, 0, 0)
-        return [selection.positive, *selection.other_negatives, *selection.hard_negatives]
+        return self._rank_collator.select(dev.source[row], row, dev.options, 0, 0).in_slot_order()
 
     def _blocks(self, candidates: _RankCandidates, contexts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of the common pool: column numbers (n,) on the CPU and vectors (n, D), the same on all ranks."""
@@ -252,7 +249,7 @@ class Validator:
 class _RankShare(NamedTuple):
     """One rank's questions and the identities of their passages; ``positives`` are positions in ``identities``."""
 
-    questions: list[str]
+    questions: list[str | list[int]]
     positives: list[int]
     identities: list[tuple[int, int]]
     known: list[list[tuple[int, int]]]

@@ -15,7 +15,8 @@ _LINE_EVERY_S = 30.0
 class Progress:
     """Counts items of ``total``; ``done`` of them were there before. ``quiet`` for ranks other than 0."""
 
-    def __init__(self, what: str, total: int, *, done: int = 0, quiet: bool = False) -> None:
+    def __init__(self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool = False) -> None:
+        self._unit = unit
         self._what, self._total, self._done, self._at_start = what, total, done, done
         self._started = self._last_line = time.monotonic()
         self._tokens = 0
@@ -24,7 +25,7 @@ class Progress:
         if sys.stderr.isatty() and not quiet:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=done, desc=what, unit="passages", dynamic_ncols=True)
+            self._bar = tqdm(total=total, initial=done, desc=what, unit=unit, dynamic_ncols=True)
 
     def advance(self, items: int, tokens: int) -> None:
         """Adds finished items and their tokens."""
@@ -45,7 +46,8 @@ class Progress:
         rate = (self._done - self._at_start) / seconds
         left = (self._total - self._done) / rate if rate else 0.0
         remaining = f", about {_duration(left)} left" if self._done < self._total else f", took {_duration(seconds)}"
-        return f"{self._what}: {self._done:,} of {self._total:,} passages, {rate:,.0f}/s, {self._tokens / seconds:,.0f} tokens/s{remaining}"
+        done = f"{self._what}: {self._done:,} of {self._total:,} {self._unit}"
+        return f"{done}, {rate:,.0f}/s, {self._tokens / seconds:,.0f} tokens/s{remaining}"
 
 
 def _duration(seconds: float) -> str:

@@ -1,0 +1,245 @@
+"""A training set's tokens, stored once: built by several processes, opened by all, exactly the batches of training from the text.
+
+Questions are stored with their prefix and suffix, passages as title and text apart (normalised if the set asks for it), nothing cut off
+and without special tokens. So one store serves every sequence length, and what is random in training (negatives, cropping, masking) is
+drawn as it would be from the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
+from dpr.core.progress import Progress
+from dpr.core.records import Passage, TrainingSample
+from dpr.data.collator import SetOptions, as_encoded, judgement_identity
+from dpr.data.loader import start_worker
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import decorate_question, normalize_passage
+from dpr.formats.durable import MANIFEST, remove_leftovers
+from dpr.formats.parsed_cache import cache_root, ensure_built
+from dpr.formats.token_store import (
+    LAYOUT_VERSION,
+    Facts,
+    PassageTokens,
+    StoredPassage,
+    StoredSample,
+    TokenPartWriter,
+    TokenStore,
+    finish_store,
+    is_finished,
+    part_folder,
+    token_dtype,
+)
+from dpr.formats.training_sets import TrainingSet
+
+logger = get_logger(__name__)
+
+_BLOCKS_PER_PART = 4  # a part is some 16 MB of text: some seconds of work, which is what a killed build loses
+_ROWS_AT_ONCE = 256
+_COMPARED_ROWS = 16
+
+
+class StoredTokens:
+    """A training set whose rows come as tokens. Takes the place of the set it was made of; pickles as paths."""
+
+    def __init__(self, text: TrainingSet, folder: Path, facts: Facts) -> None:
+        self.text, self.name, self.fingerprint = text, text.name, text.fingerprint
+        self._folder, self._facts = folder, facts
+        self._store = TokenStore(folder, facts)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __getitem__(self, row: int) -> StoredSample:
+        return self._store[row]
+
+    def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
+        """As the text's; passages that several rows list may occur more than once."""
+        found = self._store[row].positives
+        for other in self.text.rows_with_same_question(row):
+            found += self._store[other].positives
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (StoredTokens, (self.text, self._folder, self._facts))
+
+
+def open_tokens(
+    text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, *, folder: str | Path | None = None, build: bool = True
+) -> TrainingSet | StoredTokens:
+    """The stored tokens of a training set, built first where they are missing, stale or damaged; the text itself where that cannot be.
+
+    Args:
+        text: what ``open_training_set`` returned.
+        tensorizer: of the model that is going to be trained or validated.
+        options: the same that batches are made with; prefix, suffix, normalisation and namespace are part of what is stored.
+        folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be written is an error.
+        build: False uses a store that is there and never builds one.
+
+    Raises:
+        ConfigError: ``folder`` cannot be written.
+    """
+    if tensorizer.join_rule is None:
+        logger.info("%s: trained from the text, since this tokenizer puts special tokens between those of a text", text.name)
+        return text
+    facts = store_facts(text, tensorizer, options)
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    target = (cache_root(None) if folder is None else Path(folder).expanduser()) / f"tokens-{key}"
+    builder = _Builder(text, tensorizer, options, facts)
+    try:
+        if build:
+            ensure_built(target, builder.build, is_usable=builder.is_usable)
+        elif not builder.is_usable(target):
+            return text
+        stored = StoredTokens(text, target, facts)
+    except (OSError, ConfigError) as error:
+        if folder is not None:
+            raise ConfigError(f"train.token_store={folder}: {error}") from error
+        logger.warning("%s: trained from the text, since its tokens cannot be stored (%s)", text.name, error)
+        return text
+    if not _equals_text(stored, tensorizer, options):
+        logger.warning("%s: trained from the text, since this tokenizer joins title and text by a rule of its own", text.name)
+        return text
+    logger.info("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
+    return stored
+
+
+def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) -> Facts:
+    """Everything that decides what a store holds."""
+    return {
+        "kind": "token store",
+        "layout": LAYOUT_VERSION,
+        "text": text.fingerprint,
+        "rows": len(text),
+        "vocabulary": tensorizer.vocabulary_fingerprint,
+        "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
+        "namespace": options.namespace,
+        "query_prefix": options.query_prefix,
+        "query_suffix": options.query_suffix,
+        "normalize": options.normalize,
+    }
+
+
+def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: SetOptions) -> bool:
+    """Compares some rows, spread over the set, with what the tokenizer makes of their text now."""
+    for row in np.unique(np.linspace(0, len(stored) - 1, _COMPARED_ROWS).astype(int)).tolist():
+        sample, text = stored[row], stored.text[row]
+        decorated = {"prefix": options.query_prefix, "suffix": options.query_suffix}
+        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens([text.question], **decorated):
+            return False
+        for mine, theirs in zip(_lists(sample), _lists(text), strict=True):
+            if tensorizer.passage_tokens(mine) != tensorizer.passage_tokens([as_encoded(passage, options) for passage in theirs]):
+                return False
+            if [passage.identity for passage in mine] != [judgement_identity(passage, options.namespace) for passage in theirs]:
+                return False
+    return True
+
+
+def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]:
+    return sample.positives, sample.hard_negatives, sample.other_negatives
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Makes one store: parts by worker processes, each part whole or not there."""
+
+    text: TrainingSet
+    tensorizer: Tensorizer
+    options: SetOptions
+    facts: Facts
+
+    def is_usable(self, folder: Path) -> bool:
+        try:
+            TokenStore(folder, self.facts)
+        except (InputError, OSError):
+            return False
+        return True
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        remove_leftovers(folder)
+        ends = self.text.block_ends()
+        part_ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
+        parts = _Parts(self, folder, part_ends)
+        missing = [number for number in range(len(part_ends)) if not is_finished(part_folder(folder, number), parts.facts(number))]
+        there = len(self.text) - sum(len(parts.rows(number)) for number in missing)
+        progress = Progress(f"tokenising {self.text.name}", len(self.text), unit="rows", done=there)
+        try:
+            for number, num_tokens in self._written(parts, missing):
+                progress.advance(len(parts.rows(number)), num_tokens)
+        finally:
+            progress.close()
+        finish_store(folder, self.facts, part_ends)
+
+    def _written(self, parts: _Parts, missing: Sequence[int]) -> DataLoader[tuple[int, int]]:
+        processes = min(len(os.sched_getaffinity(0)), len(missing))
+        return DataLoader(
+            parts,
+            batch_size=None,
+            sampler=missing,
+            num_workers=processes if processes > 1 else 0,
+            worker_init_fn=start_worker,
+            generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's
+        )
+
+
+class _Parts(Dataset[tuple[int, int]]):
+    """Asking for a part writes it; returns its number and how many tokens it has."""
+
+    def __init__(self, builder: _Builder, folder: Path, part_ends: Sequence[int]) -> None:
+        self._builder, self._folder, self._ends = builder, folder, part_ends
+
+    def rows(self, number: int) -> range:
+        return range(self._ends[number - 1] if number else 0, self._ends[number])
+
+    def facts(self, number: int) -> Facts:
+        rows = self.rows(number)
+        return {**self._builder.facts, "first_row": rows.start, "end_row": rows.stop}
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        builder, rows = self._builder, self.rows(number)
+        writer = _PartOfText(builder.tensorizer, builder.options)
+        for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
+            writer.add([builder.text[row] for row in range(start, min(start + _ROWS_AT_ONCE, rows.stop))])
+        writer.tokens.write(part_folder(self._folder, number), self.facts(number))
+        return number, writer.tokens.num_tokens
+
+
+class _PartOfText:
+    """Tokenises rows into a part. A passage that several rows of the part list is stored once."""
+
+    def __init__(self, tensorizer: Tensorizer, options: SetOptions) -> None:
+        self._tensorizer, self._options = tensorizer, options
+        self.tokens = TokenPartWriter(token_dtype(tensorizer.largest_id))
+        self._numbers: dict[Passage, int] = {}
+
+    def add(self, samples: Sequence[TrainingSample]) -> None:
+        new = dict.fromkeys(passage for sample in samples for listed in _lists(sample) for passage in listed)
+        self._add_passages([passage for passage in new if passage not in self._numbers])
+        options = self._options
+        questions = [decorate_question(sample.question, prefix=options.query_prefix, suffix=options.query_suffix) for sample in samples]
+        for sample, question in zip(samples, self._tensorizer.bare_tokens(questions), strict=True):
+            self.tokens.add_row(question, *([self._numbers[passage] for passage in listed] for listed in _lists(sample)))
+
+    def _add_passages(self, passages: list[Passage]) -> None:
+        bodies = [normalize_passage(passage.text) if self._options.normalize else passage.text for passage in passages]
+        texts = self._tensorizer.bare_tokens([body.strip() for body in bodies])
+        titles = dict.fromkeys(passage.title for passage in passages if passage.title)
+        title_tokens = dict(zip(titles, self._tensorizer.bare_tokens(list(titles)), strict=True))
+        for passage, text in zip(passages, texts, strict=True):
+            identity = judgement_identity(passage, self._options.namespace)
+            stored = PassageTokens(title_tokens.get(passage.title), text, identity, passage.has_score)
+            self._numbers[passage] = self.tokens.add_passage(stored)

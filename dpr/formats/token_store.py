@@ -1,0 +1,257 @@
+"""Token ids of a training set: written once in parts, mapped and never loaded, every sequence checked whenever it is read.
+
+tokens-<key>/
+  part-00000/  tokens.npy    (T,) uint16, or uint32 for large vocabularies: questions, and each passage as its title followed by its text;
+                             no special tokens, nothing cut off
+               passages.npy  (P,) records: identity, where the tokens are, how many are the title's (-1: it has none), has_score, CRC-32
+               rows.npy      (R,) records: where the question's tokens and the row's slots are, how many slots of each kind, CRC-32
+               slots.npy     (N,) uint32 numbers of passages of this part: positives, hard negatives, other negatives of each row
+               manifest.json what the part was made of
+  manifest.json              sizes and SHA-256 of all files; present means complete
+
+The CRC-32 of a record covers the record itself and the tokens (and slots) that it points to. So opening reads nothing but the manifest,
+however large the store is, and damage is found before it is used.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.formats.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
+
+NO_TITLE = -1
+LAYOUT_VERSION = 1  # a change of what is stored must change it, so that old stores are not used
+
+_PASSAGE = np.dtype(
+    {
+        "names": ["identity_low", "identity_high", "start", "length", "title_length", "has_score", "check"],
+        "formats": ["<i8", "<i8", "<i8", "<i4", "<i4", "<u4", "<u4"],
+    }
+)
+_ROW = np.dtype(
+    {
+        "names": ["start", "first_slot", "length", "positives", "hard", "other", "check"],
+        "formats": ["<i8", "<i8", "<i4", "<i4", "<i4", "<i4", "<u4"],
+    }
+)
+_CHECK_BYTES = 4
+_SLOT = np.dtype("<u4")
+_FILES = ("tokens.npy", "passages.npy", "rows.npy", "slots.npy")
+
+Facts = dict[str, str | int | bool | None]
+"""What a store was made of; a store is used only where all of it is equal."""
+
+
+class PassageTokens(NamedTuple):
+    """A passage as it is stored; ``title`` None: it has none."""
+
+    title: Sequence[int] | None
+    text: Sequence[int]
+    identity: tuple[int, int]
+    has_score: bool
+
+
+class TokenPartWriter:
+    """Collects the rows of one part in memory, then writes them."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = np.dtype(dtype)
+        self._tokens = array("H" if self._dtype.itemsize == 2 else "I")
+        self._passages: list[tuple[Any, ...]] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self._slots = array("I")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def add_passage(self, passage: PassageTokens) -> int:
+        """Stores a passage; returns the number by which rows name it."""
+        title, start = passage.title, len(self._tokens)
+        self._tokens.extend(title or ())
+        self._tokens.extend(passage.text)
+        title_length = NO_TITLE if title is None else len(title)
+        self._passages.append((*passage.identity, start, len(self._tokens) - start, title_length, passage.has_score, 0))
+        return len(self._passages) - 1
+
+    def add_row(self, question: Sequence[int], positives: Sequence[int], hard: Sequence[int], other: Sequence[int]) -> None:
+        """Stores the next row; passages by their numbers."""
+        start, first_slot = len(self._tokens), len(self._slots)
+        self._tokens.extend(question)
+        for numbers in (positives, hard, other):
+            self._slots.extend(numbers)
+        self._rows.append((start, first_slot, len(question), len(positives), len(hard), len(other), 0))
+
+    def write(self, folder: Path, facts: Facts) -> None:
+        """Writes the part; it appears at ``folder`` complete or not at all."""
+        tokens, slots = np.array(self._tokens, dtype=self._dtype), np.array(self._slots, dtype=_SLOT)
+        passages, rows = np.array(self._passages, dtype=_PASSAGE), np.array(self._rows, dtype=_ROW)
+        for number, (_, _, start, length, *_) in enumerate(self._passages):
+            passages["check"][number] = _check(passages[number].tobytes(), tokens[start : start + length])
+        for number, (start, first_slot, length, *counts, _) in enumerate(self._rows):
+            used = tokens[start : start + length], slots[first_slot : first_slot + sum(counts)]
+            rows["check"][number] = _check(rows[number].tobytes(), *used)
+        with durable_folder(folder, overwrite=True, metadata=dict(facts)) as temporary:
+            for name, content in zip(_FILES, (tokens, passages, rows, slots), strict=True):
+                np.save(temporary / name, content, allow_pickle=False)
+
+
+class StoredPassage(NamedTuple):
+    """A passage of a token store, read when asked."""
+
+    part: TokenPart
+    number: int
+
+    @property
+    def has_score(self) -> bool:
+        return self.part.passage(self.number).has_score
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.part.passage(self.number).identity
+
+    def tokens(self) -> PassageTokens:
+        """Everything that is stored of it, checked.
+
+        Raises:
+            InputError: the store is damaged.
+        """
+        return self.part.passage(self.number)
+
+
+class StoredSample(NamedTuple):
+    """A row of a token store: ``question`` holds token ids, without special tokens and not cut; ``facts`` are those of the store."""
+
+    question: list[int]
+    positives: tuple[StoredPassage, ...]
+    hard_negatives: tuple[StoredPassage, ...]
+    other_negatives: tuple[StoredPassage, ...]
+    facts: Facts
+
+
+class TokenPart:
+    """One part, mapped."""
+
+    def __init__(self, folder: Path, num_rows: int, facts: Facts) -> None:
+        self._folder, self._facts = folder, facts
+        self._tokens, passages, rows, self._slots = (_load(folder / name) for name in _FILES)
+        is_right = passages.dtype == _PASSAGE and rows.dtype == _ROW and self._slots.dtype == _SLOT
+        if not is_right or len(rows) != num_rows or self._tokens.dtype not in (np.uint16, np.uint32):
+            raise InputError("not a part of a token store", file=folder)
+        self._passages, self._rows = passages, rows
+
+    def passage(self, number: int) -> PassageTokens:
+        if number >= len(self._passages):
+            self._refuse("passages.npy", number)
+        record = self._passages[number]
+        low, high, start, length, title_length, has_score, check = record.item()
+        tokens = self._tokens[start : start + length]
+        if len(tokens) != length or _check(record.tobytes(), tokens) != check:
+            self._refuse("passages.npy", number)
+        ids: list[int] = tokens.tolist()
+        split = max(title_length, 0)
+        title = None if title_length == NO_TITLE else ids[:split]
+        return PassageTokens(title, ids[split:], (low, high), bool(has_score))
+
+    def sample(self, number: int) -> StoredSample:
+        record = self._rows[number]
+        start, first_slot, length, positives, hard, other, check = record.item()
+        tokens, slots = self._tokens[start : start + length], self._slots[first_slot : first_slot + positives + hard + other]
+        if len(tokens) != length or _check(record.tobytes(), tokens, slots) != check:
+            self._refuse("rows.npy", number)
+        passages = tuple(StoredPassage(self, slot) for slot in slots.tolist())
+        end = positives + hard
+        return StoredSample(tokens.tolist(), passages[:positives], passages[positives:end], passages[end:], self._facts)
+
+    def _refuse(self, name: str, number: int) -> NoReturn:
+        # Without its manifest the store is unfinished: the next start verifies all parts and makes the damaged ones anew.
+        with suppress(OSError):
+            (self._folder.parent / MANIFEST).unlink(missing_ok=True)
+        raise InputError(
+            f"the token store is damaged: record {number} of {name} is not what was written",
+            file=self._folder,
+            hint="start again, the damaged part is then made anew; train.token_store=off trains from the text",
+        )
+
+
+class TokenStore:
+    """A complete store, by row number.
+
+    Raises:
+        InputError: unfinished, made of something else than ``facts``, or files are missing or of another size.
+    """
+
+    def __init__(self, folder: Path, facts: Facts) -> None:
+        manifest = read_manifest(folder)
+        metadata = dict(manifest["metadata"])
+        ends = metadata.pop("part_ends", None)
+        if metadata != facts or not isinstance(ends, list) or not ends:
+            raise InputError("is a token store of other data or settings", file=folder)
+        for name, entry in manifest["files"].items():
+            if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
+                raise InputError(f"{name} is missing or has not the size it was written with", file=folder)
+        self._ends = [int(end) for end in ends]
+        starts = [0, *self._ends[:-1]]
+        self._parts = [
+            TokenPart(part_folder(folder, number), end - start, facts)
+            for number, (start, end) in enumerate(zip(starts, self._ends, strict=True))
+        ]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, row: int) -> StoredSample:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a token store with {len(self)} rows")
+        number = bisect_right(self._ends, row)
+        return self._parts[number].sample(row - (self._ends[number - 1] if number else 0))
+
+
+def part_folder(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}"
+
+
+def is_finished(folder: Path, facts: Facts) -> bool:
+    """Whether a part is there, made of ``facts``, and every byte of it as it was written."""
+    return (folder / MANIFEST).is_file() and not verify_folder(folder) and read_manifest(folder)["metadata"] == facts
+
+
+def finish_store(folder: Path, facts: Facts, part_ends: Sequence[int]) -> None:
+    """Declares a store complete whose parts are all written; ``part_ends`` are the rows where each ends."""
+    files: dict[str, dict[str, Any]] = {}
+    for number in range(len(part_ends)):
+        part = part_folder(folder, number)
+        files |= {f"{part.name}/{name}": entry for name, entry in read_manifest(part)["files"].items()}
+        files[f"{part.name}/{MANIFEST}"] = describe_file(part / MANIFEST)
+    write_manifest(folder, {**facts, "part_ends": list(part_ends)}, files=files)
+
+
+def token_dtype(largest_id: int) -> np.dtype[Any]:
+    """16 bits where every token id fits, else 32."""
+    return np.dtype("<u2" if largest_id < 2**16 else "<u4")
+
+
+def _check(record: bytes, *arrays: np.ndarray) -> int:
+    """CRC-32 of a record, its last field left out, and of what it points to."""
+    value = zlib.crc32(record[:-_CHECK_BYTES])
+    for content in arrays:
+        value = zlib.crc32(content.data, value)
+    return value
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy's parser of a damaged header raises whatever comes up
+        raise InputError(f"cannot be read ({error})", file=path) from None
+    # Slices of a plain view are several times cheaper than those of numpy's memmap class.
+    return loaded.view(np.ndarray)

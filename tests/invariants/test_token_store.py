@@ -1,0 +1,121 @@
+"""Training and validation from a token store against training from the text: the same losses, figures and weights, bit for bit.
+
+pytest tests/invariants/test_token_store.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.build.sources import resolve_training_files
+from dpr.build.training import as_tokens, build_model, build_trainer, open_sets
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.tokens import StoredTokens
+from dpr.formats.training_sets import TrainingSet, write_training_set
+from dpr.training.callbacks import Callback
+from dpr.training.metrics import Metrics
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.tiny import encoder_folder, make_samples
+
+ROWS = 48
+
+
+class Curve(Callback):
+    def __init__(self) -> None:
+        self.figures: list[Metrics] = []
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.figures.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
+
+    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.figures.append(dict(metrics))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    encoder_folder(tmp_path / "bert")
+    write_training_set(tmp_path / "train.json", make_samples(ROWS, seed=1))
+    write_training_set(tmp_path / "dev.json", make_samples(20, seed=2))
+    return tmp_path
+
+
+def config_of(folder: Path, run: str, **train: Any) -> BiEncoderTrainConfig:
+    config = BiEncoderTrainConfig(output_dir=str(folder / run))
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder / "bert"), False
+    config.encoder.sequence_length = 12
+    settings = {"batch_size": 8, "num_train_epochs": 3, "warmup_steps": 2, "learning_rate": 1e-2, "log_batch_step": 1, "num_workers": 0}
+    for key, value in {**settings, **train}.items():
+        setattr(config.train, key, value)
+    config.val_av_rank_start_epoch = 2
+    config.check()
+    return config
+
+
+def opened(folder: Path, name: str, config: BiEncoderTrainConfig, model: Any) -> list[Any]:
+    return as_tokens(open_sets(resolve_training_files([str(folder / name)], {}), config), config, model)
+
+
+def trained(folder: Path, config: BiEncoderTrainConfig) -> tuple[list[Metrics], dict[str, torch.Tensor], set[type]]:
+    torch.manual_seed(5)
+    model = build_model(config)
+    sets = [opened(folder, name, config, model) for name in ("train.json", "dev.json")]
+    trainer = build_trainer(config, model, *sets)
+    curve = Curve()
+    trainer.callbacks.insert(0, curve)
+    trainer.train()
+    return curve.figures, model.state_dict(), {type(source) for part in sets for source, _ in part}
+
+
+@pytest.mark.parametrize(("crop", "mask"), [(0, 0.0), (9, 0.15)], ids=["plain", "augmented"])
+def test_curve_figures_and_weights_are_bitwise_those_of_the_text(folder: Path, crop: int, mask: float) -> None:
+    results = []
+    for number, setting in enumerate(("off", "auto", "auto", str(folder / "tokens"))):
+        config = config_of(folder, f"run-{number}", token_store=setting)
+        config.train.augment.crop_tokens, config.train.augment.mask_probability = crop, mask
+        results.append(trained(folder, config))
+    (expected, weights, kinds), *others = results
+    assert kinds == {TrainingSet}
+    assert len(expected) == 3 * (ROWS // 8) + 3 and "eval/avg_rank" in expected[-1] | expected[-2]
+    for figures, found, found_kinds in others:
+        assert found_kinds == {StoredTokens}
+        assert json.dumps(figures) == json.dumps(expected)
+        assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+
+
+def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(folder, "run")
+    model = build_model(config)
+    sets = [opened(folder, name, config, model) for name in ("train.json", "dev.json")]
+    monkeypatch.setattr(Tensorizer, "bare_tokens", None)
+    monkeypatch.setattr(Tensorizer, "_encode", lambda self, texts, *_: pytest.fail("tokenised") if texts else [])
+    build_trainer(config, model, *sets).train()
+
+
+@pytest.mark.parametrize(
+    ("train", "kind"),
+    [
+        ({}, StoredTokens),
+        ({"dry_run": True}, TrainingSet),
+        ({"max_steps": 2}, TrainingSet),
+        ({"max_steps": 3}, StoredTokens),
+        ({"max_steps": 2, "token_store": "folder"}, StoredTokens),
+        ({"token_store": "off"}, TrainingSet),
+        ({"token_store": "False"}, TrainingSet),
+    ],
+)
+def test_when_tokens_are_stored(folder: Path, monkeypatch: pytest.MonkeyPatch, train: dict[str, Any], kind: type) -> None:
+    monkeypatch.chdir(folder)
+    config = config_of(folder, "run", **train)
+    model = build_model(config)
+    ((source, _),) = opened(folder, "train.json", config, model)
+    assert type(source) is kind
+    config = config_of(folder, "run", max_steps=1)
+    is_there = kind is StoredTokens and "token_store" not in train
+    assert isinstance(opened(folder, "train.json", config, model)[0][0], StoredTokens) == is_there, "a store that is there is used by all"

@@ -1,0 +1,111 @@
+"""Title and text tokenised apart and joined give what the tokenizer gives for the pair: every length, every kind of tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from dpr.core.records import Passage
+from dpr.data.joining import JoinRule
+from dpr.data.tensorizer import Tensorizer
+from dpr.formats.token_store import PassageTokens, StoredPassage
+from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
+
+SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+
+
+def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
+    """``bert``: one separator; ``roberta``: byte-level, two separators between a pair; ``t5``: nothing before."""
+    vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
+    ids = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    if kind == "roberta":
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {token: number for number, token in enumerate([*SPECIAL.values(), *letters])}
+        tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    else:
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+        single, pair = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]") if kind == "bert" else ("$A [SEP]", "$A [SEP] $B [SEP]")
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL, **options)
+
+
+TOKENIZERS = {
+    "bert": fast_tokenizer("bert"),
+    "roberta": fast_tokenizer("roberta"),
+    "t5": fast_tokenizer("t5"),
+    "bert cut from the left": fast_tokenizer("bert", truncation_side="left"),
+}
+
+texts = st.one_of(
+    st.lists(st.sampled_from([*WORDS[:5], "?", "unknown", "[SEP]", "[MASK]"]), max_size=12).map(" ".join),
+    st.text(alphabet="ba be\N{RIGHT SINGLE QUOTATION MARK}\u00e9\u4e2d\u0301\t\n'-", max_size=20),
+)
+
+
+class OnePassage:
+    """Stands in for a part of a token store."""
+
+    def __init__(self, passage: PassageTokens) -> None:
+        self._passage = passage
+
+    def passage(self, number: int) -> PassageTokens:
+        return self._passage
+
+
+def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
+    title = tensorizer.bare_tokens([passage.title])[0] if passage.title else None
+    tokens = PassageTokens(title, tensorizer.bare_tokens([passage.text.strip()])[0], (0, 0), False)
+    return StoredPassage(OnePassage(tokens), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=150, deadline=None)
+@given(title=texts, text=texts, length=st.integers(4, 30))
+def test_joined_parts_are_the_pair(kind: str, title: str, text: str, length: int) -> None:
+    tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=length)
+    passage = Passage(text, title)
+    assert tensorizer.passage_tokens([stored(tensorizer, passage), passage]) == tensorizer.passage_tokens([passage]) * 2
+    assert tensorizer.question_tokens(tensorizer.bare_tokens([text])) == tensorizer.passage_tokens([Passage(text)]) or text != text.strip()
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "t5"])
+@settings(max_examples=150, deadline=None)
+@given(title=texts, text=texts, length=st.integers(4, 30), seed=st.integers(0, 9))
+def test_a_crop_of_joined_parts_is_the_crop_of_the_text(kind: str, title: str, text: str, length: int, seed: int) -> None:
+    tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=32)
+    passage = Passage(text, title)
+    first, second = np.random.default_rng(seed), np.random.default_rng(seed)
+    cropped = tensorizer.cropped_passage_tokens(stored(tensorizer, passage), length, first)
+    assert cropped == tensorizer.cropped_passage_tokens(passage, length, second)
+    assert first.integers(1 << 60) == second.integers(1 << 60), "the generator was used differently"
+
+
+def test_every_pair_of_lengths_is_cut_as_the_tokenizer_cuts_it(tmp_path: Path) -> None:
+    tensorizer = Tensorizer.load(encoder_folder(tmp_path), sequence_length=11)
+    for title in range(12):
+        for text in range(12):
+            passage = Passage(" ".join(WORDS[:text]), " ".join(WORDS[-title:]) if title else "")
+            assert tensorizer.passage_tokens([stored(tensorizer, passage)]) == tensorizer.passage_tokens([passage]), (title, text)
+
+
+def examples() -> Iterator[tuple[Any, Any]]:
+    yield ([1, 5, 2], [None, 0, None]), ([1, 5, 9, 6, 2], [None, 0, 0, None, 1])
+    yield ([5], [0]), ([5, 6], [1, 0])  # the second text first
+    yield ([5, 1, 6], [0, None, 0]), ([5, 1, 6], [0, None, 1])  # a special token between those of one text
+    yield ([1, 2], [None, None]), ([1, 5, 2], [None, 0, None])  # a text without tokens
+
+
+@pytest.mark.parametrize(("single", "pair", "is_rule"), [(*example, number == 0) for number, example in enumerate(examples())])
+def test_a_tokenizer_without_such_a_rule_is_told(single: Any, pair: Any, is_rule: bool) -> None:
+    assert (JoinRule.from_examples(single, pair, cut_start=False) is not None) == is_rule

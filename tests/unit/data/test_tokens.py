@@ -1,0 +1,343 @@
+"""Training from stored tokens is training from the text: the same batches, curve and weights; what is damaged or stale is not used."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing as mp
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage, TrainingSample
+from dpr.data import tokens
+from dpr.data.collator import Augmentation, Collator, SetOptions
+from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.tokens import StoredTokens, open_tokens
+from dpr.formats import training_store
+from dpr.formats.durable import verify_folder
+from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from tests.helpers.tiny import encoder_folder, make_samples
+
+PLAIN = SetOptions("tiny")
+
+
+def many_samples(count: int = 60) -> list[TrainingSample]:
+    """Samples with every trait that decides a batch: repeated questions across parts, scores, typographic signs, several lists."""
+    samples = make_samples(count, seed=4)
+    scored = tuple(Passage(f'"{p.text}\n\N{RIGHT SINGLE QUOTATION MARK}"', p.title, p.id, True) for p in samples[0].positives)
+    samples[0] = TrainingSample("ba\N{RIGHT SINGLE QUOTATION MARK} be", (*samples[0].positives, *scored), (), samples[1].other_negatives)
+    for row in (count // 2, count - 1):
+        samples[row] = TrainingSample(samples[0].question, samples[row].positives, samples[row].hard_negatives)
+    return samples
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingSet:
+    """60 rows in blocks of 5, so in parts of 20."""
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(training_store, "_BATCH_ROWS", 5)
+    write_training_set(tmp_path / "train.jsonl", many_samples())
+    return open_training_set(tmp_path / "train.jsonl", name="tiny")
+
+
+@pytest.fixture
+def tensorizer(tmp_path: Path) -> Tensorizer:
+    return Tensorizer.load(encoder_folder(tmp_path / "tokenizer"), sequence_length=12, question_length=6)
+
+
+def stored(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions = PLAIN, **more: Any) -> StoredTokens:
+    opened = open_tokens(text, tensorizer, options, **more)
+    assert isinstance(opened, StoredTokens)
+    return opened
+
+
+def store_folder(tmp_path: Path) -> Path:
+    (found,) = (path for path in (tmp_path / "cache").glob("tokens-*") if path.is_dir())
+    return found
+
+
+def batches(source: Any, tensorizer: Tensorizer, options: SetOptions, *, workers: int = 0, **collating: Any) -> list[BiEncoderBatch]:
+    collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
+    pools = cut_into_pools([(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3)
+    order = PoolOrder(epoch=0, pool=0, num_epochs=2, pools_per_epoch=pools.iterator.pools_per_epoch)
+    return list(pool_loader(pools, order, num_workers=workers))
+
+
+def values(batch: BiEncoderBatch) -> list[Any]:
+    parts = [batch.questions, batch.contexts]
+    tensors = [getattr(part, name) for part in parts for name in ("tokens", "lengths", "position")]
+    names = ("context_row", "context_valid", "context_ids", "positive_idx", "known_positive_ids", "known_positive_valid")
+    tensors += [getattr(batch, name) for name in names]
+    return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [batch.rows, batch.dataset, batch.loss_scale]
+
+
+@pytest.mark.parametrize(
+    ("options", "collating"),
+    [
+        (PLAIN, {"seed": 1}),
+        (PLAIN, {}),
+        (SetOptions("other", "[unused1]", "?", selector=1, shuffle_positives=True, normalize=True, exclude_gold=True), {"seed": 1}),
+        (PLAIN, {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
+        (PLAIN, {"seed": 2, "augmentation": Augmentation(crop_tokens=7, mask_probability=0.3)}),
+    ],
+    ids=["training", "validation", "all options", "cropped", "cropped and masked"],
+)
+def test_batches_are_those_of_the_text(
+    text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, collating: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = batches(text, tensorizer, options, **collating)
+    source = stored(text, tensorizer, options)
+    assert len(source) == len(text) and source.fingerprint == text.fingerprint
+
+    def tokenise(*_: Any, **__: Any) -> None:
+        raise AssertionError("a text was tokenised")
+
+    monkeypatch.setattr(type(tensorizer.tokenizer), "__call__", tokenise)
+    found = batches(source, tensorizer, options, **collating)
+    assert len(found) == 20
+    assert [values(batch) for batch in found] == [values(batch) for batch in expected]
+
+
+def test_worker_processes_read_the_same_store(text: TrainingSet, tensorizer: Tensorizer) -> None:
+    source = stored(text, tensorizer)
+    expected, found = (batches(source, tensorizer, PLAIN, workers=workers, seed=1) for workers in (0, 1))
+    assert [values(batch) for batch in found] == [values(batch) for batch in expected]
+
+
+def test_one_store_serves_every_sequence_length(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
+    stored(text, tensorizer)
+    short = Tensorizer(tensorizer.tokenizer, sequence_length=5)
+    source = stored(text, short, build=False)
+    assert [values(batch) for batch in batches(source, short, PLAIN)] == [values(batch) for batch in batches(text, short, PLAIN)]
+    assert store_folder(tmp_path)
+
+
+def written_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the parts that builds write from now on, in this process."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    names: list[str] = []
+    write = tokens.TokenPartWriter.write
+
+    def noted(self: Any, folder: Path, facts: Any) -> None:
+        names.append(folder.name)
+        write(self, folder, facts)
+
+    monkeypatch.setattr(tokens.TokenPartWriter, "write", noted)
+    return names
+
+
+def records_of(file: bytes | bytearray) -> int:
+    """Where the content of an .npy file begins."""
+    return 10 + int.from_bytes(file[8:10], "little")
+
+
+PARTS = ["part-00000", "part-00001", "part-00002"]
+
+
+def test_a_second_opening_tokenises_nothing(text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = written_parts(monkeypatch)
+    stored(text, tensorizer)
+    assert written == PARTS
+    stored(text, tensorizer)
+    assert written == PARTS
+
+
+@pytest.mark.parametrize("change", ["text", "prefix", "normalize", "namespace", "vocabulary"])
+def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, change: str) -> None:
+    first = stored(text, tensorizer)
+    options = PLAIN
+    if change == "text":
+        write_training_set(tmp_path / "train.jsonl", many_samples()[:-1])
+        text = open_training_set(tmp_path / "train.jsonl", name="tiny")
+    elif change == "vocabulary":
+        tensorizer = Tensorizer.load(tmp_path / "tokenizer", sequence_length=12, question_length=6, special_tokens=["[Q]"])
+    else:
+        kwargs = {"prefix": {"query_prefix": "ba"}, "normalize": {"normalize": True}, "namespace": {"namespace": "b"}}[change]
+        options = SetOptions(**{"namespace": "tiny", **kwargs})  # type: ignore[arg-type]
+    assert not isinstance(open_tokens(text, tensorizer, options, build=False), StoredTokens)
+    second = stored(text, tensorizer, options)
+    assert first._folder != second._folder
+    assert [values(batch) for batch in batches(second, tensorizer, options)] == [
+        values(batch) for batch in batches(text, tensorizer, options)
+    ]
+
+
+def test_other_options_than_the_stored_ones_are_refused(text: TrainingSet, tensorizer: Tensorizer) -> None:
+    with pytest.raises(ConfigError, match="stored with query_prefix=None, not 'ba'"):
+        batches(stored(text, tensorizer), tensorizer, SetOptions("tiny", query_prefix="ba"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "other facts", "another's part"])
+def test_damage_found_at_opening_is_mended_and_good_parts_are_kept(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    stored(text, tensorizer)
+    folder = store_folder(tmp_path)
+    written = written_parts(monkeypatch)
+    file = folder / "part-00001" / "tokens.npy"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-2])
+    elif damage == "missing":
+        file.unlink()
+    elif damage == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif damage == "other facts":
+        manifest = folder / "manifest.json"
+        manifest.write_text(manifest.read_text().replace(text.fingerprint, "0" * 64))
+    else:
+        for name in ("tokens.npy", "passages.npy", "rows.npy", "slots.npy", "manifest.json"):
+            (folder / "part-00001" / name).write_bytes((folder / "part-00000" / name).read_bytes())
+    source = stored(text, tensorizer)
+    assert written == ([] if damage in ("no manifest", "other facts") else ["part-00001"])
+    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
+    assert verify_folder(folder) == []
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "passages.npy", "rows.npy", "slots.npy"])
+def test_a_changed_byte_is_never_used_and_mended_at_the_next_start(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    stored(text, tensorizer)
+    file = store_folder(tmp_path) / "part-00002" / name
+    content = bytearray(file.read_bytes())
+    for place in range(records_of(content), len(content), 16):
+        content[place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"damaged.*start again"):
+        batches(StoredTokens(text, store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)), tensorizer, PLAIN)
+    written = written_parts(monkeypatch)
+    source = stored(text, tensorizer)
+    assert written == ["part-00002"]
+    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
+
+
+def test_every_single_changed_byte_of_a_record_is_found(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
+    stored(text, tensorizer)
+    folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)
+    for name, record_bytes in (("passages.npy", 40), ("rows.npy", 36)):
+        whole = (folder / "part-00000" / name).read_bytes()
+        start = records_of(whole)
+        for place in range(start, start + record_bytes):
+            (folder / "part-00000" / name).write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+            tokens.finish_store(folder, facts, [20, 40, 60])
+            source = StoredTokens(text, folder, facts)
+            with pytest.raises(InputError, match="damaged"):
+                tensorizer.passage_tokens(source[0].positives)
+        (folder / "part-00000" / name).write_bytes(whole)
+
+
+def _build_slowly(text: TrainingSet, tensorizer: Tensorizer, delay_s: float, writes: Any) -> None:
+    os.sched_getaffinity = lambda _: {0}  # type: ignore[assignment]
+    write = tokens.TokenPartWriter.write
+
+    def slow(self: Any, folder: Path, facts: Any) -> None:
+        with writes.get_lock():
+            writes.value += 1
+        write(self, folder, facts)
+        time.sleep(delay_s)
+
+    tokens.TokenPartWriter.write = slow  # type: ignore[method-assign]
+    open_tokens(text, tensorizer, PLAIN)
+
+
+def test_a_killed_build_keeps_its_finished_parts(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = mp.get_context("fork")
+    process = context.Process(target=_build_slowly, args=(text, tensorizer, 30.0, context.Value("i", 0)))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cache").glob("tokens-*/part-00000")):
+        assert time.monotonic() < deadline and process.is_alive()
+        time.sleep(0.02)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    written = written_parts(monkeypatch)
+    stored(text, tensorizer)
+    assert written == PARTS[1:]
+
+
+def test_processes_that_start_together_build_one_store(text: TrainingSet, tensorizer: Tensorizer) -> None:
+    context = mp.get_context("fork")
+    writes = context.Value("i", 0)
+    processes = [context.Process(target=_build_slowly, args=(text, tensorizer, 0.1, writes)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert writes.value == len(PARTS)
+    stored(text, tensorizer)
+
+
+def test_several_processes_build_what_one_builds(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = torch.get_rng_state()
+    contents = []
+    for cores in ({0}, {0, 1}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        source = stored(text, tensorizer, folder=tmp_path / f"store-{len(cores)}")
+        contents.append({path.relative_to(source._folder): path.read_bytes() for path in source._folder.rglob("*.npy")})
+    assert contents[0] == contents[1] and len(contents[0]) == 12
+    assert torch.equal(torch.get_rng_state(), state), "the run's random numbers must not depend on whether a store was built"
+
+
+def test_where_nothing_can_be_stored_training_is_from_the_text(
+    text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"train\.token_store"):
+        open_tokens(text, tensorizer, PLAIN, folder=tmp_path / "file" / "tokens")
+    os.environ["DPR_CACHE"] = str(tmp_path / "file" / "cache")
+    with caplog.at_level(logging.WARNING):
+        assert open_tokens(text, tensorizer, PLAIN) is text
+    assert "tiny: trained from the text, since its tokens cannot be stored" in caplog.text
+
+
+def test_a_tokenizer_that_joins_by_a_rule_of_its_own_is_found_out(
+    text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode = Tensorizer._encode
+
+    def reversed_pairs(self: Tensorizer, first: Any, second: Any, max_length: int) -> Any:
+        return encode(self, second, first, max_length) if second else encode(self, first, None, max_length)
+
+    monkeypatch.setattr(Tensorizer, "_encode", reversed_pairs)
+    with caplog.at_level(logging.WARNING):
+        assert open_tokens(text, tensorizer, PLAIN) is text
+    assert "a rule of its own" in caplog.text
+
+
+def test_large_vocabularies_take_32_bits(
+    tmp_path: Path, text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tensorizer, "largest_id", property(lambda self: 70_000))
+    source = stored(text, tensorizer)
+    assert source._facts["bits"] == 32
+    assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "passages.npy", "rows.npy", "slots.npy"])
+def test_a_changed_byte_of_a_header_is_never_used(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, name: str) -> None:
+    expected = [values(batch) for batch in batches(stored(text, tensorizer), tensorizer, PLAIN)]
+    folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)
+    whole = (folder / "part-00000" / name).read_bytes()
+    for place in range(0, records_of(whole), 3):
+        (folder / "part-00000" / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        tokens.finish_store(folder, facts, [20, 40, 60])
+        try:
+            found = [values(batch) for batch in batches(StoredTokens(text, folder, facts), tensorizer, PLAIN)]
+        except InputError:
+            continue
+        assert found == expected, place  # a blank of the header
