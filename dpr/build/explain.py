@@ -12,8 +12,9 @@ from dpr.config.explain import ExplainConfig
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, TrainingSample
 from dpr.data.loader import PoolDataset
+from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.losses.nll import BiEncoderNllLoss
@@ -71,6 +72,7 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, lo
     )
     for number, row in enumerate(batch.rows[: most or None]):
         sample = source[row]
+        assert isinstance(sample, TrainingSample)  # sets are opened as text here
         drawn = dataset.collator.select(sample, row, options, rows.epoch, rows.dataset)
         yield ""
         yield f"  question {number}, row {row}: {_short(sample.question)}"
@@ -104,7 +106,8 @@ def _words(tokens: object, lengths: object, tensorizer: Tensorizer) -> list[str]
     return texts
 
 
-def _name(passage: Passage) -> str:
+def _name(passage: AnyPassage) -> str:
+    assert isinstance(passage, Passage)
     parts = [f"[{passage.id}]" if passage.id is not None else "", passage.title, _short(passage.text)]
     return " ".join(part for part in parts if part)
 
