@@ -214,12 +214,12 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
             grad_cache_tokens=train.grad_cache_tokens,
             memory_budget_gb=train.memory_budget_gb,
         ),
-        callbacks=_callbacks(config),
+        callbacks=make_callbacks(config),
         config=asdict(config),
     )
 
 
-def _callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
+def make_callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
     """The user's own, then those that the settings ask for: trackers get what others add to the figures."""
     train, tracking, stopping = config.train, config.tracking, config.train.early_stopping
     found = own_callbacks(train.callbacks)

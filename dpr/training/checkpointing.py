@@ -95,7 +95,7 @@ def _named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
     """Callbacks by name; the second of a name is ``Name#2``."""
     seen: dict[str, int] = {}
     for callback in callbacks:
-        name = callback.name
+        name = callback.state_key
         seen[name] = seen.get(name, 0) + 1
         yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), callback
 

@@ -35,7 +35,7 @@ class FunctionCallback(Callback):
         setattr(self, f"on_{when}", self._moment)
 
     @property
-    def name(self) -> str:
+    def state_key(self) -> str:
         return getattr(self._function, "__qualname__", type(self._function).__name__)
 
     def _moment(self, trainer: BiEncoderTrainer, *values: Any) -> None:

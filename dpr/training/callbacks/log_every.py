@@ -36,6 +36,8 @@ class LogEvery(Callback):
         metrics = trainer.metrics.take(peak=self._peak)
         metrics["optim/lr"] = trainer.learning_rate
         metrics["optim/grad_norm"] = float(trainer.grad_norm)
+        if trainer.step.scaler.is_enabled():
+            metrics["optim/loss_scale"] = trainer.step.scaler.get_scale()  # it falls where steps are skipped
         metrics["perf/mem_gb"] = peak_memory_gb(trainer.device)
         since, first = self._start
         metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (trainer.total_steps - step)

@@ -19,7 +19,7 @@ class Callback:
     """
 
     @property
-    def name(self) -> str:
+    def state_key(self) -> str:
         """What a checkpoint keeps its state under."""
         return type(self).__name__
 

@@ -59,7 +59,7 @@ def test_classes_and_functions_become_callbacks_in_order() -> None:
     )
     assert (mine.size, again.size) == (1, 5)  # type: ignore[attr-defined]
     assert isinstance(function, FunctionCallback)
-    assert function.name == "look"
+    assert function.state_key == "look"
     assert own_callbacks(None) == []
     assert len(own_callbacks("own_module:Mine")) == 1
 

@@ -146,6 +146,35 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert os.environ["WANDB_SILENT"] == "true"
 
 
+def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tb is not installed")
+    from dpr.build.training import make_callbacks
+    from dpr.config.training import BiEncoderTrainConfig
+
+    config = BiEncoderTrainConfig(output_dir=str(tmp_path))
+    assert make_callbacks(config) == []
+    config.tracking.tensorboard, config.train.early_stopping.patience, config.train.load_best_at_end = True, 2, True
+    assert [type(callback).__name__ for callback in make_callbacks(config)] == ["TensorBoard", "EarlyStopping", "LoadBest"]
+    config.tracking.wandb_mode = "later"
+    with pytest.raises(ConfigError, match=r"tracking\.wandb_mode=later is not known; choose one of online, offline"):
+        config.check()
+
+
+def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_path: Path) -> None:
+    class Overflow(Callback):
+        def on_step_end(self, trainer: BiEncoderTrainer) -> None:
+            if trainer.progress.step == 2:
+                trainer.step.scaler.load_state_dict({**trainer.step.scaler.state_dict(), "scale": 2.0**100})
+
+    weights: list[dict[str, torch.Tensor]] = []
+    keep = FunctionCallback(lambda trainer: weights.append({name: tensor.clone() for name, tensor in trainer.model.weights().items()}))
+    scales = [log["optim/loss_scale"] for log in logged(tmp_path, keep, Overflow(), precision="fp16", max_steps=4)]
+    assert scales[0] == scales[1] == 2.0**16
+    assert scales[2] == 2.0**99, "the step that overflowed halves the scale"
+    assert all(torch.equal(weights[1][name], weights[2][name]) for name in weights[1]), "and changes no weight"
+    assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install "dpr\[wandb\]"'):
