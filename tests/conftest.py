@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 # Before anything imports a Hugging Face library, since these read the environment at import time. Inherited by child processes.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_TELEMETRY="1")
@@ -17,7 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.no_network.sitecustomize import block_connections
+
+block_connections()  # they leave this machine never
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+# The same in every Python that a test starts.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "tests/helpers/no_network"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,25 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections leave this machine never: unix sockets and loopback only."""
-
-    def guarded(name: str) -> None:
-        real = getattr(socket.socket, name)
-
-        def connect(self: socket.socket, address: Any) -> Any:
-            host = str(address[0]) if isinstance(address, tuple) else ""
-            if self.family != socket.AF_UNIX and host not in ("localhost", "::1") and not host.startswith("127."):
-                raise OSError(f"tests may not use the network (connection to {address!r})")
-            return real(self, address)
-
-        monkeypatch.setattr(socket.socket, name, connect)
-
-    guarded("connect")
-    guarded("connect_ex")
 
 
 @pytest.fixture(autouse=True)

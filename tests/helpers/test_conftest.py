@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 import torch
+
+from tests.helpers.processes import run_on_ranks
 
 
 def test_connections_to_other_machines_are_refused() -> None:
@@ -15,6 +19,31 @@ def test_connections_to_other_machines_are_refused() -> None:
         socket.create_connection(("192.0.2.1", 80), timeout=0.1)
     with socket.socket() as other, pytest.raises(OSError, match="may not use the network"):
         other.connect_ex(("192.0.2.1", 80))
+
+
+def test_processes_that_tests_start_are_refused_too() -> None:
+    code = "import socket\ntry: socket.create_connection(('192.0.2.1', 80), timeout=0.1)\nexcept OSError as error: print(error)"
+    environment = os.environ | {"HF_HUB_OFFLINE": "0"}
+    for command in (
+        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"],
+    ):
+        result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert "may not use the network" in result.stdout
+    assert run_on_ranks(_try_to_connect, 2, join=False) == [True, True]
+
+
+def _try_to_connect() -> bool:
+    try:
+        socket.create_connection(("192.0.2.1", 80), timeout=0.1)
+    except OSError as error:
+        return "may not use the network" in str(error)
+    return False
+
+
+def test_datagrams_are_refused() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, pytest.raises(OSError, match="may not use the network"):
+        sender.sendto(b"x", ("192.0.2.1", 53))
 
 
 def test_loopback_works() -> None:

@@ -1,0 +1,36 @@
+"""Python imports this module when it starts, if its folder is in PYTHONPATH: connections then leave this machine never.
+
+Unix sockets and loopback go on working. For the process that runs the tests and for every Python that it starts.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+
+def _is_near(self: socket.socket, address: Any) -> bool:
+    host = str(address[0]) if isinstance(address, tuple) else ""
+    return self.family == getattr(socket, "AF_UNIX", None) or host in ("", "localhost", "::1") or host.startswith("127.")
+
+
+def _guarded(name: str) -> None:
+    real = getattr(socket.socket, name)
+
+    def guarded(self: socket.socket, *arguments: Any) -> Any:
+        if not _is_near(self, arguments[-1]):
+            raise OSError(f"tests may not use the network (connection to {arguments[-1]!r})")
+        return real(self, *arguments)
+
+    setattr(socket.socket, name, guarded)
+
+
+def block_connections() -> None:
+    """Done once however often it is asked for."""
+    if not hasattr(socket.socket, "guarded_by_tests"):
+        socket.socket.guarded_by_tests = True  # type: ignore[attr-defined]
+        for name in ("connect", "connect_ex", "sendto"):
+            _guarded(name)
+
+
+block_connections()
