@@ -131,6 +131,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     start = time.perf_counter()
     yield case
     row.seconds += time.perf_counter() - start
+    if target := request.config.getoption("--fault-table"):  # at once, so that what is done stays when the rest is not
+        _write_table(Path(target), {name: row for name, row in rows.items() if row.tried})
     assert not case.failures, f"{len(case.failures)} trials of {row.tried} failed\n" + "\n".join(case.failures)
 
 
@@ -147,8 +149,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(row.line())
     tried, passed = sum(row.tried for row in rows.values()), sum(row.passed for row in rows.values())
     terminalreporter.write_line(f"{passed} of {tried} trials passed, {sum(row.seconds for row in rows.values()):.0f} s")
-    if target := config.getoption("--fault-table"):
-        _write_table(Path(target), rows)
 
 
 def _write_table(file: Path, rows: dict[str, Row]) -> None:
