@@ -1,6 +1,6 @@
 """The quickstart's model, trained twice: once undisturbed, once killed many times at random moments and started again by the same command.
 
-    python -m tests.faults.quickstart_kills runs/quickstart [--kills 20] [--steps 100] [--seed 0]
+    python -m tests.faults.quickstart_kills runs/quickstart [--kills 20] [--steps 40] [--seed 0]
 
 The folder is that of examples/quickstart.sh, whose data and encoder are used. Prints what the kills met, whether the weights are equal, and
 the share of the undisturbed run that saving and verifying took, here and for the quickstart's own number of steps and saves.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.faults.runs import NAME, REPOSITORY, final_hash, saved_steps
 
-SAVE_EVERY = 5
+SAVE_EVERY = 2
 QUICKSTART_STEPS, QUICKSTART_SAVES = 792, 2
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
