@@ -96,7 +96,7 @@ def kill_once(options: argparse.Namespace, output_dir: Path, generator: random.R
 
 def went_on(log: str) -> str:
     found = re.findall(r"resuming from .* at step (\d+)", log)
-    return f"went on from step {found[0]}" if found else "started at step 0"
+    return f"went on from step {found[0]}" if found else "from the beginning" if " pool: " in log else "not yet under way"
 
 
 def timed_command() -> None:

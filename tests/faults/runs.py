@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,7 +68,6 @@ class Server:
     """The process that forks runs (tests/faults/server.py)."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.server"],
             cwd=REPOSITORY,
@@ -83,10 +80,9 @@ class Server:
 
     def ask(self, **request: Any) -> Any:
         assert self._process.stdin is not None
-        with self._turn:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            return self._answer()
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -164,11 +160,12 @@ class Workshop:
 
     def __init__(self, folder: Path, server: Server) -> None:
         self.folder, self.server = make_workplace(folder), server
-        self._runs = itertools.count(1)
+        self._runs = 0
 
     def start(self, output_dir: Path, *overrides: str, ranks: int = 2, injections: Sequence[Injection] = ()) -> Run:
         """Starts the command on ``ranks`` processes that form a group (alone without one for 1)."""
-        log = self.folder / f"log-{next(self._runs)}"
+        self._runs += 1
+        log = self.folder / f"log-{self._runs}"
         pids = self.server.ask(
             do="start",
             ranks=ranks,
@@ -193,12 +190,9 @@ class Workshop:
         return run
 
 
-_ports = itertools.count(20000 + os.getpid() % 1000 * 10)
-
-
 def free_port() -> int:
-    """Another port each time, below those that the system gives to connections, so that nobody takes it before rank 0 does."""
-    for port in itertools.islice(_ports, 2000):
+    """A port below those that the system gives to connections, so that nobody takes it before rank 0 does."""
+    for port in range(20000 + os.getpid() % 1000 * 10, 32000):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Case, Trial
+from tests.faults.conftest import Case
 from tests.faults.runs import REPOSITORY, Workshop, arguments, environment, final_hash, free_port, saved_steps
 
 WITH_INJECTIONS = str(REPOSITORY / "tests" / "faults" / "with_injections.py")
@@ -78,79 +78,74 @@ def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed
         for number in (signal.SIGTERM, signal.SIGINT)
     ]
     ways += [(torchrun(wants), signal.SIGTERM)]
-
-    def one(trial: Trial) -> None:
-        launcher, number = ways[trial.number]
-        slow = json.dumps([["slow_steps", {"seconds": 0.3}]])
-        with launched(workshop, trial.output_dir, *launcher, injections=slow) as (process, log):
-            wait_for(log, r"step [23]/", process)
-            start = time.monotonic()
-            process.send_signal(number)
-            process.wait(timeout=30)
-            assert time.monotonic() - start < 15
-            assert f"stopped: {number.name}; saved at step" in log.read_text(), log.read_text()
-        (newest, *_) = saved_steps(trial.output_dir)
-        assert json.loads((trial.output_dir / "run.json").read_text())["stopped_at_step"] == newest
-        workshop.finish(trial.output_dir)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, len(ways), fast=1, at_once=3)
+    for trial in case.trials(len(ways), fast=1):
+        with trial:
+            launcher, number = ways[trial.number]
+            slow = json.dumps([["slow_steps", {"seconds": 0.3}]])
+            with launched(workshop, trial.output_dir, *launcher, injections=slow) as (process, log):
+                wait_for(log, r"step [23]/", process)
+                start = time.monotonic()
+                process.send_signal(number)
+                process.wait(timeout=30)
+                assert time.monotonic() - start < 15
+                assert f"stopped: {number.name}; saved at step" in log.read_text(), log.read_text()
+            (newest, *_) = saved_steps(trial.output_dir)
+            assert json.loads((trial.output_dir / "run.json").read_text())["stopped_at_step"] == newest
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 @pytest.mark.fault(
     "A2", "SIGKILL of one rank under torchrun --max-restarts 2", "restarted in place with the store variable of the recipe; equal weights"
 )
 def test_restart_in_place(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        step, victim = trial.random.randint(3, 11), trial.number % 2
-        injections = json.dumps([["at_step", {"step": step, "on_rank": victim, "what": "dies"}]])
-        variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        with launched(workshop, trial.output_dir, *torchrun("--max-restarts=2"), injections=injections, **variables) as (process, log):
-            assert process.wait(timeout=90) == 0, log.read_text()
-        assert log.read_text().count(f"rank {victim} dies") == 1
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, 10, fast=0, at_once=3)
+    for trial in case.trials(10, fast=0):
+        with trial:
+            step, victim = trial.random.randint(3, 11), trial.number % 2
+            injections = json.dumps([["at_step", {"step": step, "on_rank": victim, "what": "dies"}]])
+            variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            with launched(workshop, trial.output_dir, *torchrun("--max-restarts=2"), injections=injections, **variables) as (process, log):
+                assert process.wait(timeout=90) == 0, log.read_text()
+            assert log.read_text().count(f"rank {victim} dies") == 1
+            assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 @pytest.mark.fault(
     "A19", "SIGKILL of the launcher alone", "its ranks notice, save and end; a second start meanwhile is refused; equal weights"
 )
 def test_the_launcher_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        slow = json.dumps([["slow_steps", {"seconds": 4.0}]])
-        with launched(workshop, trial.output_dir, *torchrun(), injections=slow) as (process, log):
-            wait_for(log, r"step 1/", process)
-            ranks = workers_of(process.pid)
-            process.kill()
-            process.wait()
-            second = workshop.run(trial.output_dir)
-            assert second.wait() == [3, 3], second.text
-            assert "another run is writing here" in second.rank_text(0)
-            deadline = time.monotonic() + 20
-            while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert "stopped: the launcher has ended; saved at step" in log.read_text()
-            assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
-        workshop.finish(trial.output_dir)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, 3, fast=0, at_once=3)
+    for trial in case.trials(3, fast=0):
+        with trial:
+            slow = json.dumps([["slow_steps", {"seconds": 4.0}]])
+            with launched(workshop, trial.output_dir, *torchrun(), injections=slow) as (process, log):
+                wait_for(log, r"step 1/", process)
+                ranks = workers_of(process.pid)
+                process.kill()
+                process.wait()
+                second = workshop.run(trial.output_dir)
+                assert second.wait() == [3, 3], second.text
+                assert "another run is writing here" in second.rank_text(0)
+                deadline = time.monotonic() + 20
+                while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                assert "stopped: the launcher has ended; saved at step" in log.read_text()
+                assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 @pytest.mark.fault(
     "A3", "SIGSTOP of one rank under torchrun", "all ended by launcher and timeout, no process left after 60 s; equal weights"
 )
 def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        injections = json.dumps([["at_step", {"step": 5, "on_rank": 1, "what": "hangs"}]])
-        with launched(workshop, trial.output_dir, *torchrun(), injections=injections) as (process, log):
-            wait_for(log, "rank 1 hangs", process)
-            ranks = workers_of(process.pid)
-            assert process.wait(timeout=60) != 0
-            assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
-        assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
-        workshop.finish(trial.output_dir)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, 2, fast=0, at_once=2)
+    for trial in case.trials(2, fast=0):
+        with trial:
+            injections = json.dumps([["at_step", {"step": 5, "on_rank": 1, "what": "hangs"}]])
+            with launched(workshop, trial.output_dir, *torchrun(), injections=injections) as (process, log):
+                wait_for(log, "rank 1 hangs", process)
+                ranks = workers_of(process.pid)
+                assert process.wait(timeout=60) != 0
+                assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
+            assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]

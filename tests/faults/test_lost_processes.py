@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.faults.conftest import Case, Trial
+from tests.faults.conftest import Case
 from tests.faults.runs import Run, Workshop, final_hash
 
 LOST = 5
@@ -28,68 +28,64 @@ def end_of(run: Run, rank: int, limit_s: float) -> float:
 
 @pytest.mark.fault("A2", "SIGKILL of one rank", "the other ends with 5 within timeout + 10 s, rank and step named; equal weights")
 def test_one_rank_is_killed(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        step, victim = trial.random.randint(1, 12), trial.number % 2
-        run = workshop.start(trial.output_dir, injections=[("at_step", {"step": step, "on_rank": victim, "what": "dies"})])
-        run.wait_for(r"rank \d dies")
-        end_of(run, 1 - victim, GROUP_TIMEOUT_S + 10)
-        codes = run.wait()
-        assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, LOST), run.text
-        named = rf"rank {victim} of 2 died or stopped answering" if victim else "rank 0 or its launcher is gone"
-        assert re.search(rf"error: .*{named}, at step {step} ", run.rank_text(1 - victim)), run.text
-        assert "Traceback" not in run.rank_text(1 - victim)
-        workshop.finish(trial.output_dir)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, 10, fast=2, at_once=3)
+    for trial in case.trials(10, fast=2):
+        with trial:
+            step, victim = trial.random.randint(1, 12), trial.number % 2
+            run = workshop.start(trial.output_dir, injections=[("at_step", {"step": step, "on_rank": victim, "what": "dies"})])
+            run.wait_for(r"rank \d dies")
+            end_of(run, 1 - victim, GROUP_TIMEOUT_S + 10)
+            codes = run.wait()
+            assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, LOST), run.text
+            named = rf"rank {victim} of 2 died or stopped answering" if victim else "rank 0 or its launcher is gone"
+            assert re.search(rf"error: .*{named}, at step {step} ", run.rank_text(1 - victim)), run.text
+            assert "Traceback" not in run.rank_text(1 - victim)
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 @pytest.mark.fault("A2", "one rank raises an error of its own", "the other ends with 5 and passes the reason on; equal weights")
 def test_one_rank_raises(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        step = trial.random.randint(1, 12)
-        run = workshop.run(trial.output_dir, injections=[("at_step", {"step": step, "on_rank": 1, "what": "raises"})])
-        assert run.wait() == [LOST, 1], run.text
-        assert re.search(rf"error: rank 1 failed: ValueError: broken on purpose, at step {step} ", run.rank_text(0)), run.text
-        workshop.finish(trial.output_dir)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, 5, fast=1, at_once=3)
+    for trial in case.trials(5, fast=1):
+        with trial:
+            step = trial.random.randint(1, 12)
+            run = workshop.run(trial.output_dir, injections=[("at_step", {"step": step, "on_rank": 1, "what": "raises"})])
+            assert run.wait() == [LOST, 1], run.text
+            assert re.search(rf"error: rank 1 failed: ValueError: broken on purpose, at step {step} ", run.rank_text(0)), run.text
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 @pytest.mark.fault("A3", "SIGSTOP of one rank", "the other ends with 5 within 10 s (timeout 5 s), rank and step named; equal weights")
 def test_one_rank_hangs(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        step = trial.random.randint(1, 12)
-        run = workshop.start(trial.output_dir, injections=[("at_step", {"step": step, "on_rank": 1, "what": "hangs"})])
-        try:
-            run.wait_for(r"rank 1 hangs")
-            end_of(run, 0, 10.0)
-            assert run.codes[run.pids[0]] == LOST
-            assert re.search(rf"error: rank 1 of 2 died or stopped answering, at step {step} ", run.rank_text(0)), run.text
-        finally:
-            run.kill()  # as a launcher does
-        workshop.finish(trial.output_dir)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, 10, fast=1, at_once=2)
+    for trial in case.trials(10, fast=1):
+        with trial:
+            step = trial.random.randint(1, 12)
+            run = workshop.start(trial.output_dir, injections=[("at_step", {"step": step, "on_rank": 1, "what": "hangs"})])
+            try:
+                run.wait_for(r"rank 1 hangs")
+                end_of(run, 0, 10.0)
+                assert run.codes[run.pids[0]] == LOST
+                assert re.search(rf"error: rank 1 of 2 died or stopped answering, at step {step} ", run.rank_text(0)), run.text
+            finally:
+                run.kill()  # as a launcher does
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 @pytest.mark.fault("A21", "a data-loader worker dies", "exit 5 within 10 s, the worker named, the other rank told; equal weights")
 def test_a_worker_dies(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        victim, how = trial.number % 2, ("exit", "signal")[trial.number // 2 % 2]
-        batch = trial.random.randint(1, 12)
-        start = time.monotonic()
-        run = workshop.run(trial.output_dir, injections=[("worker_dies", {"on_rank": victim, "batch": batch, "how": how})])
-        assert run.wait() == [LOST, LOST], run.text
-        assert time.monotonic() - start < 10 + 5  # the start takes some
-        assert re.search(rf"error: data-loader worker \d+ of rank {victim} ", run.rank_text(victim)), run.text
-        assert f"rank {victim}" in run.rank_text(1 - victim), run.text
-        workshop.finish(trial.output_dir)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-
-    case.each(one, 5, fast=1, at_once=3)
+    for trial in case.trials(5, fast=1):
+        with trial:
+            victim, how = trial.number % 2, ("exit", "signal")[trial.number // 2 % 2]
+            batch = trial.random.randint(1, 12)
+            start = time.monotonic()
+            run = workshop.run(trial.output_dir, injections=[("worker_dies", {"on_rank": victim, "batch": batch, "how": how})])
+            assert run.wait() == [LOST, LOST], run.text
+            assert time.monotonic() - start < 10 + 5  # the start takes some
+            assert re.search(rf"error: data-loader worker \d+ of rank {victim} ", run.rank_text(victim)), run.text
+            assert f"rank {victim}" in run.rank_text(1 - victim), run.text
+            workshop.finish(trial.output_dir)
+            assert final_hash(trial.output_dir) == undisturbed[2]
 
 
 def test_nothing_is_left_running(workshop: Workshop) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpr.formats.training_sets import write_training_set
-from tests.faults.conftest import Case, Trial
+from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, all_files, final_hash, saved_steps
 from tests.helpers.tiny import make_samples
 
@@ -159,14 +159,13 @@ def test_changed_data(case: Case, workshop: Workshop) -> None:
 
 @pytest.mark.fault("A18", "ranks start up to 1 s apart, with clocks up to an hour off", "one run folder for all ranks; equal weights")
 def test_one_folder_for_all_ranks(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        place = case.folder / f"place-{trial.number}"
-        workshop.finish(place / "run", injections=[("late_start", {"seed": trial.number})])
-        assert [path.name for path in place.iterdir()] == ["run"]
-        assert final_hash(place / "run") == undisturbed[2]
-        assert saved_steps(place / "run")[0] == 12
-
-    case.each(one, 30, fast=1, at_once=3)
+    for trial in case.trials(30, fast=1):
+        with trial:
+            place = case.folder / f"place-{trial.number}"
+            workshop.finish(place / "run", injections=[("late_start", {"seed": trial.number})])
+            assert [path.name for path in place.iterdir()] == ["run"]
+            assert final_hash(place / "run") == undisturbed[2]
+            assert saved_steps(place / "run")[0] == 12
 
 
 @pytest.mark.fault("A22", "the same seed twice; another seed; workers 0, 1, 2", "equal weights; others; equal weights")

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from dpr.formats.run_lock import LOCK_FILE, STALE_AFTER_S, this_process
-from tests.faults.conftest import Case, Trial
+from tests.faults.conftest import Case
 from tests.faults.runs import Workshop, final_hash
 
 REFUSED = 3
@@ -22,21 +22,20 @@ REFUSED = 3
     "one goes on, the other is refused with exit 3 and told who is there",
 )
 def test_two_runs_in_one_folder(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
-    def one(trial: Trial) -> None:
-        slow = [("slow_steps", {"seconds": 0.7})]
-        first = workshop.start(trial.output_dir, injections=slow)
-        if trial.number % 2 == 0:
-            first.wait_for("step 1/")
-        second = workshop.start(trial.output_dir, injections=slow)
-        runs = {tuple(run.wait()): run for run in (first, second)}
-        assert runs.keys() == {(0, 0), (REFUSED, REFUSED)}, first.text + second.text
-        refused, good = runs[REFUSED, REFUSED], runs[0, 0]
-        assert f"another run is writing here: process {good.pids[0]} on " in refused.rank_text(0), refused.text
-        assert LOCK_FILE in refused.rank_text(0)
-        assert final_hash(trial.output_dir) == undisturbed[2]
-        assert not (trial.output_dir / LOCK_FILE).exists()
-
-    case.each(one, 10, fast=1, at_once=3)
+    for trial in case.trials(10, fast=1):
+        with trial:
+            slow = [("slow_steps", {"seconds": 0.7})]
+            first = workshop.start(trial.output_dir, injections=slow)
+            if trial.number % 2 == 0:
+                first.wait_for("step 1/")
+            second = workshop.start(trial.output_dir, injections=slow)
+            runs = {tuple(run.wait()): run for run in (first, second)}
+            assert runs.keys() == {(0, 0), (REFUSED, REFUSED)}, first.text + second.text
+            refused, good = runs[REFUSED, REFUSED], runs[0, 0]
+            assert f"another run is writing here: process {good.pids[0]} on " in refused.rank_text(0), refused.text
+            assert LOCK_FILE in refused.rank_text(0)
+            assert final_hash(trial.output_dir) == undisturbed[2]
+            assert not (trial.output_dir / LOCK_FILE).exists()
 
 
 @pytest.mark.fault("A19", "the lock of processes that are gone; their number taken by another", "taken over with a warning; equal weights")
