@@ -134,7 +134,8 @@ class Collator:
             _refuse_other_options(sample, options)
         if not sample.positives:
             raise InputError(f"{options.namespace}: row {row} has no positive passage", expected="at least one in positive_ctxs")
-        generator = None if self._seed is None else generator_for(NEGATIVES, self._seed, epoch, dataset, int(row))
+        is_drawn = self.num_hard or self.num_other or options.shuffle_positives  # a generator costs as much as reading a sample
+        generator = None if self._seed is None or not is_drawn else generator_for(NEGATIVES, self._seed, epoch, dataset, int(row))
         return select_passages(
             sample,
             num_hard=self.num_hard,

@@ -32,6 +32,20 @@ class DataIterator(Protocol):
         ...
 
 
+class _Order:
+    """The order of the rows in the current pass over a data set; only this one is kept, since it has 8 bytes per row."""
+
+    def __init__(self, num_rows: int, seed: int, key: int) -> None:
+        self._num_rows, self._seed, self._key = num_rows, seed, key
+        self._pass: tuple[int, int] | None = None
+        self._rows = np.empty(0, dtype=np.int64)
+
+    def __call__(self, epoch: int, lap: int) -> np.ndarray:
+        if self._pass != (epoch, lap):
+            self._rows, self._pass = permutation(self._num_rows, self._seed, epoch, self._key, lap), (epoch, lap)
+        return self._rows
+
+
 class ShardedDataIterator:
     """Shuffles the whole data set anew each epoch; each rank takes its slice of every pool.
 
@@ -56,14 +70,13 @@ class ShardedDataIterator:
             )
         self.num_rows, self.global_batch_size = num_rows, global_batch_size
         self.num_pools = num_rows // global_batch_size
-        self._seed, self._dataset = seed, dataset
+        self._order = _Order(num_rows, seed, dataset)
         self._slice = rank_slice(global_batch_size, rank, world_size)
 
     def rows(self, epoch: int, pool: int) -> np.ndarray:
         lap, pool = divmod(pool, self.num_pools)
         start = pool * self.global_batch_size
-        order = permutation(self.num_rows, self._seed, epoch, self._dataset, lap)
-        return order[start : start + self.global_batch_size][self._slice]
+        return self._order(epoch, lap)[start : start + self.global_batch_size][self._slice]
 
 
 class LocalShardedDataIterator:
@@ -83,12 +96,11 @@ class LocalShardedDataIterator:
         self._start, self._part_rows = part.start, part.stop - part.start
         self.num_pools = (num_rows // world_size) // self._batch_size
         # Ranks with parts of equal size would otherwise shuffle alike; harmless, but the key is free.
-        self._seed, self._key = seed, dataset * 1_000_003 + rank
+        self._order = _Order(self._part_rows, seed, dataset * 1_000_003 + rank)
 
     def rows(self, epoch: int, pool: int) -> np.ndarray:
         lap, pool = divmod(pool, self.num_pools)
-        order = permutation(self._part_rows, self._seed, epoch, self._key, lap)
-        return self._start + order[pool * self._batch_size : (pool + 1) * self._batch_size]
+        return self._start + self._order(epoch, lap)[pool * self._batch_size : (pool + 1) * self._batch_size]
 
 
 class MultiSetDataIterator:

@@ -16,15 +16,9 @@ from dpr.core.seeding import generator_for
 ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT = range(5)
 
 
-@lru_cache(maxsize=16)
 def permutation(num_rows: int, seed: int, epoch: int, dataset: int, lap: int = 0) -> np.ndarray:
-    """The order of a data set's rows in an epoch; ``lap`` counts further passes within it (sampling rates above 1).
-
-    Read-only, since it is cached.
-    """
-    order = generator_for(ROWS, seed, epoch, dataset, lap).permutation(num_rows)
-    order.flags.writeable = False
-    return order
+    """The order of a data set's rows in an epoch; ``lap`` counts further passes within it (sampling rates above 1)."""
+    return generator_for(ROWS, seed, epoch, dataset, lap).permutation(num_rows)
 
 
 @lru_cache(maxsize=16)

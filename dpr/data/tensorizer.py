@@ -38,7 +38,6 @@ class Tensorizer:
         self.question_length = question_length or sequence_length
         self.special_tokens = tuple(special_tokens)
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        self._special_ids = np.array(sorted(self.tokenizer.all_special_ids), dtype=np.int64)
 
     @classmethod
     def load(
@@ -190,7 +189,7 @@ class Tensorizer:
         if mask_id is None:
             raise ConfigError("train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0")
         ids = np.array(tokens, dtype=np.int64)
-        ids[(generator.random(len(ids)) < probability) & ~np.isin(ids, self._special_ids)] = mask_id
+        ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = mask_id
         return list(ids.tolist())
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:
@@ -203,6 +202,13 @@ class Tensorizer:
         if token_id is None or token_id == self.tokenizer.unk_token_id:
             raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
         return [tokens.index(token_id) if token_id in tokens else 0 for tokens in sequences]
+
+    @cached_property
+    def _is_special(self) -> np.ndarray:
+        """For every token id, whether it is a special token's; a look-up is a hundred times cheaper than a search."""
+        is_special = np.zeros(max(self.largest_id, *self.tokenizer.all_special_ids) + 1, dtype=bool)
+        is_special[self.tokenizer.all_special_ids] = True
+        return is_special
 
     def _rule(self) -> JoinRule:
         if self.join_rule is None:
