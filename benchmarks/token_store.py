@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--questions-per-passage", type=int, default=1, help="SQuAD has 5")
     parser.add_argument("--seconds", type=float, default=20, help="how long batches are counted")
-    parser.add_argument("--model-batches", type=float, default=2.0, help="batches a second that the model of the quickstart consumes")
+    parser.add_argument("--model-batches", type=float, default=4.3, help="batches a second that the model of the quickstart consumes")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--phase", choices=list(PHASES), default=None, help="used by the benchmark itself")
     arguments = parser.parse_args()
