@@ -16,7 +16,7 @@ from dpr.evaluation.answer_match import has_answer
 from dpr.evaluation.ranking_metrics import evaluate_run
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
+from dpr.formats.durable import durable_folder, read_manifest, write_manifest
 from dpr.formats.question_sets import read_qrels, write_questions
 from dpr.formats.results import read_results, read_trec_run
 from dpr.indexer.exact import ExactIndex
@@ -161,8 +161,9 @@ def test_vectors_of_another_model_are_refused(world: World, tmp_path: Path, caps
 def test_an_index_of_other_vectors_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = ["indexer=flat", f"index_path={tmp_path / 'index'}"]
     assert main(dense(world, *index)) == 0
-    manifest = tmp_path / "index" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"vectors": "', '"vectors": "0'))
+    manifest = read_manifest(tmp_path / "index")
+    manifest["metadata"]["source"]["vectors"] = "others"
+    write_manifest(tmp_path / "index", manifest["metadata"], files=manifest["files"])
     assert main(dense(world, *index)) == 3
     assert "was built from other vectors" in capsys.readouterr().err
 
