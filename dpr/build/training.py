@@ -20,6 +20,7 @@ from dpr.core.seeding import seed_everything
 from dpr.data.collator import Augmentation, SetOptions
 from dpr.data.loader import SampleSource
 from dpr.data.tokens import open_tokens
+from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
@@ -247,7 +248,7 @@ def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened,
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
-    """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; writes metrics.json into output_dir."""
+    """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
     validator = Validator(
         model,
         BiEncoderNllLoss(candidates=config.candidates()),
@@ -268,6 +269,7 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "metrics.json", metrics)
+            write_report(folder)
 
         on_main(write)
     return metrics["eval/nll_loss"]

@@ -146,6 +146,9 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
                 wait_for(log, "rank 1 hangs", process)
                 ranks = workers_of(process.pid)
                 assert process.wait(timeout=60) != 0
+                deadline = time.monotonic() + 60  # a rank's data loaders look for their parent every few seconds
+                while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
+                    time.sleep(0.1)
                 assert not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")]
             assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
             workshop.finish(trial.output_dir)

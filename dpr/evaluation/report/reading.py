@@ -20,6 +20,7 @@ from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 
 METRICS_LINES = "metrics.jsonl"
+METRICS_FILE = "metrics.json"
 _CATALOGUES = ("datasets", "ctx_sources")
 _SECRET_KEY = re.compile(
     r"secret|passw|credential|(?:^|[_.])(?:api|auth|access|hf|wandb|hub)_?(?:key|token)|(?:^|[_.])token$", re.IGNORECASE
@@ -78,12 +79,23 @@ class Retrieval:
 
 
 def read_training(folder: Path) -> Training | None:
-    """The training run in ``folder``; of several one level below, the one with the most steps. None where there is none."""
+    """The training run in ``folder``; of several one level below, the one with the most steps; else the evaluation in it, if any."""
     folder = Path(folder)
     if (folder / METRICS_LINES).is_file():
         return _read_run(folder)
     runs = [_read_run(path.parent) for path in sorted(folder.glob(f"*/{METRICS_LINES}"))]
-    return max(runs, key=lambda run: run.logs[-1]["step"] if run.logs else -1, default=None)
+    return max(runs, key=lambda run: run.logs[-1]["step"] if run.logs else -1, default=_read_evaluation(folder))
+
+
+def _read_evaluation(folder: Path) -> Training | None:
+    """What evaluation-only mode left: one validation, no steps."""
+    notes: list[str] = []
+    figures = {key: value for key, value in _object(folder / METRICS_FILE, notes).items() if key.startswith("eval/")}
+    if not figures:
+        return None
+    numbers = {key: float(value) if is_finite_number(value) else math.nan for key, value in figures.items()}
+    notes.append("an evaluation without training, so there are no curves")
+    return Training(folder.resolve().name, validations=[{"step": 0.0, **numbers}], notes=notes)
 
 
 def _read_run(folder: Path) -> Training:

@@ -174,6 +174,9 @@ def test_every_command_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFi
     best = PASSAGES[int((vectors @ BiEncoder.load(folder).encode_questions(["be bi"])[0]).argmax())]
     assert search(["--model", str(folder), "--vectors", f"{out}_0", "--corpus", corpus, "be bi", "-k", "1"]) == 0
     assert str(best.id) in capsys.readouterr().out
-    config = BiEncoderTrainConfig(model_file=str(folder), dev_datasets=str(tmp_path / "dev.json"), no_cuda=True)
-    assert training.run(config) is not None
+    evaluated = tmp_path / "evaluated"
+    config = BiEncoderTrainConfig(model_file=str(folder), dev_datasets=str(tmp_path / "dev.json"), output_dir=str(evaluated), no_cuda=True)
+    loss = training.run(config)
     assert "eval/avg_rank" in capsys.readouterr().out
+    page = (evaluated / "report.html").read_text(encoding="utf-8")
+    assert f"{loss:.3f}" in page and "an evaluation without training" in page
