@@ -244,8 +244,13 @@ def late_start(seed: int) -> None:
 
 
 def slow_steps(seconds: float) -> None:
-    """Every update takes this much longer, so that a signal can meet the run at a chosen time."""
-    _before(BiEncoderTrainer, "update", lambda: time.sleep(seconds))
+    """Every update takes this much longer, and says when it begins, so that a signal can meet the run at a chosen time."""
+
+    def linger() -> None:
+        print("a slow update begins", flush=True)
+        time.sleep(seconds)
+
+    _before(BiEncoderTrainer, "update", linger)
 
 
 def worker_dies(on_rank: int, batch: int, how: str) -> None:

@@ -52,8 +52,7 @@ def test_a_second_signal_ends_at_once(case: Case, workshop: Workshop, undisturbe
     for trial in case.trials(4, fast=1):
         with trial:
             run = workshop.start(trial.output_dir, ranks=1, injections=[("slow_steps", {"seconds": 8.0})])
-            run.wait_for("12 in all")
-            time.sleep(0.3)  # the first update is under way, and takes its time
+            run.wait_for("a slow update begins")
             number = SIGNALS[trial.number % 2]
             run.signal(number)
             time.sleep(0.2)
