@@ -107,17 +107,7 @@ class BiEncoderTrainer:
         self.guard = FiniteGuard(self.device, most_in_row=self.compute.most_skipped_steps, has_loss_scale=self.compute.precision == "fp16")
         self.metrics = TrainingMetrics(model)
         self.validator = self._make_validator([_with_options(item) for item in dev_sets], validation)
-        # The order matters: who adds to the figures or looks at them, then who collects them and writes them down, last who saves it all.
-        self.callbacks: list[Callback] = [
-            SanityCheck(self.periods.sanity_pools),
-            SpikeMonitor(),
-            ReportPage(self.output_dir),
-            *callbacks,
-            LogEvery(self.periods.log_every_steps),
-            ProgressLine(),
-            MetricsFile(self.output_dir / "metrics.jsonl"),
-            ValidateAndSave(self.periods),
-        ]
+        self.callbacks = self._in_order(callbacks)
         self.saved_step = -1
         """The step of the last checkpoint that this process wrote."""
         self._stop_reason: str | None = None
@@ -266,6 +256,20 @@ class BiEncoderTrainer:
         """Calls one moment of every callback, in order."""
         for callback in self.callbacks:
             getattr(callback, moment)(self, *arguments)
+
+    def _in_order(self, own: Sequence[Callback]) -> list[Callback]:
+        """The callbacks that every run has, with the caller's ``own`` at their place."""
+        # The order matters: who adds to the figures or looks at them, then who collects them and writes them down, last who saves it all.
+        return [
+            SanityCheck(self.periods.sanity_pools),
+            SpikeMonitor(),
+            ReportPage(self.output_dir),
+            *own,
+            LogEvery(self.periods.log_every_steps),
+            ProgressLine(),
+            MetricsFile(self.output_dir / "metrics.jsonl"),
+            ValidateAndSave(self.periods),
+        ]
 
     def _make_validator(self, sets: list[tuple[SampleSource, SetOptions]], settings: ValidationSettings | None) -> Validator:
         return Validator(
