@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,20 @@ def _with_tensors(batch: _Batch, change: Callable[[Any], Any]) -> _Batch:
     """The same batch with every tensor in it replaced by ``change(tensor)``."""
     values = {item.name: getattr(batch, item.name) for item in fields(batch)}
     return replace(batch, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor | TokenBatch)})
+
+
+def _reduced(batch: TokenBatch | BiEncoderBatch) -> tuple[Any, ...]:
+    """A batch as arrays, by which it goes through the pipe from a worker process in one piece.
+
+    Torch would hand over every tensor by shared memory, a file descriptor and a connection of its own, which for these small tensors
+    takes longer than making the batch, and fails where /dev/shm is small, as in containers.
+    """
+    values = (getattr(batch, item.name) for item in fields(batch))
+    return _restored, (type(batch), *(value.numpy() if isinstance(value, Tensor) else value for value in values))
+
+
+def _restored(kind: Callable[..., _Batch], *values: Any) -> _Batch:
+    return kind(*(torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,9 @@ class TokenBatch:
     def pin_memory(self) -> TokenBatch:
         return _with_tensors(self, lambda value: value.pin_memory())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
+
 
 class LengthenedBatch(NamedTuple):
     """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_own`` (T,) False for what was added."""
@@ -139,6 +157,9 @@ class BiEncoderBatch:
 
     def pin_memory(self) -> BiEncoderBatch:
         return _with_tensors(self, lambda value: value.pin_memory())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
 
 
 @dataclass(frozen=True, slots=True)

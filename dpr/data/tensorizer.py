@@ -185,11 +185,8 @@ class Tensorizer:
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
         """Replaces ordinary tokens by the mask token, each with the given probability."""
-        mask_id = self.tokenizer.mask_token_id
-        if mask_id is None:
-            raise ConfigError("train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0")
         ids = np.array(tokens, dtype=np.int64)
-        ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = mask_id
+        ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = self._mask_id
         return list(ids.tolist())
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:
@@ -202,6 +199,12 @@ class Tensorizer:
         if token_id is None or token_id == self.tokenizer.unk_token_id:
             raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
         return [tokens.index(token_id) if token_id in tokens else 0 for tokens in sequences]
+
+    @cached_property
+    def _mask_id(self) -> int:
+        if self.tokenizer.mask_token_id is None:
+            raise ConfigError("train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0")
+        return int(self.tokenizer.mask_token_id)
 
     @cached_property
     def _is_special(self) -> np.ndarray:

@@ -20,8 +20,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -105,19 +107,21 @@ class TokenPartWriter:
                 np.save(temporary / name, content, allow_pickle=False)
 
 
-class StoredPassage(NamedTuple):
-    """A passage of a token store, read when asked."""
+@dataclass(slots=True, eq=False)
+class StoredPassage:
+    """A passage of a token store, read and checked when something of it is first asked for."""
 
     part: TokenPart
     number: int
+    _read: PassageTokens | None = None
 
     @property
     def has_score(self) -> bool:
-        return self.part.passage(self.number).has_score
+        return self.tokens().has_score
 
     @property
     def identity(self) -> tuple[int, int]:
-        return self.part.passage(self.number).identity
+        return self.tokens().identity
 
     def tokens(self) -> PassageTokens:
         """Everything that is stored of it, checked.
@@ -125,10 +129,13 @@ class StoredPassage(NamedTuple):
         Raises:
             InputError: the store is damaged.
         """
-        return self.part.passage(self.number)
+        if self._read is None:
+            self._read = self.part.passage(self.number)
+        return self._read
 
 
-class StoredSample(NamedTuple):
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class StoredSample:
     """A row of a token store: ``question`` holds token ids, without special tokens and not cut; ``facts`` are those of the store."""
 
     question: list[int]
@@ -200,6 +207,8 @@ class TokenStore:
             if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
                 raise InputError(f"{name} is missing or has not the size it was written with", file=folder)
         self._ends = [int(end) for end in ends]
+        # Of the rows of a batch everything is asked for several times; they are read once, and kept no longer than the batch is made.
+        self._in_use: WeakValueDictionary[int, StoredSample] = WeakValueDictionary()
         starts = [0, *self._ends[:-1]]
         self._parts = [
             TokenPart(part_folder(folder, number), end - start, facts)
@@ -212,8 +221,11 @@ class TokenStore:
     def __getitem__(self, row: int) -> StoredSample:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of a token store with {len(self)} rows")
-        number = bisect_right(self._ends, row)
-        return self._parts[number].sample(row - (self._ends[number - 1] if number else 0))
+        sample = self._in_use.get(row)
+        if sample is None:
+            number = bisect_right(self._ends, row)
+            sample = self._in_use[row] = self._parts[number].sample(row - (self._ends[number - 1] if number else 0))
+        return sample
 
 
 def part_folder(folder: Path, number: int) -> Path:

@@ -1,0 +1,49 @@
+"""Batches between processes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.batch import BiEncoderBatch, TokenBatch
+
+
+def make_batch(num_known: int = 2) -> BiEncoderBatch:
+    return BiEncoderBatch(
+        questions=TokenBatch.from_lists([[2, 5, 3], [2, 3]], [1, 0]),
+        contexts=TokenBatch.from_lists([[2, 7, 70_000, 3]]),
+        context_row=torch.tensor([0, 0, 0, 0]),
+        context_valid=torch.tensor([True, False, True, True]),
+        context_ids=torch.tensor([[-(2**63), 2**63 - 1]] * 4),
+        positive_idx=torch.tensor([0, 2]),
+        known_positive_ids=torch.arange(4 * num_known).reshape(2, num_known, 2),
+        known_positive_valid=torch.ones(2, num_known, dtype=torch.bool),
+        dataset=3,
+        encoder_type="ctx",
+        loss_scale=0.5,
+        rows=(4, 9),
+    )
+
+
+def values(batch: Any) -> list[Any]:
+    found = [getattr(batch, item.name) for item in fields(batch)]
+    return [
+        values(value) if isinstance(value, TokenBatch) else (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+        for value in found
+    ]
+
+
+@pytest.mark.parametrize("num_known", [0, 2])
+def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+        monkeypatch.setattr(torch.UntypedStorage, name, lambda *_: pytest.fail("a tensor went into shared memory"))
+    batch = make_batch(num_known)
+    received = ForkingPickler.loads(ForkingPickler.dumps(batch))
+    assert values(received) == values(batch)
+    assert received.known_positive_ids.shape == (2, num_known, 2)
+    received.questions.tokens[0] = 9  # what was received may be written to
+    assert batch.questions.tokens[0] == 2
