@@ -167,11 +167,21 @@ def copy_from_main(tensors: Iterable[Tensor]) -> None:
             dist.broadcast(tensor.data, 0)
 
 
-def any_rank(flag: bool, device: torch.device | str = "cpu") -> bool:
+def any_rank(flag: bool) -> bool:
     """True on every rank when it is true on one; all ranks must call it at the same point."""
+    return bool(largest_over_ranks(int(flag)))
+
+
+def largest_over_ranks(value: int) -> int:
+    """The largest of all ranks' 64-bit integers, on every rank; all ranks must call it at the same point.
+
+    It travels between CPUs, so that on a GPU nobody waits for the device.
+    """
     if current_ranks().world_size == 1:
-        return flag
-    return bool(sum_over_ranks(torch.tensor(float(flag), device=device)) > 0)
+        return value
+    tensor = torch.tensor(value, dtype=torch.int64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return int(tensor)
 
 
 def from_main(value: int, device: torch.device | str = "cpu") -> int:
@@ -211,35 +221,6 @@ def on_main(action: Callable[[], None]) -> None:
     refusal = DprError(bytes(text.tolist()).decode("utf-8", "replace"))
     refusal.exit_code = code
     raise refusal
-
-
-class AgreedRequest:
-    """What any rank has asked for, known to all of them at the same call, without making anybody wait.
-
-    Every rank calls ``update`` once per step. The largest number of one call is found by an all-reduce of four bytes on the CPU, which runs
-    beside the next step and is read at the next call; with one process the answer comes at once.
-    """
-
-    def __init__(self) -> None:
-        self._pending: tuple[dist.Work, Tensor] | None = None
-
-    def update(self, request: int) -> int:
-        """Hands in this rank's request (0 = none); returns the largest of the call before on all ranks, the same everywhere."""
-        if current_ranks().world_size == 1:
-            return request
-        agreed = self.finish()
-        tensor = torch.tensor(request, dtype=torch.int32)
-        self._pending = (dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True), tensor)
-        return agreed
-
-    def finish(self) -> int:
-        """Waits for the last all-reduce, so that nothing is left under way; returns its answer."""
-        if self._pending is None:
-            return 0
-        work, tensor = self._pending
-        self._pending = None
-        work.wait()
-        return int(tensor)
 
 
 def barrier() -> None:

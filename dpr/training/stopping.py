@@ -1,45 +1,62 @@
-"""Stopping a run when it is asked to: all ranks at the same step, with a checkpoint."""
+"""Stopping a run before its last step: all ranks after the same update, with a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dpr.core.distributed import AgreedRequest
+from dpr.core.distributed import largest_over_ranks
 from dpr.core.errors import StopRequested
+from dpr.core.logs import get_logger
 from dpr.core.stopping import StopSignals, describe
 
 if TYPE_CHECKING:
     from dpr.training.trainer import BiEncoderTrainer
 
+logger = get_logger(__name__)
 
-@contextmanager
-def stoppable(trainer: BiEncoderTrainer) -> Iterator[Callable[[], None]]:
-    """A block in which signals ask ``trainer`` to stop. Yields what every rank calls after every step.
-
-    Raises:
-        StopRequested: by that call, on all ranks at the same step, when any rank was asked. A checkpoint of that step was written.
-    """
-    agreed = AgreedRequest()
-    with StopSignals() as signals:
-
-        def stop_if_asked() -> None:
-            if number := agreed.update(signals.requested()):
-                agreed.finish()
-                _stop(trainer, number)
-
-        yield stop_if_asked
-        agreed.finish()
+# Above every signal's number: a run that a callback ends is done, and a signal at the same step has nothing to add.
+_BY_CALLBACK = 1000
 
 
-def _stop(trainer: BiEncoderTrainer, number: int) -> None:
-    step = trainer.progress.step
-    if trainer.saved_step != step:
-        trainer.save()
-    if trainer.saved_step != step:
-        raise StopRequested(
-            f"{describe(number)}; step {step} could not be saved, the checkpoints before it are whole", exit_code=128 + number
-        )
-    trainer.checkpoints.note_stop(step)
-    raise StopRequested(f"{describe(number)}; saved at step {step} of {trainer.total_steps}. Run the same command again to go on")
+class StopAgreement:
+    """What may end a run early, signals and callbacks, and the one question to all ranks whether any of them was asked."""
+
+    def __init__(self) -> None:
+        self.signals = StopSignals()
+        """The block in which signals ask, instead of ending the process."""
+        self._reason: str | None = None
+        self._agreed = 0
+
+    def request(self, reason: str) -> None:
+        """Asks for the end; the first reason is the one that is told."""
+        self._reason = self._reason or reason
+
+    def reached(self, trainer: BiEncoderTrainer) -> bool:
+        """Whether any rank was asked; all ranks must call it at the same point. Once true it stays true.
+
+        Eight bytes from CPU to CPU; on a GPU the host is a step ahead of the device, so that the step under way hides the wait.
+        """
+        if not self._agreed:
+            self._agreed = largest_over_ranks(_BY_CALLBACK if self._reason is not None else self.signals.requested())
+            if self._agreed == _BY_CALLBACK:
+                logger.info("stopping at step %d: %s", trainer.progress.step, self._reason or "another process asked to")
+        return bool(self._agreed)
+
+    def end_if_signalled(self, trainer: BiEncoderTrainer) -> None:
+        """After the last update, on all ranks: a signal ends the run with a checkpoint; what a callback has ended is done.
+
+        Raises:
+            StopRequested: with a checkpoint of this step written.
+        """
+        step = trainer.progress.step
+        if self._agreed in (0, _BY_CALLBACK) or step >= trainer.total_steps:
+            return
+        if trainer.saved_step != step:
+            trainer.save()
+        asked = describe(self._agreed)
+        if trainer.saved_step != step:
+            raise StopRequested(
+                f"{asked}; step {step} could not be saved, the checkpoints before it are whole", exit_code=128 + self._agreed
+            )
+        trainer.checkpoints.note_stop(step)
+        raise StopRequested(f"{asked}; saved at step {step} of {trainer.total_steps}. Run the same command again to go on")

@@ -12,7 +12,7 @@ import torch
 
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import Ranks, any_rank, current_ranks, on_main
+from dpr.core.distributed import Ranks, current_ranks, on_main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_torch
@@ -40,7 +40,7 @@ from dpr.training.pools import make_dataset, steps_per_epoch
 from dpr.training.run_state import CheckpointFolder, Progress
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
 from dpr.training.step import StepResult
-from dpr.training.stopping import stoppable
+from dpr.training.stopping import StopAgreement
 from dpr.training.validation import DevSet, ValidationSettings, Validator
 
 logger = get_logger(__name__)
@@ -110,7 +110,7 @@ class BiEncoderTrainer:
         self.callbacks = self._in_order(callbacks)
         self.saved_step = -1
         """The step of the last checkpoint that this process wrote."""
-        self._stop_reason: str | None = None
+        self._stopping = StopAgreement()
         self.is_stopping = False
         """Whether the ranks have agreed to end the run before its last step."""
         self.identity = run_identity(self, precision=self.compute.precision, local_shards=self.batches.local_shards)
@@ -122,7 +122,7 @@ class BiEncoderTrainer:
         try:
             with (
                 lost_ranks.named(lambda: f"at step {self.progress.step + 1}"),
-                stoppable(self) as self.stop_if_asked,
+                self._stopping.signals,
                 closing(self.micro_batches()) as batches,
             ):
                 self._run(batches)
@@ -146,7 +146,6 @@ class BiEncoderTrainer:
             self.emit("on_epoch_begin")
             end = min((self.epoch + 1) * self.steps_per_epoch, self.total_steps)
             while self.progress.step < end and not self.is_stopping:
-                self.stop_if_asked()
                 self.results = [self.forward_backward(next(batches), number) for number in range(self.accumulation)]
                 self.update()
                 self.progress.step += 1
@@ -154,6 +153,7 @@ class BiEncoderTrainer:
                 self.emit("on_step_end")
             if self.is_epoch_over:
                 self.emit("on_epoch_end")
+        self._stopping.end_if_signalled(self)
         self.emit("on_train_end")
 
     def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
@@ -243,13 +243,11 @@ class BiEncoderTrainer:
 
     def request_stop(self, reason: str) -> None:
         """Ends the run after the current update, with a checkpoint. The request of one rank is enough: all stop at the same step."""
-        self._stop_reason = self._stop_reason or reason
+        self._stopping.request(reason)
 
     def agrees_to_stop(self) -> bool:
-        """Whether any rank has asked to stop; all ranks must call it at the same point. Once true it stays true."""
-        if not self.is_stopping and any_rank(self._stop_reason is not None):
-            self.is_stopping = True
-            logger.info("stopping at step %d: %s", self.progress.step, self._stop_reason or "another process asked to")
+        """Whether any rank was asked to stop, by a signal or a callback; all ranks must call it at the same point."""
+        self.is_stopping = self._stopping.reached(self)
         return self.is_stopping
 
     def emit(self, moment: str, *arguments: Any) -> None:
