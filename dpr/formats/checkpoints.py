@@ -73,7 +73,8 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(str(folder / name))
+        with open(folder / name, "rb"):  # safetensors calls whatever it cannot open absent
+            return load_file(str(folder / name))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be read ({error})", file=folder / name, expected="a safetensors file") from error
 

@@ -156,6 +156,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     if not path.is_dir():
         raise InputError("is a file, expected a folder" if path.exists() else "no such folder", file=path)
+    if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+        raise InputError("cannot be read: Permission denied", file=path)
     if not file.is_file() or file.is_symlink():
         raise InputError(f"no {MANIFEST}, so the folder is unfinished or was not written by this toolkit", file=path)
     manifest = read_json(file)

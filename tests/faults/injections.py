@@ -25,6 +25,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.training import run_state
 from dpr.training.step import DirectStep
 from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.users import bound_by_permissions
 
 
 def rank() -> int:
@@ -286,11 +287,7 @@ def without_privileges() -> None:
     real = run_state.CheckpointFolder.prepare
 
     def prepare(self: run_state.CheckpointFolder) -> None:
-        os.seteuid(65534)
-        try:
+        with bound_by_permissions():
             real(self)
-        finally:
-            os.seteuid(0)
 
-    if os.geteuid() == 0:
-        run_state.CheckpointFolder.prepare = prepare  # type: ignore[method-assign]
+    run_state.CheckpointFolder.prepare = prepare  # type: ignore[method-assign]

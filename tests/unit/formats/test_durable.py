@@ -19,6 +19,7 @@ from dpr.formats.durable import (
     verify_folder,
     write_json,
 )
+from tests.helpers.users import bound_by_permissions
 
 
 def make_folder(target: Path, **files: str) -> Path:
@@ -139,6 +140,16 @@ def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, said: s
     (problem,) = verify_folder(folder)
     assert said in problem
     assert "manifest.json" in problem
+
+
+@pytest.mark.parametrize(("closed", "said"), [("a", "a: cannot be read"), ("manifest.json", "cannot be read"), (".", "cannot be read")])
+def test_what_may_not_be_read_is_a_problem_and_no_failure(tmp_path: Path, closed: str, said: str) -> None:
+    folder = make_folder(tmp_path / "out")
+    (folder / closed).chmod(0)
+    with bound_by_permissions(tmp_path):
+        problems = verify_folder(folder)
+    (folder / closed).chmod(0o755)
+    assert len(problems) == 1 and said in problems[0] and "ermission denied" in problems[0]
 
 
 def test_unfinished_folder_says_so(tmp_path: Path) -> None:
