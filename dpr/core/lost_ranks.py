@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dpr.core.errors import DprError, LostRankError
+from dpr.core.errors import ConfigError, DprError, LostRankError
 
 ROLL_CALL_S = 3.0
 _OF_A_CONNECTION = re.compile(
@@ -32,6 +32,7 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
 
     Raises:
         LostRankError: another rank, or a data-loader worker of this one, has died or hangs.
+        ConfigError: another run has the port that this group was to meet at.
     """
     try:
         yield
@@ -46,6 +47,9 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
         if not _is_of_a_connection(error):
             _sign_off(error)
             raise
+        if "EADDRINUSE" in str(error):
+            port = f"port {os.environ.get('MASTER_PORT')} of this machine is taken, most likely by another run"
+            raise ConfigError(f"{port}; start it with a port of its own (--master-port), or with torchrun --standalone") from error
         raise LostRankError(_told_of_ranks(error, where)) from error
     except Exception as error:
         _sign_off(error)

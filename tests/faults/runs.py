@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -190,9 +191,12 @@ class Workshop:
         return run
 
 
+_ports = itertools.cycle(range(20000 + os.getpid() % 100 * 100, 20100 + os.getpid() % 100 * 100))
+
+
 def free_port() -> int:
-    """A port below those that the system gives to connections, so that nobody takes it before rank 0 does."""
-    for port in range(20000 + os.getpid() % 1000 * 10, 32000):
+    """A port below those that the system gives to connections, so that nobody takes it before rank 0 does; another one at every call."""
+    for port in itertools.islice(_ports, 100):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
