@@ -1,7 +1,7 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make fuzz         10,000 damaged files; make test has a part of them
-# make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; about half an hour
+# make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 40 minutes
 # make check        lint, format, types
 # make bench        speed against plain loops and sentence-transformers
 # make memory       memory of the jobs that meet the largest files

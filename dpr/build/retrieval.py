@@ -19,6 +19,7 @@ from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
 from dpr.evaluation.reports import format_table
+from dpr.formats.checksums import checksummed
 from dpr.formats.durable import write_json
 from dpr.formats.question_sets import Qrels, read_qrels
 from dpr.formats.results import write_results, write_trec_run
@@ -67,7 +68,8 @@ def run(config: RetrievalConfig) -> float | None:
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
         examples = [_example(inputs, texts, rankings, passages, judged, row) for row in shown] if passages else []
-        write_json(Path(config.metrics_file), _report(config, inputs, judged, weight, examples))
+        with checksummed(Path(config.metrics_file)):
+            write_json(Path(config.metrics_file), _report(config, inputs, judged, weight, examples))
     if config.search_folder:
         _search_settings(config, inputs.sources, form, weight).write(Path(config.search_folder))
     if judged.metrics:

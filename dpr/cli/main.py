@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("dpr.cli.report", "a page of curves, figures and example questions of a run"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
     "export": ("dpr.cli.export", "write a model in another program's format"),
-    "verify": ("dpr.cli.verify", "check the files of an output folder against their checksums"),
+    "verify": ("dpr.cli.verify", "check output folders and files against their checksums"),
     "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
 }
 

@@ -1,41 +1,64 @@
-"""``dpr verify``: are the files of a checkpoint, a run, a vector shard or an index the ones that were written?"""
+"""``dpr verify``: are the files of an output the ones that were written?"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-_USAGE = """Usage: dpr verify FOLDER [FOLDER ...]
+_USAGE = """Usage: dpr verify PATH [PATH ...]
 
-Compares every file with the size and SHA-256 in the folder's manifest.json; of a folder without one, such as that of a run, all parts
-that have one or ought to. Ends with 3 when one differs.
+Compares every file of a folder with the size and SHA-256 in its manifest.json; of a folder without one, such as that of a run, all
+parts that have one or ought to, and the files that have a NAME.sha256 beside them, and names the rest, of which nothing can be said.
+A file is compared with its NAME.sha256. Ends with 3 when one differs, or when nothing can be said at all.
 """
+_MOST_NAMED = 8
 
 
 def main(argv: list[str]) -> int:
-    """Checks each folder; 0 when all are whole, 3 when one is not."""
+    """Checks each path; 0 when all are whole, 3 when one is not."""
     if not argv or {"--help", "-h"} & set(argv):
         print(_USAGE, end="")
         return 0 if argv else 2
+    from dpr.formats.checksums import verify_file
     from dpr.formats.durable import verify_folder
 
     is_whole = True
     for name in argv:
-        folder = Path(name)
-        if not folder.is_dir():
-            print(f"error: {name} is not a folder", file=sys.stderr)
+        path = Path(name)
+        if not path.exists():
+            print(f"error: {name}: no such file or folder", file=sys.stderr)
             return 2
-        for part in _parts(folder):
-            problems = verify_folder(part)
+        parts = _parts(path) if path.is_dir() else [path]
+        for part in parts:
+            problems = verify_folder(part) if part.is_dir() else verify_file(part)
             print(f"{part}: good" if not problems else "\n".join(f"{part}: {problem}" for problem in problems))
             is_whole = is_whole and not problems
+        if rest := _rest(path, parts):
+            more = f" and {len(rest) - _MOST_NAMED} more" if len(rest) > _MOST_NAMED else ""
+            print(f"{path}: no checksum says what these held: {', '.join(rest[:_MOST_NAMED])}{more}")
     return 0 if is_whole else 3
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The folder itself if it has a manifest; else what is in it: folders with one, and checkpoints, which ought to have one."""
+    """The folder itself if it has a manifest; else folders in it that have one, checkpoints, which ought to, and files with a checksum."""
+    from dpr.formats.checksums import SUFFIX
+
     if (folder / "manifest.json").exists():
         return [folder]
     found = {file.parent for file in folder.rglob("manifest.json")} | {path for path in folder.glob("*.step*") if path.is_dir()}
-    visible = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    return sorted(visible) or [folder]
+    files = {note.with_name(note.name.removesuffix(SUFFIX)) for note in folder.rglob(f"?*{SUFFIX}")}
+    found |= {file for file in files if not found & set(file.parents)}
+    return sorted(path for path in found if _is_visible(path, folder)) or [folder]
+
+
+def _rest(path: Path, parts: list[Path]) -> list[str]:
+    """Names of the files in a folder that are in none of its parts."""
+    from dpr.formats.checksums import SUFFIX
+
+    known = set(parts)
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != SUFFIX and _is_visible(file, path)]
+    return [str(file.relative_to(path)) for file in files if not known & {file, *file.parents}]
+
+
+def _is_visible(path: Path, folder: Path) -> bool:
+    return not any(part.startswith(".") for part in path.relative_to(folder).parts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.formats.checksums import checksummed
 from dpr.formats.corpora import write_text
 from dpr.formats.json_records import JsonRecord, describe, indented_record, iter_json_records
 from dpr.formats.text_input import has_lone_surrogate, iter_lines
@@ -36,8 +37,8 @@ class RetrievedQuestion:
 
 
 def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> None:
-    """Writes DPR's results JSON: an array, indented by 4, scores as strings. Packed where the name ends in ``.gz``."""
-    with write_text(Path(path)) as out:
+    """Writes DPR's results JSON: an array, indented by 4, scores as strings, and its checksum. Packed where the name ends in ``.gz``."""
+    with checksummed(Path(path)), write_text(Path(path)) as out:
         separator = "["
         for result in results:
             out.write(separator + indented_record(_to_json(result)))
@@ -62,13 +63,13 @@ def iter_results(path: str | Path) -> Iterator[RetrievedQuestion]:
 
 
 def write_trec_run(path: str | Path, run: Mapping[str, Sequence[tuple[str, float]]], tag: str = "dpr") -> None:
-    """Writes ``question Q0 passage rank score tag`` lines, ranks from 1, in the order given.
+    """Writes ``question Q0 passage rank score tag`` lines, ranks from 1, in the order given, and the file's checksum.
 
     Raises:
         InputError: an id that is empty or holds white space, which the format cannot carry.
     """
     file = Path(path)
-    with write_text(file) as out:
+    with checksummed(file), write_text(file) as out:
         for question, hits in run.items():
             for rank, (passage, score) in enumerate(hits, 1):
                 for name, value in (("question id", question), ("passage id", passage), ("tag", tag)):

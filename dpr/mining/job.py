@@ -18,6 +18,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.checksums import checksummed
 from dpr.formats.durable import durable_file, read_json, remove_leftovers, write_json
 from dpr.formats.parsed_cache import cache_key
 from dpr.formats.training_files.dpr_json import join_record_files
@@ -144,8 +145,11 @@ def _record(
 
 def _finish(blocks: list[range], out: Path, work: Path) -> dict[str, Any]:
     audit = combine(read_json(_audit_file(work, rows)) for rows in blocks)
-    join_record_files((_part(work, rows) for rows in blocks), out)
-    write_json(out.with_name(f"{out.name}.audit.json"), audit)
+    with checksummed(out):
+        join_record_files((_part(work, rows) for rows in blocks), out)
+    audit_file = out.with_name(f"{out.name}.audit.json")
+    with checksummed(audit_file):
+        write_json(audit_file, audit)
     shutil.rmtree(work)
     return audit
 

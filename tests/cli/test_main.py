@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import dpr
 from dpr.cli.main import COMMANDS, main
 from dpr.formats.durable import durable_folder
+from dpr.formats.results import Hit, RetrievedQuestion, write_results
 from tests.architecture.source_files import REPOSITORY
 
 
@@ -60,6 +62,40 @@ def test_verify_looks_at_every_part_of_a_run(capsys: pytest.CaptureFixture[str],
     (tmp_path / "run" / "model.step2").mkdir()
     assert main(["verify", str(tmp_path / "run")]) == 3
     assert "model.step2: " in capsys.readouterr().out
+
+
+def test_verify_judges_single_files_by_their_checksum_and_says_what_has_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    results, folder = tmp_path / "results.json", str(tmp_path)
+    write_results(results, [RetrievedQuestion("who?", "1", ("me",), [Hit("7", "", "text", 0.5)])])
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["verify", folder]) == main(["verify", str(results)]) == 0
+    told = capsys.readouterr().out
+    assert told.count(f"{results}: good") == 2 and f"{folder}: no checksum says what these held: notes.txt\n" in told
+    assert main(["verify", str(tmp_path / "notes.txt")]) == 3
+    assert "no notes.txt.sha256 beside it" in capsys.readouterr().out
+    subprocess.run(["sha256sum", "--check", "results.json.sha256"], cwd=tmp_path, check=True, capture_output=True)
+
+    results.write_text(results.read_text().replace("0.5", "0.7"))
+    assert main(["verify", folder]) == main(["verify", str(results)]) == 3
+    assert capsys.readouterr().out.count("results.json: content has changed") == 2
+    results.unlink()
+    assert main(["verify", folder]) == 3
+    assert "results.json: is missing" in capsys.readouterr().out
+    (tmp_path / "results.json.sha256").write_text("?")
+    assert main(["verify", folder]) == 3
+    assert "holds no SHA-256" in capsys.readouterr().out
+
+
+def test_a_writer_that_fails_leaves_no_checksum_of_the_file_before(tmp_path: Path) -> None:
+    def failing() -> Iterator[RetrievedQuestion]:
+        raise RuntimeError("on purpose")
+        yield
+
+    results = tmp_path / "results.json"
+    write_results(results, [])
+    with pytest.raises(RuntimeError, match="on purpose"):
+        write_results(results, failing())
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
 def test_doctor_names_versions_and_what_is_absent(capsys: pytest.CaptureFixture[str]) -> None:
