@@ -12,7 +12,7 @@ from benchmarks.workload import Texts
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator, DataRow, SetOptions
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
@@ -38,10 +38,10 @@ def our_batches(model: BiEncoder, texts: Texts, *, batch: int) -> list[BiEncoder
     collator = Collator(model.tensorizer, num_hard=1, num_other=0)
     return [
         collator(
-            samples[start : start + batch],
-            range(start, start + batch),
-            options=SetOptions("bench"),
-            known_positives=lambda row: samples[row].positives,
+            [
+                DataRow(sample, start + place, sample.positives, SetOptions("bench"))
+                for place, sample in enumerate(samples[start : start + batch])
+            ]
         )
         for start in range(0, half, batch)
     ]

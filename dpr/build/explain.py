@@ -12,7 +12,8 @@ from dpr.config.explain import ExplainConfig
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import Passage
+from dpr.data.collator import SetOptions
 from dpr.data.loader import PoolDataset
 from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
@@ -56,11 +57,14 @@ def _stored_pool_size(config: ExplainConfig) -> int:
 
 
 def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, loss: BiEncoderNllLoss, most: int) -> Iterator[str]:
-    rows = dataset.iterator.pool(*key)
-    batch, source, options = dataset.collate(rows), dataset.sources[rows.dataset], dataset.options[rows.dataset]
+    rows = dataset.read(dataset.iterator.pool(*key))
+    batch = dataset.collator(rows)
     width = len(batch.context_valid) // len(batch)
     yield ""
-    yield f"pool {key[1]}: {len(batch)} questions of {source.name}, rows {', '.join(map(str, batch.rows))}"
+    parts = {number: [row.number for row in rows if row.dataset == number] for number in sorted(set(batch.datasets))}
+    for number, own in parts.items():
+        name = f"pool {key[1]}: {len(own)} questions of" if number == min(parts) else f"  and {len(own)} questions of"
+        yield f"{name} {dataset.sources[number].name}, rows {_listed(own)}{_prefixes(dataset.options[number])}"
     yield (
         f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots, {len(batch.contexts)} different texts; "
         f"{batch.num_tokens} tokens ({batch.questions.tokens.shape[0]} of questions)"
@@ -70,12 +74,12 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, lo
         _words(batch.questions.tokens, batch.questions.lengths, tensorizer),
         _words(batch.contexts.tokens, batch.contexts.lengths, tensorizer),
     )
-    for number, row in enumerate(batch.rows[: most or None]):
-        sample = source[row]
-        assert isinstance(sample, TrainingSample)  # sets are opened as text here
-        drawn = dataset.collator.select(sample, row, options, rows.epoch, rows.dataset)
+    for number, row in enumerate(rows[: most or None]):
+        assert isinstance(row.sample.question, str)  # sets are opened as text here
+        drawn = dataset.collator.select(row)
+        of_set = f" of {dataset.sources[row.dataset].name}" if len(parts) > 1 else ""
         yield ""
-        yield f"  question {number}, row {row}: {_short(sample.question)}"
+        yield f"  question {number}, row {row.number}{of_set}: {_short(row.sample.question)}"
         yield f"    tokens    {questions[number]}"
         slots = [("positive", drawn.positive), *(("other", passage) for passage in drawn.other_negatives)]
         slots += [("hard", passage) for passage in drawn.hard_negatives]
@@ -87,6 +91,11 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, lo
         yield f"    masked    {f'slots {_listed(masked)}, which answer it too' if masked else 'no other slot is known to answer it'}"
     if most and len(batch) > most:
         yield f"  ... {len(batch) - most} more questions (questions=0 shows all)"
+
+
+def _prefixes(options: SetOptions) -> str:
+    given = {"questions": options.query_prefix, "passages": options.passage_prefix}
+    return "".join(f", {prefix!r} before {side}" for side, prefix in given.items() if prefix)
 
 
 def _masked_columns(batch: BiEncoderBatch, loss: BiEncoderNllLoss) -> list[list[int]]:

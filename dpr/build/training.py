@@ -19,6 +19,7 @@ from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_everything
 from dpr.data.collator import Augmentation, SetOptions
 from dpr.data.loader import SampleSource
+from dpr.data.mixing import Sampling
 from dpr.data.tokens import open_tokens
 from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import write_json
@@ -107,7 +108,11 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
 
 def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:
     """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
-    scales = [1.0] * len(sources) if loss_scales is None else list(loss_scales)
+    for source in sources:
+        if loss_scales is not None and source.options.loss_scale is not None:
+            raise ConfigError(f"datasets.{source.name}.loss_scale and loss_scale_factors contradict; leave one of them out")
+    own = [1.0 if source.options.loss_scale is None else source.options.loss_scale for source in sources]
+    scales = own if loss_scales is None else list(loss_scales)
     if len(scales) != len(sources):
         raise ConfigError(f"loss_scale_factors has {len(scales)} values for {len(sources)} train_datasets; give one for each")
     opened: Opened = []
@@ -129,6 +134,7 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
             normalize=source.options.normalize,
             exclude_gold=source.options.exclude_gold,
             loss_scale=scale,
+            weight=source.options.weight,
         )
         if options.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
             raise ConfigError(f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true contradict; nothing would train")
@@ -283,7 +289,7 @@ def batch_settings(config: BiEncoderTrainConfig) -> BatchSettings:
         gradient_accumulation_steps=train.gradient_accumulation_steps,
         hard_negatives=train.hard_negatives,
         other_negatives=train.other_negatives,
-        sampling_rates=config.train_sampling_rates,
+        sampling=Sampling(rates=config.train_sampling_rates, **asdict(train.sampling)),
         local_shards=config.local_shards_dataloader,
         augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
         num_workers=train.num_workers,

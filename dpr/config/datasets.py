@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpr.config.checks import require_choice
+from dpr.config.checks import require_at_least, require_choice
 
 
 @dataclass
@@ -28,6 +28,10 @@ class DatasetConfig:
     """Clean passage texts (newlines, quotes) as DPR's normalize does."""
     exclude_gold: bool = False
     """Drop positives that have no ``score`` key, unless none would remain."""
+    weight: float | None = None
+    """As a train set: its share of an epoch, relative to the weights of the others (train.sampling)."""
+    loss_scale: float | None = None
+    """As a train set: multiplies the loss of its questions; absent = 1, or what loss_scale_factors says."""
     reader: str | None = None
     """Your own class, as module:Class, a subclass of dpr.data.training_data.TrainingData; called with the files (docs/training.md)."""
     source: str | None = None
@@ -36,3 +40,6 @@ class DatasetConfig:
     def check(self, name: str) -> None:
         if self.encoder_type is not None:
             require_choice(f"datasets.{name}.encoder_type", self.encoder_type, ("question", "ctx"))
+        for key in ("weight", "loss_scale"):
+            if (value := getattr(self, key)) is not None:
+                require_at_least(f"datasets.{name}.{key}", value, 0)

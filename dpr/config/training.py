@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.config.checks import require_at_least, require_choice
-from dpr.config.training_parts import AugmentConfig, EarlyStoppingConfig, TrackingConfig
+from dpr.config.training_parts import AugmentConfig, EarlyStoppingConfig, SamplingConfig, TrackingConfig
 from dpr.core.errors import ConfigError
 
 
@@ -179,6 +179,7 @@ class TrainConfig:
     prefetch_batches: int = 4
     """Batches each worker keeps ready."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def token_store_folder(self) -> str | None:
         """The folder that ``token_store`` names; None for auto and off."""
@@ -241,7 +242,7 @@ class BiEncoderTrainConfig:
     compat: str | None = None
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
     train_sampling_rates: list[float] | None = None
-    """One factor per train set, multiplies that set's pools per epoch."""
+    """One factor per train set, multiplies that set's pools per epoch; train.sampling has other ways."""
     loss_scale_factors: list[float] | None = None
     """One factor per train set, multiplies its loss."""
     do_lower_case: bool = True
@@ -336,6 +337,7 @@ class BiEncoderTrainConfig:
         for part in (self.encoder, self.train, self.loss, self.tracking):
             part.check()
         self._check_init()
+        self.train.sampling.check(rates=self.train_sampling_rates, local_shards=self.local_shards_dataloader)
         require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))
         require_choice("resume", self.resume, ("auto", "fresh", "force"))
         require_at_least("max_bad_rows", self.max_bad_rows, 0)

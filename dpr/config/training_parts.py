@@ -24,6 +24,36 @@ class AugmentConfig:
 
 
 @dataclass
+class SamplingConfig:
+    """Which rows make up the pools of an epoch (docs/training.md, "Several data sets")."""
+
+    weights: list[float] | None = None
+    """One number per train set: its share of an epoch, relative to the others'; or datasets.<name>.weight in each entry."""
+    temperature: float | None = None
+    """T: a set's share is proportional to rows ** (1/T). 1 = as many as there are, large = all sets alike."""
+    epoch_pools: int = 0
+    """Pools of an epoch; 0 = as many as the sets have together."""
+    mixed: bool = False
+    """Draw every pool from all sets together; false: every pool from one set."""
+    group_by_length: bool = False
+    """Make pools of rows of like length."""
+
+    def check(self, *, rates: list[float] | None, local_shards: bool) -> None:
+        ways = {"train_sampling_rates": rates, "train.sampling.weights": self.weights, "train.sampling.temperature": self.temperature}
+        given = [key for key, value in ways.items() if value is not None]
+        if self.epoch_pools and rates is not None:
+            given.append("train.sampling.epoch_pools")
+        if len(given) > 1:
+            raise ConfigError(f"{given[0]} and {given[1]} contradict, both say what a set gives; leave one of them out")
+        if self.temperature is not None and self.temperature <= 0:
+            raise ConfigError(f"train.sampling.temperature={self.temperature} is out of range; it must be above 0")
+        require_at_least("train.sampling.epoch_pools", self.epoch_pools, 0)
+        for key in ("mixed", "group_by_length"):
+            if local_shards and getattr(self, key):
+                raise ConfigError(f"train.sampling.{key}=true and local_shards_dataloader=true contradict; leave one of them out")
+
+
+@dataclass
 class TrackingConfig:
     """Figures for programs that show them; metrics.jsonl and report.html are written in any case."""
 

@@ -128,7 +128,8 @@ class BiEncoderBatch:
     often and for which question a passage was listed: ``context_row`` (N,) indexes ``contexts``; ``context_valid`` (N,) bool is False for
     slots that only fill the shape up. N is the same on all ranks. ``context_ids`` (N, 2) int64 is the judgement identity of each slot.
     ``positive_idx`` (B,) is the slot of each question's positive. ``known_positive_ids`` (B, K, 2) with
-    ``known_positive_valid`` (B, K) are the identities of all passages known to answer the question.
+    ``known_positive_valid`` (B, K) are the identities of all passages known to answer the question. ``loss_weights`` (B,) float64
+    multiply the loss of each question.
     """
 
     questions: TokenBatch
@@ -139,11 +140,11 @@ class BiEncoderBatch:
     positive_idx: Tensor
     known_positive_ids: Tensor
     known_positive_valid: Tensor
-    dataset: int = 0
+    loss_weights: Tensor
     encoder_type: str = ""
-    loss_scale: float = 1.0
+    datasets: tuple[int, ...] = field(default=())
+    """The data set of each question and, below, its row number there; for explaining a step, not used in training."""
     rows: tuple[int, ...] = field(default=())
-    """Row numbers of the questions in their data set, for explaining a step; not used in training."""
 
     def __len__(self) -> int:
         return len(self.questions)

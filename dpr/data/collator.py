@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +35,10 @@ def judgement_identity(passage: AnyPassage, namespace: str) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class SetOptions:
-    """How one data set's texts are treated (DPR's per-set options)."""
+    """How one data set's texts are treated (DPR's per-set options, and more).
+
+    ``query_prefix`` is put before every question as it is; a special token brings its space along.
+    """
 
     namespace: str
     query_prefix: str | None = None
@@ -45,6 +49,25 @@ class SetOptions:
     normalize: bool = False
     exclude_gold: bool = False
     loss_scale: float = 1.0
+    """Multiplies the loss of this set's questions."""
+    passage_prefix: str | None = None
+    """Put before every passage: before its title where it has one."""
+    weight: float | None = None
+    """The set's share of an epoch, relative to those of the others."""
+
+
+class DataRow(NamedTuple):
+    """A row of a data set on its way into a batch: ``number`` in its set, ``dataset`` the set's number in the run.
+
+    ``known_positives`` are all passages known to answer its question; ``lap`` says how often the set was passed over before.
+    """
+
+    sample: AnySample
+    number: int
+    known_positives: tuple[AnyPassage, ...]
+    options: SetOptions
+    dataset: int = 0
+    lap: int = 0
 
 
 def as_encoded(passage: AnyPassage, options: SetOptions) -> AnyPassage:
@@ -63,7 +86,7 @@ class Augmentation:
 
 
 class Collator:
-    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, epoch, data set, row); without, the first
+    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, lap, data set, row); without, the first
     passages in file order are taken and nothing is changed (validation)."""
 
     def __init__(
@@ -79,63 +102,56 @@ class Collator:
         self._seed = seed
         self.augmentation = augmentation or Augmentation()
 
-    def __call__(
-        self,
-        samples: Sequence[AnySample],
-        rows: Sequence[int],
-        *,
-        options: SetOptions,
-        known_positives: Callable[[int], tuple[AnyPassage, ...]],
-        epoch: int = 0,
-        dataset: int = 0,
-    ) -> BiEncoderBatch:
-        """Collates B samples; ``rows`` are their numbers in the data set, ``known_positives(row)`` all that answer it."""
-        selections = [self.select(sample, row, options, epoch, dataset) for sample, row in zip(samples, rows, strict=True)]
+    def __call__(self, rows: Sequence[DataRow]) -> BiEncoderBatch:
+        """Collates B rows, of one data set or of several.
+
+        Raises:
+            ConfigError: sets with different ``encoder_type`` meet: a batch goes through the towers as one.
+        """
         width = 1 + self.num_other + self.num_hard
         slots: list[AnyPassage | None] = []
-        for selection in selections:
-            chosen = selection.in_slot_order()
+        for row in rows:
+            chosen = self.select(row).in_slot_order()
             slots += [*chosen, *[None] * (width - len(chosen))]
-        questions = self.tensorizer.question_tokens(
-            [sample.question for sample in samples], prefix=options.query_prefix, suffix=options.query_suffix
-        )
-        contexts = self._context_tokens(slots, rows, width, options, epoch, dataset)
-        if self._seed is not None and self.augmentation.mask_probability:
-            for index, row in enumerate(rows):
-                generator = generator_for(AUGMENT, self._seed, epoch, dataset, row, width)
-                questions[index] = self.tensorizer.masked(questions[index], self.augmentation.mask_probability, generator)
+        questions, positions = self._question_tokens(rows, width)
+        contexts = self._context_tokens(slots, rows, width)
         distinct: dict[tuple[int, ...], int] = {}
         context_row = [0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts]
-        identities = [(0, 0) if passage is None else judgement_identity(passage, options.namespace) for passage in slots]
-        known_ids, known_valid = _known_positive_ids([known_positives(row) for row in rows], options.namespace)
+        namespaces = [row.options.namespace for row in rows for _ in range(width)]
+        identities = [
+            (0, 0) if passage is None else judgement_identity(passage, namespace)
+            for passage, namespace in zip(slots, namespaces, strict=True)
+        ]
+        known_ids, known_valid = _known_positive_ids(rows)
         return BiEncoderBatch(
-            questions=TokenBatch.from_lists(questions, self.tensorizer.representation_positions(questions, options.selector)),
+            questions=TokenBatch.from_lists(questions, positions),
             contexts=TokenBatch.from_lists([list(tokens) for tokens in distinct]),
             context_row=torch.tensor(context_row, dtype=torch.int64),
             context_valid=torch.tensor([passage is not None for passage in slots], dtype=torch.bool),
             context_ids=torch.tensor(identities, dtype=torch.int64).reshape(len(slots), 2),
-            positive_idx=torch.arange(len(samples), dtype=torch.int64) * width,
+            positive_idx=torch.arange(len(rows), dtype=torch.int64) * width,
             known_positive_ids=known_ids,
             known_positive_valid=known_valid,
-            dataset=dataset,
-            encoder_type=options.encoder_type,
-            loss_scale=options.loss_scale,
-            rows=tuple(int(row) for row in rows),
+            loss_weights=torch.tensor([row.options.loss_scale for row in rows], dtype=torch.float64),
+            encoder_type=one_encoder_type([row.options for row in rows]),
+            datasets=tuple(row.dataset for row in rows),
+            rows=tuple(row.number for row in rows),
         )
 
-    def select(self, sample: AnySample, row: int, options: SetOptions, epoch: int, dataset: int) -> Selection:
-        """The passages of one sample.
+    def select(self, row: DataRow) -> Selection:
+        """The passages of one row.
 
         Raises:
             InputError: it has no positive.
             ConfigError: it comes from a token store that was made with other options.
         """
+        sample, options = row.sample, row.options
         if isinstance(sample, StoredSample):
             _refuse_other_options(sample, options)
         if not sample.positives:
-            raise InputError(f"{options.namespace}: row {row} has no positive passage", expected="at least one in positive_ctxs")
+            raise InputError(f"{options.namespace}: row {row.number} has no positive passage", expected="at least one in positive_ctxs")
         is_drawn = self.num_hard or self.num_other or options.shuffle_positives  # a generator costs as much as reading a sample
-        generator = None if self._seed is None or not is_drawn else generator_for(NEGATIVES, self._seed, epoch, dataset, int(row))
+        generator = None if self._seed is None or not is_drawn else generator_for(NEGATIVES, self._seed, row.lap, row.dataset, row.number)
         return select_passages(
             sample,
             num_hard=self.num_hard,
@@ -145,23 +161,43 @@ class Collator:
             exclude_gold=options.exclude_gold,
         )
 
-    def _context_tokens(
-        self, slots: list[AnyPassage | None], rows: Sequence[int], width: int, options: SetOptions, epoch: int, dataset: int
-    ) -> list[list[int] | None]:
-        present = [index for index, passage in enumerate(slots) if passage is not None]
-        passages = [as_encoded(passage, options) for passage in slots if passage is not None]
+    def _question_tokens(self, rows: Sequence[DataRow], width: int) -> tuple[list[list[int]], list[int]]:
+        """Token ids of the questions, and where the vector of each is read; every set's by its own options."""
+        questions: list[list[int]] = [[] for _ in rows]
+        positions = [0] * len(rows)
+        for options in dict.fromkeys(row.options for row in rows):
+            places = [place for place, row in enumerate(rows) if row.options == options]
+            texts = [rows[place].sample.question for place in places]
+            tokens = self.tensorizer.question_tokens(texts, prefix=options.query_prefix, suffix=options.query_suffix)
+            if self._seed is not None and self.augmentation.mask_probability:
+                for index, place in enumerate(places):
+                    tokens[index] = self.tensorizer.masked(
+                        tokens[index], self.augmentation.mask_probability, self._augmenting(rows[place], width)
+                    )
+            for place, sequence, position in zip(
+                places, tokens, self.tensorizer.representation_positions(tokens, options.selector), strict=True
+            ):
+                questions[place], positions[place] = sequence, position
+        return questions, positions
+
+    def _context_tokens(self, slots: list[AnyPassage | None], rows: Sequence[DataRow], width: int) -> list[list[int] | None]:
+        present = [(index, passage, rows[index // width]) for index, passage in enumerate(slots) if passage is not None]
+        passages = [as_encoded(passage, row.options) for _, passage, row in present]
         augment = self.augmentation if self._seed is not None else Augmentation()
         if augment.crop_tokens or augment.mask_probability:
-            tokens = []
-            for index, passage in zip(present, passages, strict=True):
-                generator = generator_for(AUGMENT, self._seed or 0, epoch, dataset, int(rows[index // width]), index % width)
-                tokens.append(self._augmented(passage, augment, generator))
+            tokens = [
+                self._augmented(passage, augment, self._augmenting(row, index % width))
+                for (index, _, row), passage in zip(present, passages, strict=True)
+            ]
         else:
             tokens = self.tensorizer.passage_tokens(passages)
         result: list[list[int] | None] = [None] * len(slots)
-        for index, sequence in zip(present, tokens, strict=True):
+        for (index, _, _), sequence in zip(present, tokens, strict=True):
             result[index] = sequence
         return result
+
+    def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
+        return generator_for(AUGMENT, self._seed or 0, row.lap, row.dataset, row.number, slot)
 
     def _augmented(self, passage: AnyPassage, augment: Augmentation, generator: np.random.Generator) -> list[int]:
         limit = min(augment.crop_tokens or self.tensorizer.sequence_length, self.tensorizer.sequence_length)
@@ -178,12 +214,30 @@ def _refuse_other_options(sample: StoredSample, options: SetOptions) -> None:
             raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={sample.facts[key]!r}, not {asked!r}")
 
 
-def _known_positive_ids(known: list[tuple[AnyPassage, ...]], namespace: str) -> tuple[Tensor, Tensor]:
+def one_encoder_type(options: Sequence[SetOptions]) -> str:
+    """The ``encoder_type`` of sets whose rows share a batch.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    names = {item.encoder_type: item.namespace for item in options}
+    if len(names) > 1:
+        (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
+        raise ConfigError(
+            f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second} contradict: "
+            "a pool goes through the towers as one; give both sets one encoder_type, or leave train.sampling.mixed out"
+        )
+    return next(iter(names), "")
+
+
+def _known_positive_ids(rows: Sequence[DataRow]) -> tuple[Tensor, Tensor]:
     """Identities (B, K, 2), each once, and their validity (B, K); K is the most any question of the batch has."""
-    identities = [list(dict.fromkeys(judgement_identity(passage, namespace) for passage in passages)) for passages in known]
+    identities = [
+        list(dict.fromkeys(judgement_identity(passage, row.options.namespace) for passage in row.known_positives)) for row in rows
+    ]
     most = max(map(len, identities), default=0)
-    ids = np.zeros((len(known), most, 2), dtype=np.int64)
-    valid = np.zeros((len(known), most), dtype=bool)
+    ids = np.zeros((len(rows), most, 2), dtype=np.int64)
+    valid = np.zeros((len(rows), most), dtype=bool)
     for index, found in enumerate(identities):
         ids[index, : len(found)] = np.array(found, dtype=np.int64).reshape(-1, 2)
         valid[index, : len(found)] = True

@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
-from dpr.data.order import permutation, pool_schedule, rank_slice
-
-logger = get_logger(__name__)
+from dpr.core.seeding import generator_for
+from dpr.data.mixing import Sampling
+from dpr.data.order import LENGTHS, MIXTURE, LapOrder, group_by_length, permutation, pool_schedule, rank_slice
 
 
 class PoolRows(NamedTuple):
-    """This rank's share of one pool: the data set's number and its row numbers, (B,)."""
+    """This rank's share of one pool, row by row, (B,) each: data set, row number in it, and how many laps over the set came before."""
 
-    epoch: int
-    dataset: int
+    datasets: np.ndarray
     rows: np.ndarray
+    laps: np.ndarray
 
 
 class DataIterator(Protocol):
-    """A data set cut into pools."""
+    """A data set cut into pools; a lap over it has ``num_pools``."""
 
+    num_rows: int
     num_pools: int
 
-    def rows(self, epoch: int, pool: int) -> np.ndarray:
-        """This rank's row numbers of a pool. ``pool`` may exceed ``num_pools``: the next pass over the data then begins, in a new order."""
+    def rows(self, pool: int) -> np.ndarray:
+        """This rank's row numbers of a pool. From ``num_pools`` on it is the next lap, in a new order."""
         ...
 
 
-class _Order:
-    """The order of the rows in the current pass over a data set; only this one is kept, since it has 8 bytes per row."""
+class PoolIterator(Protocol):
+    """All train sets together, cut into pools."""
 
-    def __init__(self, num_rows: int, seed: int, key: int) -> None:
-        self._num_rows, self._seed, self._key = num_rows, seed, key
-        self._pass: tuple[int, int] | None = None
-        self._rows = np.empty(0, dtype=np.int64)
+    pools_per_epoch: int
+    counts: tuple[int, ...]
+    """What each set gives in an epoch: pools, or rows where pools are mixed."""
 
-    def __call__(self, epoch: int, lap: int) -> np.ndarray:
-        if self._pass != (epoch, lap):
-            self._rows, self._pass = permutation(self._num_rows, self._seed, epoch, self._key, lap), (epoch, lap)
-        return self._rows
+    def pool(self, epoch: int, index: int) -> PoolRows:
+        """This rank's share of pool ``index`` of an epoch."""
+        ...
+
+    def identity(self) -> list[Any]:
+        """What each set gives, as a run's identity has it."""
+        ...
+
+    def laps(self) -> list[float]:
+        """How often an epoch goes over each set."""
+        ...
+
+
+def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
+    """A rank's rows of every pool."""
+    if global_batch_size % world_size:
+        raise ConfigError(
+            f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes; "
+            "start another number of processes or change train.global_batch_size"
+        )
+    return rank_slice(global_batch_size, rank, world_size)
 
 
 class ShardedDataIterator:
-    """Shuffles the whole data set anew each epoch; each rank takes its slice of every pool.
+    """Shuffles the whole data set anew each lap; each rank takes its slice of every pool.
 
     The pools are the same for any number of ranks that divides ``global_batch_size``. The rows left over when the data set does not divide
-    into pools are other ones in each epoch. Replaces DPR's class of the same name, where shards wrapped around.
+    into pools are other ones in each lap. ``lengths`` of the rows, if given, make pools of rows of like length. Replaces DPR's class of
+    the same name, where shards wrapped around.
     """
 
     def __init__(
@@ -62,21 +79,17 @@ class ShardedDataIterator:
         rank: int = 0,
         world_size: int = 1,
         dataset: int = 0,
+        lengths: np.ndarray | None = None,
     ) -> None:
-        if global_batch_size % world_size:
-            raise ConfigError(
-                f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes; "
-                "start another number of processes or change train.global_batch_size"
-            )
+        self._slice = _share(global_batch_size, rank, world_size)
         self.num_rows, self.global_batch_size = num_rows, global_batch_size
         self.num_pools = num_rows // global_batch_size
-        self._order = _Order(num_rows, seed, dataset)
-        self._slice = rank_slice(global_batch_size, rank, world_size)
+        self._order = LapOrder(num_rows, seed, dataset, lengths=lengths, pool_size=global_batch_size)
 
-    def rows(self, epoch: int, pool: int) -> np.ndarray:
+    def rows(self, pool: int) -> np.ndarray:
         lap, pool = divmod(pool, self.num_pools)
         start = pool * self.global_batch_size
-        return self._order(epoch, lap)[start : start + self.global_batch_size][self._slice]
+        return self._order(lap)[start : start + self.global_batch_size][self._slice]
 
 
 class LocalShardedDataIterator:
@@ -86,56 +99,112 @@ class LocalShardedDataIterator:
     """
 
     def __init__(self, num_rows: int, *, global_batch_size: int, seed: int, rank: int = 0, world_size: int = 1, dataset: int = 0) -> None:
-        if global_batch_size % world_size:
-            raise ConfigError(
-                f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes; "
-                "start another number of processes or change train.global_batch_size"
-            )
-        self._batch_size = global_batch_size // world_size
+        mine = _share(global_batch_size, rank, world_size)
+        self.num_rows, self._batch_size = num_rows, mine.stop - mine.start
         part = rank_slice(num_rows, rank, world_size)
-        self._start, self._part_rows = part.start, part.stop - part.start
+        self._start = part.start
         self.num_pools = (num_rows // world_size) // self._batch_size
         # Ranks with parts of equal size would otherwise shuffle alike; harmless, but the key is free.
-        self._order = _Order(self._part_rows, seed, dataset * 1_000_003 + rank)
+        self._order = LapOrder(part.stop - part.start, seed, dataset * 1_000_003 + rank)
 
-    def rows(self, epoch: int, pool: int) -> np.ndarray:
+    def rows(self, pool: int) -> np.ndarray:
         lap, pool = divmod(pool, self.num_pools)
-        return self._start + self._order(epoch, lap)[pool * self._batch_size : (pool + 1) * self._batch_size]
+        return self._start + self._order(lap)[pool * self._batch_size : (pool + 1) * self._batch_size]
 
 
 class MultiSetDataIterator:
-    """Mixes data sets: every pool comes from one set; set i gives int(pools_i * rate_i) pools an epoch, in an order all ranks share."""
+    """Every pool comes from one set; the sets' pools follow each other in an order all ranks share.
+
+    Epoch e takes pools e n_i to (e + 1) n_i of set i, which gives n_i an epoch: a set with more is gone on with in the next epoch, so
+    that all its rows have their turn; one with fewer is passed over again, in a new order.
+    """
 
     def __init__(
-        self, iterators: Sequence[DataIterator], *, seed: int, sampling_rates: Sequence[float] | None = None, names: Sequence[str] = ()
+        self, iterators: Sequence[DataIterator], *, seed: int, sampling: Sampling | None = None, names: Sequence[str] = ()
     ) -> None:
         names = names or [f"data set {number}" for number in range(len(iterators))]
-        rates = [1.0] * len(iterators) if sampling_rates is None else list(sampling_rates)
-        if len(rates) != len(iterators):
-            raise ConfigError(f"train_sampling_rates has {len(rates)} values for {len(iterators)} train_datasets; give one for each")
-        for iterator, rate, name in zip(iterators, rates, names, strict=True):
-            if rate < 0:
-                raise ConfigError(f"train_sampling_rates={rates} has a negative value; rates are factors of at least 0")
-            if iterator.num_pools == 0 and rate > 0:
-                raise ConfigError(f"{name} has too few rows for a single pool; lower train.batch_size or the number of processes")
-            if rate > 0 and int(iterator.num_pools * rate) == 0:
-                logger.warning(
-                    "train_sampling_rates: %s takes no part, since %s x %d pools is less than one", name, rate, iterator.num_pools
-                )
         self._iterators, self._seed = list(iterators), seed
-        self.pools_of_set = tuple(int(iterator.num_pools * rate) for iterator, rate in zip(iterators, rates, strict=True))
-        self.pools_per_epoch = sum(self.pools_of_set)
-        if self.pools_per_epoch == 0:
-            raise ConfigError("no data set contributes a pool; raise train_sampling_rates or lower train.batch_size")
+        num_rows, self._num_pools = [item.num_rows for item in iterators], [item.num_pools for item in iterators]
+        self.counts = (sampling or Sampling()).pools_of_sets(num_rows, self._num_pools, names)
+        self.pools_per_epoch = sum(self.counts)
 
     def pool(self, epoch: int, index: int) -> PoolRows:
         """Pool ``index`` of an epoch."""
-        schedule = pool_schedule(self.pools_of_set, self._seed, epoch)
+        schedule = pool_schedule(self.counts, self._seed, epoch)
         dataset = int(schedule[index])
         number = int(np.count_nonzero(schedule[:index] == dataset)) if len(self._iterators) > 1 else index
-        return PoolRows(epoch, dataset, self._iterators[dataset].rows(epoch, number))
+        number += epoch * self.counts[dataset]
+        rows = self._iterators[dataset].rows(number)
+        return PoolRows(np.full(len(rows), dataset), rows, np.full(len(rows), number // self._num_pools[dataset]))
 
-    def iterate(self, epoch: int, start: int = 0) -> Iterator[PoolRows]:
-        """The pools of an epoch from ``start`` on."""
-        for index in range(start, self.pools_per_epoch):
-            yield self.pool(epoch, index)
+    def identity(self) -> list[Any]:
+        # Of a set that is not simply passed over once an epoch, how often it is belongs to the order too.
+        return [count if count == pools else [count, pools] for count, pools in zip(self.counts, self._num_pools, strict=True)]
+
+    def laps(self) -> list[float]:
+        return [count / pools if pools else 0.0 for count, pools in zip(self.counts, self._num_pools, strict=True)]
+
+
+class MixedDataIterator:
+    """Every pool is drawn from all sets together: the epoch's rows of all sets are shuffled as one and cut into pools.
+
+    Epoch e takes rows e c_i to (e + 1) c_i of set i, which gives c_i an epoch, in the order of its laps. Where an epoch leaves fewer rows
+    of a set over than a pool has, these are left out of the lap, other ones in each; so no row comes twice in an epoch.
+    """
+
+    def __init__(
+        self,
+        num_rows: Sequence[int],
+        *,
+        global_batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        sampling: Sampling | None = None,
+        names: Sequence[str] = (),
+        lengths: Sequence[np.ndarray] | None = None,
+    ) -> None:
+        names = names or [f"data set {number}" for number in range(len(num_rows))]
+        self._slice = _share(global_batch_size, rank, world_size)
+        self._pool_size, self._seed, self._num_rows, self._lengths = global_batch_size, seed, list(num_rows), lengths
+        self.counts = (sampling or Sampling()).rows_of_sets(num_rows, global_batch_size, names)
+        self.pools_per_epoch = sum(self.counts) // global_batch_size
+        pairs = zip(self.counts, num_rows, strict=True)
+        self._lap_rows = [count if 0 <= rows - count < global_batch_size else rows for count, rows in pairs]
+        self._epoch, self._rows = -1, PoolRows(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+
+    def pool(self, epoch: int, index: int) -> PoolRows:
+        """Pool ``index`` of an epoch."""
+        if self._epoch != epoch:
+            self._rows, self._epoch = self._rows_of(epoch), epoch
+        start = index * self._pool_size
+        return PoolRows(*(part[start : start + self._pool_size][self._slice] for part in self._rows))
+
+    def identity(self) -> list[Any]:
+        return list(self.counts)
+
+    def laps(self) -> list[float]:
+        return [count / rows if rows else 0.0 for count, rows in zip(self.counts, self._lap_rows, strict=True)]
+
+    def _rows_of(self, epoch: int) -> PoolRows:
+        """All rows of an epoch in the order of its pools; kept, 14 bytes a row."""
+        sets = [self._rows_of_set(epoch, dataset) for dataset in range(len(self.counts))]
+        rows, laps = (np.concatenate([part[column] for part in sets]) for column in range(2))
+        datasets = np.repeat(np.arange(len(sets), dtype=np.uint16), self.counts)
+        order = generator_for(MIXTURE, self._seed, epoch).permutation(len(rows))
+        if self._lengths is not None:
+            lengths = np.concatenate([self._lengths[number][part[0]] for number, part in enumerate(sets)])[order]
+            order = order[group_by_length(lengths, self._pool_size, generator_for(LENGTHS, self._seed, epoch))]
+        return PoolRows(datasets[order], rows[order], laps[order])
+
+    def _rows_of_set(self, epoch: int, dataset: int) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers of one set in the epoch, and the lap of each."""
+        count = self.counts[dataset]
+        if not count:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
+        laps, places = np.divmod(np.arange(epoch * count, (epoch + 1) * count), self._lap_rows[dataset])
+        rows = [
+            permutation(self._num_rows[dataset], self._seed, lap, dataset)[places[laps == lap]]
+            for lap in range(int(laps[0]), int(laps[-1]) + 1)
+        ]
+        return np.concatenate(rows), laps.astype(np.int32)

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
 from dpr.core.stopping import ignore_in_worker
-from dpr.data.collator import Collator, SetOptions
-from dpr.data.iterators import LocalShardedDataIterator, MultiSetDataIterator, PoolRows, ShardedDataIterator
+from dpr.data.collator import Collator, DataRow, SetOptions, one_encoder_type
+from dpr.data.iterators import (
+    DataIterator,
+    LocalShardedDataIterator,
+    MixedDataIterator,
+    MultiSetDataIterator,
+    PoolIterator,
+    PoolRows,
+    ShardedDataIterator,
+)
+from dpr.data.lengths import row_lengths
+from dpr.data.mixing import Sampling
 from dpr.data.negatives import AnyPassage, AnySample
 
 
@@ -35,29 +47,24 @@ class SampleSource(Protocol):
         ...
 
 
+def data_row(source: SampleSource, number: int, options: SetOptions, *, dataset: int = 0, lap: int = 0) -> DataRow:
+    """Reads one row of a set."""
+    return DataRow(source[number], number, source.known_positives(number), options, dataset, lap)
+
+
 class PoolDataset(Dataset[BiEncoderBatch]):
     """Maps (epoch, pool) to this rank's batch."""
 
-    def __init__(
-        self, sources: Sequence[SampleSource], options: Sequence[SetOptions], iterator: MultiSetDataIterator, collator: Collator
-    ) -> None:
+    def __init__(self, sources: Sequence[SampleSource], options: Sequence[SetOptions], iterator: PoolIterator, collator: Collator) -> None:
         self.sources, self.options, self.iterator, self.collator = list(sources), list(options), iterator, collator
 
     def __getitem__(self, key: tuple[int, int]) -> BiEncoderBatch:
-        return self.collate(self.iterator.pool(*key))
+        return self.collator(self.read(self.iterator.pool(*key)))
 
-    def collate(self, pool: PoolRows) -> BiEncoderBatch:
-        """Reads and collates the rows of a pool."""
-        source = self.sources[pool.dataset]
-        rows = [int(row) for row in pool.rows]
-        return self.collator(
-            [source[row] for row in rows],
-            rows,
-            options=self.options[pool.dataset],
-            known_positives=source.known_positives,
-            epoch=pool.epoch,
-            dataset=pool.dataset,
-        )
+    def read(self, pool: PoolRows) -> list[DataRow]:
+        """The rows of a pool."""
+        places = zip(*(part.tolist() for part in pool), strict=True)
+        return [data_row(self.sources[own], row, self.options[own], dataset=own, lap=lap) for own, row, lap in places]
 
 
 def cut_into_pools(
@@ -67,19 +74,54 @@ def cut_into_pools(
     global_batch_size: int,
     ranks: Ranks,
     seed: int,
-    sampling_rates: Sequence[float] | None = None,
+    sampling: Sampling | None = None,
     local_shards: bool = False,
 ) -> PoolDataset:
     """This rank's view of the pools of ``global_batch_size`` questions that the data sets give.
 
     Raises:
-        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, rates and sets do not match.
+        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets do not match.
     """
-    kind = LocalShardedDataIterator if local_shards else ShardedDataIterator
-    shared = {"global_batch_size": global_batch_size, "seed": seed, "rank": ranks.rank, "world_size": ranks.world_size}
-    iterators = [kind(len(source), dataset=number, **shared) for number, (source, _) in enumerate(sets)]
-    order = MultiSetDataIterator(iterators, seed=seed, sampling_rates=sampling_rates, names=[source.name for source, _ in sets])
-    return PoolDataset([source for source, _ in sets], [options for _, options in sets], order, collator)
+    sources, options = [source for source, _ in sets], [options for _, options in sets]
+    sampling = with_weights_of_sets(sampling or Sampling(), options)
+    if local_shards:
+        sampling.refuse_local_shards()
+    num_rows, names = [len(source) for source in sources], [source.name for source in sources]
+    lengths = None
+    if sampling.group_by_length:
+        lengths = [row_lengths(source, num_hard=collator.num_hard, num_other=collator.num_other) for source in sources]
+    share: dict[str, Any] = {"global_batch_size": global_batch_size, "seed": seed, "rank": ranks.rank, "world_size": ranks.world_size}
+    iterator: PoolIterator
+    if sampling.mixed:
+        one_encoder_type(options)
+        iterator = MixedDataIterator(num_rows, **share, sampling=sampling, names=names, lengths=lengths)
+    else:
+        parts: list[DataIterator] = [
+            LocalShardedDataIterator(rows, dataset=number, **share)
+            if local_shards
+            else ShardedDataIterator(rows, dataset=number, **share, lengths=lengths[number] if lengths else None)
+            for number, rows in enumerate(num_rows)
+        ]
+        iterator = MultiSetDataIterator(parts, seed=seed, sampling=sampling, names=names)
+    return PoolDataset(sources, options, iterator, collator)
+
+
+def with_weights_of_sets(sampling: Sampling, options: Sequence[SetOptions]) -> Sampling:
+    """The weights that the sets' own options state, if they do, in ``sampling``.
+
+    Raises:
+        ConfigError: only some sets have one, or shares are given otherwise too.
+    """
+    weighted = {item.namespace: item.weight for item in options if item.weight is not None}
+    if not weighted:
+        return sampling
+    name = next(iter(weighted))
+    if len(weighted) < len(options):
+        other = next(item.namespace for item in options if item.weight is None)
+        raise ConfigError(f"datasets.{name}.weight is set, but {other} has none; give every train set a weight")
+    if setting := sampling.shares_setting:
+        raise ConfigError(f"datasets.{name}.weight and {setting} contradict, both say what a set gives; leave one of them out")
+    return replace(sampling, weights=[item.weight for item in options if item.weight is not None])
 
 
 class PoolOrder(Sampler[tuple[int, int]]):

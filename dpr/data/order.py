@@ -1,7 +1,7 @@
 """Which rows make up which pool: pure functions of (seed, epoch, pool), with no state and no history.
 
 The pool (all ranks' questions of one forward) is defined first; ranks then take consecutive slices of it, so the pools do not
-depend on the number of ranks.
+depend on the number of ranks. A *lap* is once over the rows of a data set; a set's laps follow each other through the epochs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,52 @@ import numpy as np
 from dpr.core.seeding import generator_for
 
 # Keys that keep the streams of random numbers apart.
-ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT = range(5)
+ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS = range(7)
+
+WINDOW_POOLS = 50
+"""Pools whose rows are sorted by length together: enough that rows of a pool are alike, few enough that they meet in many ways."""
 
 
-def permutation(num_rows: int, seed: int, epoch: int, dataset: int, lap: int = 0) -> np.ndarray:
-    """The order of a data set's rows in an epoch; ``lap`` counts further passes within it (sampling rates above 1)."""
-    return generator_for(ROWS, seed, epoch, dataset, lap).permutation(num_rows)
+def permutation(num_rows: int, seed: int, lap: int, dataset: int) -> np.ndarray:
+    """The order of a data set's rows in a lap."""
+    return generator_for(ROWS, seed, lap, dataset, 0).permutation(num_rows)
+
+
+class LapOrder:
+    """The order of the rows in the current lap over a data set; only this one is kept, since it has 8 bytes per row.
+
+    With ``lengths`` (N,) of the rows a lap is whole pools of ``pool_size`` rows of like length; without, all rows as they are shuffled.
+    """
+
+    def __init__(self, num_rows: int, seed: int, key: int, *, lengths: np.ndarray | None = None, pool_size: int = 1) -> None:
+        self._num_rows, self._seed, self._key = num_rows, seed, key
+        self._lengths, self._pool_size = lengths, pool_size
+        self._lap = -1
+        self._rows = np.empty(0, dtype=np.int64)
+
+    def __call__(self, lap: int) -> np.ndarray:
+        if self._lap != lap:
+            self._rows, self._lap = self._of(lap), lap
+        return self._rows
+
+    def _of(self, lap: int) -> np.ndarray:
+        rows = permutation(self._num_rows, self._seed, lap, self._key)
+        if self._lengths is None:
+            return rows
+        rows = rows[: self._num_rows // self._pool_size * self._pool_size]
+        return rows[group_by_length(self._lengths[rows], self._pool_size, generator_for(LENGTHS, self._seed, lap, self._key))]
+
+
+def group_by_length(lengths: np.ndarray, pool_size: int, generator: np.random.Generator) -> np.ndarray:
+    """Places of shuffled rows in a new order, in which pools hold rows of like length and follow each other at random.
+
+    1. Windows of ``WINDOW_POOLS`` pools, in the order given. 2. Inside a window the rows are sorted by ``lengths`` and cut into pools.
+    3. All pools are shuffled, and the rows inside each, since ranks take consecutive slices. Their number is a multiple of ``pool_size``.
+    """
+    places = np.arange(len(lengths))
+    by_length = np.lexsort((lengths, places // (WINDOW_POOLS * pool_size)))
+    pools = generator.permuted(by_length.reshape(-1, pool_size), axis=1)
+    return pools[generator.permutation(len(pools))].reshape(-1)
 
 
 @lru_cache(maxsize=16)

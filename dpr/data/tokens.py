@@ -72,6 +72,10 @@ class StoredTokens:
             found += self._store[other].positives
         return found
 
+    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Those of the text."""
+        return self.text.character_counts()
+
     def __reduce__(self) -> tuple[object, ...]:
         return (StoredTokens, (self.text, self._folder, self._facts))
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
@@ -72,6 +74,11 @@ class TrainingSet:
     def rows_with_same_question(self, row: int) -> list[int]:
         """Other rows whose question is exactly that of ``row``, in order."""
         return self._store.rows_with_same_question(row)
+
+    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Of every row the characters of its question (N,), and of positives, hard_negatives and other_negatives those of all passages
+        (titles included) and how many there are (N, 2)."""
+        return self._store.character_counts()
 
     def block_ends(self) -> list[int]:
         """Row numbers where the blocks end in which rows are stored (some MB of text each); the last is the number of rows."""

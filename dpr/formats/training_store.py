@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
@@ -135,6 +136,15 @@ class RowStore:
         batch, place = self._find(row)
         return _passages(batch, "positives", place)
 
+    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Of every row the characters of its question (N,), and of each list those of its passages (with titles) and how many (N, 2)."""
+        questions = [pc.utf8_length(batch.column("question")).to_numpy(zero_copy_only=False) for batch in self._batches]
+        passages = {
+            column: np.concatenate([_passage_characters(batch.column(column)) for batch in self._batches])
+            for column in ("positives", "hard_negatives", "other_negatives")
+        }
+        return np.concatenate(questions).astype(np.int64), passages
+
     def rows_with_same_question(self, row: int) -> list[int]:
         """Other rows whose question is exactly that of ``row``, in order."""
         place = int(np.searchsorted(self._duplicate_rows, row))
@@ -149,6 +159,14 @@ class RowStore:
             raise IndexError(f"row {row} of a training set with {len(self)} rows")
         number = int(np.searchsorted(self._ends, row, side="right"))
         return self._batches[number], int(row - (self._ends[number - 1] if number else 0))
+
+
+def _passage_characters(listed: pa.ListArray) -> np.ndarray:
+    """Characters and number of the passages of each row, (N, 2)."""
+    offsets = listed.offsets.to_numpy(zero_copy_only=False)
+    lengths = sum(pc.utf8_length(listed.values.field(name)).to_numpy(zero_copy_only=False).astype(np.int64) for name in ("text", "title"))
+    ends = np.concatenate([[0], np.cumsum(lengths)])[offsets]
+    return np.stack([np.diff(ends), np.diff(offsets)], axis=1).astype(np.int64)
 
 
 def _passages(batch: pa.RecordBatch, column: str, place: int) -> tuple[Passage, ...]:

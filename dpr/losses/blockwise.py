@@ -50,7 +50,7 @@ class _BlockwiseNll(torch.autograd.Function):
         ctx.candidates, ctx.max_scores = candidates, max_scores
         num_correct = (best_column == candidates.target).sum()
         ctx.mark_non_differentiable(num_correct)
-        return (log_sum - target_score).sum(), num_correct
+        return log_sum - target_score, num_correct
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -61,11 +61,11 @@ class _BlockwiseNll(torch.autograd.Function):
             share = (scores - log_sum[block.rows, None]).exp_()
             row, column = _targets(ctx.candidates, block)
             share[row, column] -= 1
+            share *= grads[0][block.rows, None]
             grad_questions[block.rows].addmm_(share, contexts[block.columns])
             grad_contexts[block.columns].addmm_(share.T, questions[block.rows])
             grad_temperature -= (share * scores).sum()
-        scale = grads[0] / temperature
-        return grad_questions * scale, grad_contexts * scale, grad_temperature * scale, None, None
+        return grad_questions / temperature, grad_contexts / temperature, grad_temperature / temperature, None, None
 
 
 def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, block: _Block) -> Tensor:
@@ -83,12 +83,12 @@ def _targets(candidates: Candidates, block: _Block) -> tuple[Tensor, Tensor]:
 def blockwise_nll(
     questions: Tensor, contexts: Tensor, candidates: Candidates, temperature: Tensor | float, *, max_scores: int
 ) -> tuple[Tensor, Tensor]:
-    """Sum over questions of -log softmax(positive) and the number of questions that rank their positive first.
+    """-log softmax(positive) of each question, (B,), and the number of questions that rank their positive first.
 
     ``questions`` (B, D), ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.
     """
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
         divisor = torch.as_tensor(temperature, dtype=dtype, device=questions.device)
-        loss, num_correct = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, candidates, max_scores)
-    return loss, num_correct
+        losses, num_correct = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, candidates, max_scores)
+    return losses, num_correct

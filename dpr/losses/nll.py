@@ -17,17 +17,22 @@ from dpr.losses.candidates import Candidates, distinct_candidates, score_matrix,
 
 
 class LossResult(NamedTuple):
-    """``loss`` is the sum over this rank's questions of -log p(positive); ``num_correct`` how many rank their positive first."""
+    """``losses`` (B,) is -log p(positive) of each of this rank's questions; ``num_correct`` () how many rank their positive first."""
 
-    loss: Tensor
+    losses: Tensor
     num_correct: Tensor
+
+    @property
+    def loss(self) -> Tensor:
+        """The sum over the questions, ()."""
+        return self.losses.sum()
 
 
 class BiEncoderNllLoss:
-    """Mean over the pool of -log softmax(positive), as a sum over this rank's share of it.
+    """-log softmax(positive) of each of this rank's questions, among the candidates of the whole pool.
 
     ``candidates`` is ``distinct`` (a passage counts once, other known positives are masked) or ``dpr`` (every slot counts). The caller
-    multiplies by W / Q so that the mean over ranks, which data-parallel training takes, is the gradient of the pool's mean.
+    multiplies their sum by W / Q so that the mean over ranks, which data-parallel training takes, is the gradient of the pool's mean.
     A score matrix of more than ``max_scores`` entries is never held whole: it is computed in blocks, and again in backward.
     Replaces DPR's ``BiEncoderNllLoss``, which computed the whole pool on every rank and obtained 1 / W of the gradient.
     """
@@ -59,5 +64,5 @@ class BiEncoderNllLoss:
         if len(questions) * len(contexts.vectors) > self.max_scores:
             return LossResult(*blockwise_nll(questions, contexts.vectors, candidates, temperature, max_scores=self.max_scores))
         scores = candidates.mask_(score_matrix(questions, contexts.vectors, temperature))
-        loss = torch.nn.functional.cross_entropy(scores, candidates.target, reduction="sum")
-        return LossResult(loss, (scores.argmax(dim=1) == candidates.target).sum())
+        losses = torch.nn.functional.cross_entropy(scores, candidates.target, reduction="none")
+        return LossResult(losses, (scores.argmax(dim=1) == candidates.target).sum())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.data.collator import SetOptions
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
 from dpr.training.finite_guard import refuse_not_finite
@@ -100,6 +101,11 @@ def _named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:
         yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), callback
 
 
+def _own_options(options: SetOptions) -> dict[str, Any]:
+    """A set's options; later ones only where they are set, so that older checkpoints compare equal."""
+    return {name: value for name, value in asdict(options).items() if value is not None or name not in ("passage_prefix", "weight")}
+
+
 def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: bool) -> RunIdentity:
     """What decides the batches and the objective of this run (fixed), and what else decides its numbers (free)."""
     collator = trainer.dataset.collator
@@ -107,8 +113,9 @@ def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: boo
         fixed={
             "seed": trainer.seed,
             "train_datasets": [source.fingerprint for source in trainer.dataset.sources],
-            "datasets": [asdict(options) for options in trainer.dataset.options],
-            "train_sampling_rates": list(trainer.dataset.iterator.pools_of_set),
+            "datasets": [_own_options(options) for options in trainer.dataset.options],
+            "train_sampling_rates": trainer.dataset.iterator.identity(),
+            **trainer.batches.sampling.changed(),
             "train.global_batch_size": trainer.pool_size,
             "train.gradient_accumulation_steps": trainer.accumulation,
             "train.hard_negatives": collator.num_hard,

@@ -21,7 +21,7 @@ from dpr.data.packing import plan_packs, plan_token_batches
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.training.step import PRECISIONS, StepResult, pool_loss
+from dpr.training.step import PRECISIONS, StepResult, objective_share, pool_loss
 
 # Backward makes a gradient as large as the word table for every chunk; smaller chunks would spend their time on that.
 MIN_CHUNK_TOKENS = 2048
@@ -58,7 +58,7 @@ class CachedStep:
         learned = self.model.log_temperature
         temperature = self.model.options.temperature if learned is None else learned.exp()
         result = pool_loss(self.loss, vectors["question"], vectors["ctx"], batch, self.ranks, temperature)
-        self.scaler.scale(result.loss * (batch.loss_scale / (len(batch) * num_pools))).backward()
+        self.scaler.scale(objective_share(result, batch, num_pools)).backward()
         # What was kept goes first: backward frees it, and there is room for what has to be encoded again.
         for number in sorted(range(len(chunks)), key=lambda number: number not in graphs):
             chunk = chunks[number]

@@ -31,7 +31,7 @@ def make_dataset(
         global_batch_size=pool_size,
         ranks=ranks,
         seed=seed,
-        sampling_rates=batches.sampling_rates,
+        sampling=batches.sampling,
         local_shards=batches.local_shards,
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dpr.data.collator import Augmentation
+from dpr.data.mixing import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,8 @@ class BatchSettings:
     """What a pool is made of, and how batches come to the model.
 
     ``global_batch_size`` is the pool, whose contexts are each other's negatives (0: batch_size x ranks of the first start);
-    ``gradient_accumulation_steps`` pools make an update. Negatives count per question. ``sampling_rates`` has a factor for each train
-    set; with ``local_shards`` each rank shuffles inside its own part of every set. With ``overfit_batches`` the first so many pools are
+    ``gradient_accumulation_steps`` pools make an update. Negatives count per question. ``sampling`` says what each train set
+    gives; with ``local_shards`` each rank shuffles inside its own part of every set. With ``overfit_batches`` the first so many pools are
     trained on over and over.
     """
 
@@ -22,7 +22,7 @@ class BatchSettings:
     gradient_accumulation_steps: int = 1
     hard_negatives: int = 1
     other_negatives: int = 0
-    sampling_rates: Sequence[float] | None = None
+    sampling: Sampling = field(default_factory=Sampling)
     local_shards: bool = False
     augmentation: Augmentation = field(default_factory=Augmentation)
     num_workers: int = 1

@@ -18,7 +18,7 @@ PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StepResult(NamedTuple):
-    """Sums over this rank's questions, detached: ``loss_sum`` (), ``num_correct`` (), ``num_questions``."""
+    """Sums over this rank's questions, detached: ``loss_sum`` () without loss weights, ``num_correct`` (), ``num_questions``."""
 
     loss_sum: Tensor
     num_correct: Tensor
@@ -65,6 +65,14 @@ def pool_loss(
     )
 
 
+def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -> Tensor:
+    """What this rank differentiates: W / Q times the weighted sum over its questions, divided by the step's pools.
+
+    The pool has Q = W * B questions; W / Q = 1 / B makes the mean over ranks the gradient of the pool's weighted mean.
+    """
+    return (result.losses * batch.loss_weights.to(result.losses.dtype)).sum() * (1 / (len(batch) * num_pools))
+
+
 class DirectStep:
     """Both towers at once, the whole batch in one forward."""
 
@@ -83,8 +91,7 @@ class DirectStep:
                 vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type)
             temperature = self._fixed_temperature if vectors.temperature is None else vectors.temperature
             result = pool_loss(self.loss, vectors.questions, vectors.contexts, batch, self.ranks, temperature)
-            # The pool has Q = W * B questions; W / Q = 1 / B makes DDP's mean over ranks the gradient of the pool's mean.
-            self.scaler.scale(result.loss * (batch.loss_scale / (len(batch) * num_pools))).backward()
+            self.scaler.scale(objective_share(result, batch, num_pools)).backward()
         return StepResult(result.loss.detach(), result.num_correct, len(batch))
 
     def _reduction(self, is_last: bool) -> AbstractContextManager[None]:

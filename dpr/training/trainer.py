@@ -288,6 +288,11 @@ class BiEncoderTrainer:
                 self.schedule.warmup_steps,
                 self.total_steps,
             )
+        if len(self.dataset.sources) > 1:
+            laps = zip(self.dataset.sources, self.dataset.iterator.counts, self.dataset.iterator.laps(), strict=True)
+            unit = "rows" if self.batches.sampling.mixed else "pools"
+            parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
+            logger.info("an epoch has %d pools: %s", self.dataset.iterator.pools_per_epoch, ", ".join(parts))
         width = 1 + self.dataset.collator.num_hard + self.dataset.collator.num_other
         logger.info(
             "pool: %d questions (%d ranks), %d contexts, so %d negatives per question of which %d are its own; %d steps per epoch, "

@@ -17,7 +17,7 @@ from dpr.core.batch import ContextVectors, TokenBatch
 from dpr.core.distributed import Ranks, current_ranks, gather_uneven_rows, sum_over_ranks
 from dpr.core.errors import ConfigError
 from dpr.data.collator import Collator, SetOptions, as_encoded, judgement_identity
-from dpr.data.loader import SampleSource
+from dpr.data.loader import SampleSource, data_row
 from dpr.data.negatives import AnyPassage
 from dpr.data.order import rank_slice
 from dpr.losses.candidates import score_matrix
@@ -141,11 +141,9 @@ class Validator:
             size = min(self.settings.pool_size, num_questions - start)
             mine = rank_slice(size, self.ranks.rank, self.ranks.world_size)
             rows = list(range(start + mine.start, start + mine.stop))
-            batch = self._nll_collator(
-                [dev.source[row] for row in rows], rows, options=dev.options, known_positives=dev.source.known_positives
-            ).to(self.model.device)
-            questions = self._encode(batch.questions, batch.encoder_type, "question")
-            contexts = self._encode(batch.contexts, batch.encoder_type, "ctx")
+            batch = self._nll_collator([data_row(dev.source, row, dev.options) for row in rows]).to(self.model.device)
+            questions = self._encode(batch.questions, dev.options.encoder_type, "question")
+            contexts = self._encode(batch.contexts, dev.options.encoder_type, "ctx")
             slots = contexts[batch.context_row] if rows else contexts
             pool = ContextVectors(*(gather_uneven_rows(part) for part in (slots, batch.context_valid, batch.context_ids)))
             width = 1 + self._nll_collator.num_hard + self._nll_collator.num_other
@@ -235,7 +233,7 @@ class Validator:
 
     def _chosen(self, dev: DevSet, row: int) -> list[AnyPassage]:
         """A question's positive, then its negatives, in the original's order."""
-        return self._rank_collator.select(dev.source[row], row, dev.options, 0, 0).in_slot_order()
+        return self._rank_collator.select(data_row(dev.source, row, dev.options)).in_slot_order()
 
     def _blocks(self, candidates: _RankCandidates, contexts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of the common pool: column numbers (n,) on the CPU and vectors (n, D), the same on all ranks."""

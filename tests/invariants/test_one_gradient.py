@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
-from dpr.data.loader import PoolDataset
+from dpr.data.loader import PoolDataset, data_row
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import TowerOptions
 from dpr.training.grad_cache import CachedStep
@@ -125,7 +125,7 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str)
         rows = [int(row) for row in order.pool(1, number).rows]
         passages, positives = [], []
         for row in rows:
-            chosen = collator.select(source[row], row, SetOptions("tiny"), 1, 0)
+            chosen = collator.select(data_row(source, row, SetOptions("tiny"), lap=1))
             positives.append(len(passages))
             passages += [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives]
         tokenizer = model.tensorizer.tokenizer

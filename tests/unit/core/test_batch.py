@@ -22,9 +22,9 @@ def make_batch(num_known: int = 2) -> BiEncoderBatch:
         positive_idx=torch.tensor([0, 2]),
         known_positive_ids=torch.arange(4 * num_known).reshape(2, num_known, 2),
         known_positive_valid=torch.ones(2, num_known, dtype=torch.bool),
-        dataset=3,
+        loss_weights=torch.tensor([0.5, 1 / 3], dtype=torch.float64),
+        datasets=(3, 0),
         encoder_type="ctx",
-        loss_scale=0.5,
         rows=(4, 9),
     )
 

@@ -7,9 +7,9 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Augmentation, Collator, SetOptions, judgement_identity
+from dpr.data.collator import Augmentation, Collator, DataRow, SetOptions, judgement_identity
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
-from dpr.data.loader import PoolDataset, PoolOrder, pool_loader
+from dpr.data.loader import PoolDataset, PoolOrder, data_row, pool_loader
 from dpr.data.negatives import select_passages
 from dpr.data.tensorizer import Tensorizer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
@@ -28,7 +28,7 @@ def collate(
 ) -> BiEncoderBatch:
     source = ListSource(samples)
     collator = Collator(tensorizer, num_hard=num_hard, num_other=num_other, **options)  # type: ignore[arg-type]
-    return collator(samples, range(len(samples)), options=OPTIONS, known_positives=source.known_positives)
+    return collator([data_row(source, row, OPTIONS) for row in range(len(samples))])
 
 
 def test_slots_are_filled_up_and_each_passage_is_encoded_once(tensorizer: Tensorizer) -> None:
@@ -85,7 +85,8 @@ def test_negatives_depend_on_seed_epoch_set_and_row_alone(tensorizer: Tensorizer
     options = SetOptions("tiny", shuffle_positives=True)
 
     def chosen(seed: int | None, *key: int) -> tuple[str | None, ...]:
-        selection = Collator(tensorizer, num_hard=4, num_other=0, seed=seed).select(sample, key[0], options, key[1], key[2])
+        row = DataRow(sample, key[0], (), options, key[2], key[1])
+        selection = Collator(tensorizer, num_hard=4, num_other=0, seed=seed).select(row)
         return tuple(passage.id for passage in (selection.positive, *selection.hard_negatives))
 
     draws = {chosen(*key) for key in ((1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1))}

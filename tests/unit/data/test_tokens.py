@@ -75,9 +75,9 @@ def batches(source: Any, tensorizer: Tensorizer, options: SetOptions, *, workers
 def values(batch: BiEncoderBatch) -> list[Any]:
     parts = [batch.questions, batch.contexts]
     tensors = [getattr(part, name) for part in parts for name in ("tokens", "lengths", "position")]
-    names = ("context_row", "context_valid", "context_ids", "positive_idx", "known_positive_ids", "known_positive_valid")
+    names = ("context_row", "context_valid", "context_ids", "positive_idx", "known_positive_ids", "known_positive_valid", "loss_weights")
     tensors += [getattr(batch, name) for name in names]
-    return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [batch.rows, batch.dataset, batch.loss_scale]
+    return [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in tensors] + [batch.rows, batch.datasets, batch.encoder_type]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,246 @@
+"""Several data sets in an epoch: exact counts, every row its turn, the same pools for any number of ranks, nothing depends on history."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import ConfigError
+from dpr.data.iterators import LocalShardedDataIterator, MixedDataIterator, MultiSetDataIterator, PoolIterator, ShardedDataIterator
+from dpr.data.mixing import Sampling, largest_remainder
+from dpr.data.order import WINDOW_POOLS, group_by_length
+
+SIZES, POOL = (403, 90, 37), 8
+Made = Callable[..., PoolIterator]
+
+
+def one_set_a_pool(sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any) -> PoolIterator:
+    lengths = [length_of(dataset, size) for dataset, size in enumerate(sizes)] if sampling.get("group_by_length") else [None] * len(sizes)
+    sets = [
+        ShardedDataIterator(
+            size, global_batch_size=POOL, seed=seed, rank=rank, world_size=world_size, dataset=number, lengths=lengths[number]
+        )
+        for number, size in enumerate(sizes)
+    ]
+    return MultiSetDataIterator(sets, seed=seed, sampling=Sampling(**sampling))
+
+
+def mixed(sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any) -> PoolIterator:
+    lengths = [length_of(dataset, size) for dataset, size in enumerate(sizes)] if sampling.get("group_by_length") else None
+    shared = {"global_batch_size": POOL, "seed": seed, "rank": rank, "world_size": world_size}
+    return MixedDataIterator(sizes, **shared, sampling=Sampling(mixed=True, **sampling), lengths=lengths)
+
+
+def length_of(dataset: int, size: int) -> np.ndarray:
+    return np.random.default_rng(dataset).integers(1, 1000, size)
+
+
+def rows_of(iterator: PoolIterator, epochs: Iterable[int]) -> list[tuple[int, int]]:
+    """(data set, row) of all pools of some epochs, in order."""
+    pools = [iterator.pool(epoch, pool) for epoch in epochs for pool in range(iterator.pools_per_epoch)]
+    return [place for pool in pools for place in zip(pool.datasets.tolist(), pool.rows.tolist(), strict=True)]
+
+
+BOTH = pytest.mark.parametrize("made", [one_set_a_pool, mixed])
+WAYS = pytest.mark.parametrize(
+    "sampling",
+    [{}, {"weights": [1, 2, 1]}, {"temperature": 3.0}, {"rates": [0.5, 2, 1]}, {"epoch_pools": 7}, {"group_by_length": True}],
+    ids=lambda value: next(iter(value), "natural"),
+)
+
+
+def test_largest_remainder_is_exact_and_in_proportion() -> None:
+    assert largest_remainder(10, np.array([0.5, 0.3, 0.2])) == (5, 3, 2)
+    assert largest_remainder(10, np.array([1, 1, 1]) / 3) == (4, 3, 3)
+    assert largest_remainder(7, np.array([0.1, 0.2, 0.7])) == (1, 1, 5)  # exactly .7, 1.4, 4.9: the first and last are nearest to the next
+    assert largest_remainder(3, np.array([0.0, 1.0])) == (0, 3)
+    for total in range(40):
+        shares = np.random.default_rng(total).dirichlet([1, 1, 1, 1])
+        counts = largest_remainder(total, shares)
+        assert sum(counts) == total and all(abs(count - total * share) < 1 for count, share in zip(counts, shares, strict=True))
+
+
+def test_weights_say_the_shares_of_an_epoch() -> None:
+    # 50 + 11 + 4 = 65 natural pools; a quarter, a half, a quarter of them are 16.25, 32.5 and 16.25.
+    found = one_set_a_pool(weights=[1, 2, 1])
+    assert found.counts == (16, 33, 16) and found.pools_per_epoch == 65
+    for epoch in (0, 3):
+        counted = Counter(dataset for dataset, _ in rows_of(found, [epoch]))
+        assert counted == {0: 16 * POOL, 1: 33 * POOL, 2: 16 * POOL}
+    assert mixed(weights=[1, 2, 1]).counts == (132, 264, 132)  # of 530 rows 66 whole pools
+    assert one_set_a_pool(weights=[1, 1, 0], epoch_pools=10).counts == (5, 5, 0)
+
+
+@pytest.mark.parametrize(("temperature", "shares"), [(1.0, (403, 90, 37)), (2.0, (403**0.5, 90**0.5, 37**0.5)), (1e9, (1, 1, 1))])
+def test_a_temperature_flattens_the_sizes(temperature: float, shares: tuple[float, ...]) -> None:
+    for found, unit in ((one_set_a_pool(temperature=temperature, epoch_pools=600), 1), (mixed(temperature=temperature), POOL)):
+        total = sum(found.counts)
+        for count, share in zip(found.counts, shares, strict=True):
+            assert abs(count - total * share / sum(shares)) < 1, unit
+
+
+@BOTH
+def test_drawn_pools_have_the_shares_that_the_temperature_states(made: Made) -> None:
+    """Not only in sum: early and late in an epoch, and in the first place of a pool as in the last. Chi-square of 2 degrees of freedom."""
+    found = made(temperature=2.0, epoch_pools=400)
+    shares = np.sqrt(SIZES) / np.sqrt(SIZES).sum()
+    places = np.array([dataset for epoch in range(3) for dataset, _ in rows_of(found, [epoch])]).reshape(3, 400, POOL)
+    for part in (places[0, :100, 0], places[1, 300:, POOL - 1], places[:, ::7, 3].ravel()):
+        expected = shares * part.size
+        statistic = float(((np.bincount(part, minlength=3) - expected) ** 2 / expected).sum())
+        assert statistic < 13.8, "would happen once in a thousand seeds"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_natural_shares_take_every_row_once_an_epoch(grouped: bool) -> None:
+    for found, most_left in ((one_set_a_pool(group_by_length=grouped), 3 * (POOL - 1)), (mixed(group_by_length=grouped), POOL - 1)):
+        left_out = []
+        for epoch in range(5):
+            rows = rows_of(found, [epoch])
+            everything = {(dataset, row) for dataset, size in enumerate(SIZES) for row in range(size)}
+            assert len(rows) == len(set(rows)) >= len(everything) - most_left
+            left_out.append(frozenset(everything - set(rows)))
+        assert len(set(left_out)) == 5, "what is left over must be other rows in each epoch"
+
+
+@BOTH
+def test_a_large_set_is_gone_on_with_in_the_next_epoch(made: Made) -> None:
+    found = made(weights=[1, 1, 1], epoch_pools=30)
+    by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(5)]
+    assert all(len(rows) == 10 * POOL == len(set(rows)) for rows in by_epoch)
+    assert len({row for rows in by_epoch for row in rows}) == 5 * 10 * POOL, "no row twice before all had their turn"
+
+
+@BOTH
+def test_a_small_set_is_passed_over_again_in_another_order(made: Made) -> None:
+    found = made(weights=[1, 0, 1], epoch_pools=12)
+    rows = [row for dataset, row in rows_of(found, [0]) if dataset == 2]
+    assert len(rows) == 48 and 1 < max(Counter(rows).values()) <= 2 and found.laps()[2] > 1
+    laps = [
+        (row, lap)
+        for pool in range(12)
+        for dataset, row, lap in zip(*(part.tolist() for part in found.pool(0, pool)), strict=True)
+        if dataset == 2
+    ]
+    assert len(set(laps)) == 48, "a row has another lap each time, so that it draws other negatives"
+
+
+def test_laps_follow_each_other_in_new_orders() -> None:
+    found = MixedDataIterator([16], global_batch_size=8, seed=4, sampling=Sampling(mixed=True, epoch_pools=6))
+    counted = Counter(row for _, row in rows_of(found, [0]))
+    assert counted == dict.fromkeys(range(16), 3)
+    single = ShardedDataIterator(16, global_batch_size=8, seed=4)
+    orders = [[row for pool in range(2) for row in single.rows(2 * lap + pool)] for lap in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@BOTH
+@WAYS
+def test_pools_are_the_same_for_any_number_of_ranks(made: Made, sampling: dict[str, Any]) -> None:
+    alone = made(**sampling)
+    for world_size in (2, 4):
+        ranks = [made(rank=rank, world_size=world_size, **sampling) for rank in range(world_size)]
+        for key in ((0, 0), (2, 5), (1, alone.pools_per_epoch - 1)):
+            parts = [rank.pool(*key) for rank in ranks]
+            assert all(len(part.rows) == POOL // world_size for part in parts)
+            for column, whole in enumerate(alone.pool(*key)):
+                assert np.concatenate([part[column] for part in parts]).tolist() == whole.tolist()
+
+
+@BOTH
+@WAYS
+def test_a_pool_depends_on_nothing_that_was_asked_before(made: Made, sampling: dict[str, Any]) -> None:
+    worn = made(**sampling)
+    rows_of(worn, [3, 0])
+    for key in ((1, 4), (0, 0), (4, 2)):
+        assert [part.tolist() for part in worn.pool(*key)] == [part.tolist() for part in made(**sampling).pool(*key)]
+    assert rows_of(worn, [1]) != rows_of(worn, [2])
+    assert rows_of(worn, [1]) != rows_of(made(**sampling, seed=2), [1])
+
+
+def test_one_set_a_pool_or_all_sets_in_one() -> None:
+    kinds = [{len(set(found.pool(0, pool).datasets.tolist())) for pool in range(60)} for found in (one_set_a_pool(), mixed())]
+    assert kinds[0] == {1} and max(kinds[1]) == 3
+    # Most pools of 8 hold several sets, as drawing 8 rows of 403, 90 and 37 would give.
+    several = sum(len(set(mixed().pool(0, pool).datasets.tolist())) > 1 for pool in range(60))
+    assert 42 <= several <= 60  # 1 - 0.76^8 - ... = 0.89 of them
+
+
+def test_rates_multiply_pools_as_before() -> None:
+    found = one_set_a_pool((40, 20), rates=[0.5, 2.0])
+    assert found.counts == (2, 4) and found.laps() == [0.4, 2.0]
+    assert [dataset for dataset, _ in rows_of(found, [3])] != sorted(dataset for dataset, _ in rows_of(found, [3]))
+    assert mixed((40, 20), rates=[0.5, 2.0]).counts == (19, 37)  # 56 of the 60 rows fill whole pools; 18.67 and 37.33
+
+
+def test_pools_of_like_length_in_an_order_that_says_nothing_of_it() -> None:
+    lengths = np.random.default_rng(0).integers(1, 10_000, 40 * WINDOW_POOLS * POOL // 10)
+    places = group_by_length(lengths, POOL, np.random.default_rng(1))
+    assert sorted(places.tolist()) == list(range(len(lengths)))
+    pools = lengths[places].reshape(-1, POOL)
+    assert np.median(np.ptp(pools, axis=1)) < np.ptp(lengths) / WINDOW_POOLS * 1.5
+    means = pools.mean(1)
+    assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.15, "long pools come neither early nor late"
+    # Ranks take consecutive slices of a pool: none may always get the longer rows.
+    assert abs(pools[:, 0].mean() - pools[:, -1].mean()) < 5 * np.ptp(lengths) / WINDOW_POOLS / len(pools) ** 0.5
+
+
+def test_windows_keep_rows_of_like_length_apart() -> None:
+    """Sorting everything would make the same rows meet in every epoch."""
+    lengths = np.arange(4 * WINDOW_POOLS * POOL)
+    pools = [
+        {frozenset(order[place : place + POOL]) for place in range(0, len(order), POOL)}
+        for seed in range(2)
+        for shuffled in [np.random.default_rng(seed).permutation(len(lengths))]
+        for order in [shuffled[group_by_length(lengths[shuffled], POOL, np.random.default_rng(seed))].tolist()]
+    ]
+    assert not pools[0] & pools[1]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sizes", "message"),
+    [
+        ({"rates": [1.0]}, (8, 8), "train_sampling_rates has 1 values for 2 train_datasets"),
+        ({"weights": [1, 2, 3]}, (8, 8), r"train\.sampling\.weights has 3 values"),
+        ({"rates": [1, -1]}, (8, 8), "train_sampling_rates=.*at least 0"),
+        ({"weights": [0, 0]}, (8, 8), "one of them above"),
+        ({"temperature": 0.0}, (8, 8), "must be above 0"),
+        ({}, (3, 8), "too few rows for a single pool.*mixed=true"),
+        ({"rates": [0, 0.1]}, (8, 8), "no data set"),
+        ({"weights": [1, 2], "temperature": 2.0}, (8, 8), r"train\.sampling\.weights and train\.sampling\.temperature contradict"),
+        ({"rates": [1, 2], "temperature": 2.0}, (8, 8), r"train_sampling_rates and train\.sampling\.temperature contradict"),
+        ({"rates": [1, 2], "epoch_pools": 2}, (8, 8), r"train_sampling_rates and train\.sampling\.epoch_pools contradict"),
+    ],
+)
+def test_impossible_mixtures_are_refused(sampling: dict[str, Any], sizes: tuple[int, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        one_set_a_pool(sizes, **sampling)
+
+
+def test_small_sets_can_be_mixed_and_all_together_must_fill_a_pool() -> None:
+    assert mixed((3, 8)).counts == (2, 6)
+    with pytest.raises(ConfigError, match="no data set"):
+        mixed((3, 4))
+
+
+def test_a_share_too_small_for_a_pool_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert one_set_a_pool((400, 8), weights=[99, 1], epoch_pools=10).counts == (10, 0)
+    assert "data set 1 takes no part" in caplog.text
+
+
+def test_a_set_that_gives_nothing_may_be_smaller_than_a_pool() -> None:
+    assert one_set_a_pool((40, 3), weights=[1, 0]).counts == (5, 0)
+
+
+def test_parts_of_ranks_go_on_through_laps() -> None:
+    for rank in range(2):
+        iterator = LocalShardedDataIterator(48, global_batch_size=8, seed=0, rank=rank, world_size=2)
+        found = MultiSetDataIterator([iterator], seed=0, sampling=Sampling(epoch_pools=4))
+        rows = [row for _, row in rows_of(found, [0, 1, 2])]
+        assert Counter(rows) == dict.fromkeys(range(24 * rank, 24 * rank + 24), 2)
