@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpr.core.errors import InputError
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids
-from dpr.indexer.vectors import ArraySource, VectorSource, blocks, check_queries, paired_dots
+from dpr.indexer.vectors import ArraySource, VectorSource, as_tensor, blocks, check_finite, check_queries, paired_dots
 
 
 class ExactIndex:
@@ -64,13 +64,18 @@ class ExactIndex:
         tiles = [slice(start, start + self.query_rows) for start in range(0, queries.shape[0], self.query_rows)]
         on_device = torch.from_numpy(queries).to(self.device)
         query_norms = torch.linalg.vector_norm(on_device, dim=1)
+        products = _Products(self.device, min(self.query_rows, len(queries)) * min(self.block_rows, max(self.num_vectors, 1)))
         for ids, vectors in blocks(self.sources, self.block_rows):
-            block = torch.from_numpy(vectors).to(self.device)
-            error = self._rounding_error(query_norms, block)
+            block = as_tensor(vectors).to(self.device)
+            try:
+                error = self._rounding_error(query_norms, block)
+            except InputError:
+                check_finite(ids, vectors)  # which vector it is, where one is to blame
+                raise
             for tile in tiles:
                 least = torch.from_numpy(best.least(tile).copy()).to(self.device)
-                found = _candidates(on_device[tile] @ block.T, error[tile], least, best.k).cpu().numpy()
-                rows, columns = found[:, 0] + tile.start, found[:, 1]
+                rows, columns = products.candidates(on_device[tile], block, error[tile], least, best.k)
+                rows += tile.start
                 best.add(rows, paired_dots(queries, rows, vectors, columns), ids[columns])
         return best.result()
 
@@ -85,11 +90,49 @@ class ExactIndex:
         return bound * unit
 
 
-def _candidates(scores: Tensor, error: Tensor, least: Tensor, k: int) -> Tensor:
-    """(query, passage) pairs (n, 2) that may belong to the k best, given scores (q, n) that are off by at most ``error`` (q,)."""
-    nominated = scores >= (least - error)[:, None]
-    if scores.shape[1] > k and int(nominated.sum()) > 2 * k * scores.shape[0]:
-        # The block alone holds k passages that truly score at least (its k-th largest product - error).
-        kth = scores.topk(k, dim=1).values[:, -1]
-        nominated &= scores >= (kth - 2 * error)[:, None]
-    return nominated.nonzero()
+class _Products:
+    """Scores of a tile of queries and a block of passages, in memory that is used again for every pair of them."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._scores = torch.empty(size, device=device)
+        self._nominated = torch.empty(size, dtype=torch.bool, device=device)
+
+    def candidates(self, queries: Tensor, block: Tensor, error: Tensor, least: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the pairs that may belong to the k best, given products that are off by at most ``error`` (q,)."""
+        scores = self.multiply(queries, block)
+        nominated = self._nominated[: scores.numel()].view(scores.shape)
+        reach = least - error
+        if bool(torch.isinf(least).any()):
+            reach = torch.maximum(reach, _kth_at_least(scores, k) - 2 * error)
+        found = _true_places(torch.ge(scores, reach[:, None], out=nominated))
+        if len(found) > 4 * k * len(queries):  # a corpus in an unlucky order
+            reach = torch.maximum(reach, _kth_at_least(scores, k) - 2 * error)
+            found = _true_places(torch.ge(scores, reach[:, None], out=nominated))
+        return found // len(block), found % len(block)
+
+    def multiply(self, queries: Tensor, block: Tensor) -> Tensor:
+        """Dot products (q, n), valid until the next call."""
+        return torch.mm(queries, block.T, out=self._scores[: len(queries) * len(block)].view(len(queries), len(block)))
+
+
+def _kth_at_least(scores: Tensor, k: int) -> Tensor:
+    """A score (q,) that at least ``k`` columns of each row reach, and few more do; -inf where there are no more than ``k`` columns.
+
+    It is the k-th largest of the maxima of groups of columns, which takes one reading of the matrix. The block alone then holds k passages
+    that truly score at least this product - error.
+    """
+    columns = scores.shape[1]
+    if columns <= k:
+        return scores.new_full((len(scores),), -torch.inf)
+    width = max(1, columns // (8 * k))
+    groups = columns // width
+    maxima = scores[:, : groups * width].unflatten(1, (groups, width)).amax(dim=2)
+    return maxima.topk(k, dim=1).values[:, -1]
+
+
+def _true_places(mask: Tensor) -> np.ndarray:
+    """Places of the true elements of a contiguous matrix, counted row by row."""
+    if mask.device.type == "cpu":
+        return np.flatnonzero(mask.numpy())  # several times faster than torch's
+    places: np.ndarray = mask.view(-1).nonzero()[:, 0].cpu().numpy()
+    return places

@@ -19,7 +19,7 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.durable import durable_folder, read_manifest, verify_folder
 from dpr.indexer.ranking import RunningTopK, SearchResult
-from dpr.indexer.vectors import VectorSource, blocks, check_queries, paired_dots
+from dpr.indexer.vectors import VectorSource, blocks, check_finite, check_queries, paired_dots
 
 KINDS = ("flat", "hnsw", "hnsw_sq")
 _INDEX_FILE, _IDS_FILE = "index.faiss", "ids.npy"
@@ -76,6 +76,7 @@ class FaissIndex:
             engine.train(np.stack([low, high]))
         ids = []
         for block_ids, vectors in blocks(sources, settings.buffer_size):
+            check_finite(block_ids, vectors)
             engine.add(vectors if settings.kind == "flat" else _augmented(vectors, phi))
             ids.append(block_ids)
         return cls(engine, np.concatenate(ids), settings, source or {})
@@ -160,7 +161,8 @@ def _ranges(sources: Sequence[VectorSource], buffer_size: int, dimension: int) -
     """phi, and the least and largest value of each augmented coordinate."""
     least_norm, phi = np.inf, 0.0
     low, high = np.full(dimension, np.inf), np.full(dimension, -np.inf)
-    for _, vectors in blocks(sources, buffer_size):
+    for ids, vectors in blocks(sources, buffer_size):
+        check_finite(ids, vectors)
         norms = _squared_norms(vectors)
         least_norm, phi = min(least_norm, float(norms.min())), max(phi, float(norms.max()))
         low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))

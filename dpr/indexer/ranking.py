@@ -49,7 +49,7 @@ class RunningTopK:
         group = np.concatenate([np.nonzero(held)[0], group])
         scores = np.concatenate([self._scores[touched][held], scores])
         ids = np.concatenate([self._ids[touched][held], ids])
-        order = np.lexsort((ids, -scores, group))
+        order = _best_first(group, scores, ids)
         group, scores, ids = group[order], scores[order], ids[order]
         sizes = np.bincount(group, minlength=len(touched))
         place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -63,6 +63,19 @@ class RunningTopK:
     def result(self) -> SearchResult:
         longest = int(self._counts.max(initial=0))
         return self._scores[:, :longest].copy(), [decode_ids(row[:count]) for row, count in zip(self._ids, self._counts, strict=True)]
+
+
+def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The order by group, then score descending, then id. Ids, slow to compare, are looked at only where scores tie."""
+    order = np.lexsort((-scores, group))
+    ties = (np.diff(group[order]) == 0) & (np.diff(scores[order]) == 0)
+    if ties.any():
+        tied = np.zeros(len(order), dtype=bool)
+        tied[1:] |= ties
+        tied[:-1] |= ties
+        part = order[tied]
+        order[tied] = part[np.lexsort((ids[part], -scores[part], group[part]))]
+    return order
 
 
 def to_rankings(result: SearchResult) -> list[Ranking]:

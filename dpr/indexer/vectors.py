@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpr.core.errors import InputError
 from dpr.indexer.ranking import decode_ids
+
+_PAIR_VALUES = 1 << 18  # 2 MB of float64: stays in a core's cache
+_PARTS_WORTH_THREADS = 8
 
 
 class VectorSource(Protocol):
@@ -68,10 +75,9 @@ class PrefixedSource:
 
 
 def blocks(sources: Iterable[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields ids and float32 vectors of all sources in order, at most ``block_rows`` at a time; small chunks are joined.
+    """Yields ids and float32 vectors of all sources in order, at most ``block_rows`` at a time.
 
-    Raises:
-        InputError: a vector holds NaN or infinity; names the first id.
+    Small chunks are joined; large ones are not copied, and may be mapped from a file that is not to be written.
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
     num_held = 0
@@ -79,7 +85,7 @@ def blocks(sources: Iterable[VectorSource], block_rows: int) -> Iterator[tuple[n
         if held and num_held + len(ids) > block_rows:
             yield _joined(held)
             held, num_held = [], 0
-        held.append((ids, _checked_copy(ids, vectors)))
+        held.append((ids, np.ascontiguousarray(vectors, dtype=np.float32)))
         num_held += len(ids)
     if held:
         yield _joined(held)
@@ -98,16 +104,22 @@ def _joined(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np
     return np.concatenate([ids for ids, _ in pieces]), np.concatenate([vectors for _, vectors in pieces])
 
 
-def _checked_copy(ids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    block = np.array(vectors, dtype=np.float32, order="C")
-    finite = np.isfinite(block).all(axis=1)
+def as_tensor(vectors: np.ndarray) -> Tensor:
+    """The same memory as a tensor, to be read only: torch has no such tensors, and warns of arrays that are mapped from a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(vectors)
+
+
+def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
+    """Raises InputError where a vector holds NaN or infinity; names the first id."""
+    finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         first = decode_ids(ids[~finite][:1])[0]
         raise InputError(
             f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of id {first!r}",
             hint="embed the corpus again with a sound model",
         )
-    return block
 
 
 def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
@@ -129,15 +141,23 @@ def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:
     return array
 
 
-def paired_dots(
-    queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, columns: np.ndarray, *, pairs_at_once: int = 8192
-) -> np.ndarray:
+def paired_dots(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Dot products of ``queries[rows]`` with ``vectors[columns]``, pair by pair, (n,) float32.
 
     Summed in float64 along each row alone, so that a pair has the same score bit for bit whatever stands beside it; matrix products do not.
     """
     scores = np.empty(len(rows), dtype=np.float32)
-    for start in range(0, len(rows), pairs_at_once):
-        part = slice(start, start + pairs_at_once)
+    at_once = max(1, _PAIR_VALUES // max(queries.shape[1], 1))
+
+    def some(start: int) -> None:
+        part = slice(start, start + at_once)
         scores[part] = (queries[rows[part]].astype(np.float64) * vectors[columns[part]]).sum(axis=1)
+
+    starts = range(0, len(rows), at_once)
+    if len(starts) < _PARTS_WORTH_THREADS:
+        for start in starts:
+            some(start)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy works outside the interpreter's lock
+            list(pool.map(some, starts))
     return scores

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +54,41 @@ def test_scores_are_the_same_bit_for_bit_in_any_blocking() -> None:
         assert scores.tobytes() == expected[0].tobytes()
 
 
+def test_the_order_of_the_corpus_does_not_change_the_result() -> None:
+    """The worst order lets every passage be among the best for a while."""
+    rng = np.random.default_rng(8)
+    ids, vectors = corpus_with_ties(rng, 3000, 8)
+    queries = np.abs(rng.standard_normal((3, 8))).astype(np.float32)
+    expected = ExactIndex.from_arrays(ids, vectors).search(queries, 5)
+    for direction in (1, -1):
+        order = np.argsort(direction * (vectors @ queries[0]))
+        found = ExactIndex.from_arrays([ids[row] for row in order], vectors[order], block_rows=700).search(queries, 5)
+        assert found[1] == expected[1]
+        assert found[0].tobytes() == expected[0].tobytes()
+
+
+@pytest.mark.parametrize("columns", [3, 7, 8, 100, 1001])
+def test_the_bound_of_the_kth_score_is_reached_by_k_and_by_few_more(columns: int) -> None:
+    scores = torch.randn(5, columns, generator=torch.Generator().manual_seed(0))
+    bound = exact._kth_at_least(scores, 7)
+    reached = (scores >= bound[:, None]).sum(dim=1)
+    assert (reached >= min(7, columns)).all()
+    assert (reached <= 14).all()
+
+
+def test_mapped_vectors_are_searched_without_a_copy_or_a_warning(tmp_path: Path) -> None:
+    rng = np.random.default_rng(9)
+    vectors = rng.standard_normal((50, 4)).astype(np.float32)
+    np.save(tmp_path / "vectors.npy", vectors)
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    (_, block), *_ = blocks([ArraySource(encode_ids([str(row) for row in range(50)]), mapped)], 100)
+    assert np.shares_memory(block, mapped)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ExactIndex.from_arrays([str(row) for row in range(50)], mapped).search(vectors[:2], 1)
+    assert found[1] == ExactIndex.from_arrays([str(row) for row in range(50)], vectors).search(vectors[:2], 1)[1]
+
+
 def test_query_tiles_and_shards_do_not_change_the_result() -> None:
     rng = np.random.default_rng(1)
     ids, vectors = corpus_with_ties(rng, 90, 16)
@@ -68,15 +105,16 @@ def test_products_that_are_off_by_the_rounding_bound_do_not_change_the_result(mo
     ids, vectors = corpus_with_ties(rng, 300, 64)
     queries = rng.standard_normal((4, 64)).astype(np.float32)
     expected = ExactIndex.from_arrays(ids, vectors).search(queries, 20)
-    nominate = exact._candidates
+    multiply = exact._Products.multiply
     largest = []
 
-    def disturbed(scores: torch.Tensor, error: torch.Tensor, least: torch.Tensor, k: int) -> torch.Tensor:
-        noise = (torch.rand(scores.shape) * 2 - 1) * 0.9 * error[:, None]
+    def disturbed(self: exact._Products, queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        error = ExactIndex.from_arrays(ids, vectors)._rounding_error(queries.norm(dim=1), block)
+        noise = (torch.rand(len(queries), len(block)) * 2 - 1) * 0.9 * error[:, None]
         largest.append(float(noise.abs().max()))
-        return nominate(scores + noise, error, least, k)
+        return multiply(self, queries, block) + noise
 
-    monkeypatch.setattr(exact, "_candidates", disturbed)
+    monkeypatch.setattr(exact._Products, "multiply", disturbed)
     # Reduced precision, so that the bound is wide and the disturbance reorders the products.
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     found = ExactIndex.from_arrays(ids, vectors, block_rows=50).search(queries, 20)
