@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpr.core import lost_ranks
+from dpr.core import connections, lost_ranks
 from dpr.core.errors import ConfigError, DprError
 
 # torch 2.13 renamed both; the old names warn there, and the new ones are absent before.
@@ -56,7 +56,7 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
         yield Ranks()
         return
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    with lost_ranks.named("while starting"):
+    with lost_ranks.named("while starting"), connections.opened_for_the_group():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
         with lost_ranks.named():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -121,12 +122,15 @@ def _key(rank: int) -> str:
 
 def _store(timeout_s: float = ROLL_CALL_S) -> dist.Store | None:
     try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        with suppress(TimeoutError), socket.create_connection((address, port), timeout=timeout_s):
+            pass  # where nobody listens this is told at once; the store itself would try for twice the time
         return dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            address,
+            port,
             is_master=False,
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout_s),
         )
-    except (KeyError, ValueError, RuntimeError):
+    except (KeyError, ValueError, OSError, RuntimeError):
         return None

@@ -57,8 +57,12 @@ def _import_everything() -> None:
 
     import dpr.build.training
     import dpr.cli.train  # noqa: F401
+    from dpr.evaluation.report.write import versions
+    from dpr.training.throughput import matrix_peak
 
     torch.set_num_threads(1)
+    versions()  # this and the next are found out once in a process
+    matrix_peak(torch.device("cpu"), torch.float32)
     gc.collect()
     gc.freeze()
 

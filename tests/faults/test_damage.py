@@ -18,10 +18,8 @@ REFUSED = 3
 
 
 @pytest.fixture(scope="module")
-def finished(workshop: Workshop) -> Path:
-    folder = workshop.folder / "finished"
-    workshop.finish(folder)
-    return folder
+def finished(workshop: Workshop, undisturbed: dict[int, str]) -> Path:
+    return workshop.folder / "undisturbed-2"
 
 
 def newest(output_dir: Path) -> Path:

@@ -39,6 +39,7 @@ def test_one_rank_is_killed(case: Case, workshop: Workshop, undisturbed: dict[in
             named = rf"rank {victim} of 2 died or stopped answering" if victim else "rank 0 or its launcher is gone"
             assert re.search(rf"error: .*{named}, at step {step} ", run.rank_text(1 - victim)), run.text
             assert "Traceback" not in run.rank_text(1 - victim)
+            assert "Timed out" not in run.rank_text(1 - victim), "noticed at once, though the rank's workers live on for some seconds"
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
 

@@ -24,7 +24,7 @@ REFUSED = 3
 def test_two_runs_in_one_folder(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(10, fast=1):
         with trial:
-            slow = [("slow_steps", {"seconds": 0.7})]
+            slow = [("slow_steps", {"seconds": 0.5})]
             first = workshop.start(trial.output_dir, injections=slow)
             if trial.number % 2 == 0:
                 first.wait_for("step 1/")

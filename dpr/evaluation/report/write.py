@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import dpr
@@ -41,6 +42,7 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
     return target
 
 
+@cache
 def versions() -> dict[str, str]:
     """Of this package, Python and what figures can depend on. Nothing about the user or the machine's name."""
     found = {"dpr": dpr.__version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
