@@ -51,6 +51,7 @@ def _from_catalogue(name: str, entry: Any) -> PassageSource:
         title_col=options.title_col,
         id_prefix=options.id_prefix or "",
         normalize=options.normalize,
+        passage_prefix=options.passage_prefix or "",
     )
 
 

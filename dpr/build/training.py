@@ -45,6 +45,9 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     """Trains, or only evaluates when there are no train_datasets. Returns the best (or the evaluated) validation value."""
     train_sources = resolve_training_files(config.train_datasets, config.datasets)
     dev_sources = resolve_training_files(config.dev_datasets, config.datasets)
+    if config.as_dpr:
+        # The original put special tokens before training questions only.
+        dev_sources = [replace(source, options=replace(source.options, special_token=None)) for source in dev_sources]
     if not train_sources:
         _check_evaluation_only(config, dev_sources)
     elif config.output_dir is None:
@@ -53,11 +56,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     with process_group(device.type, timeout_s=config.rank_timeout_s):
         seed_everything(config.seed)
         model = build_model(config).to(device)
-        dev_sets = open_sets(dev_sources, config)
-        if config.as_dpr:
-            # The original put prefixes before training questions only.
-            dev_sets = [(source, replace(options, query_prefix=None)) for source, options in dev_sets]
-        dev_sets = as_tokens(dev_sets, config, model)
+        dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
         if not train_sources:
             return evaluate(config, model, dev_sets)
         train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
@@ -126,7 +125,8 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
             )
         options = SetOptions(
             namespace=source.name,
-            query_prefix=source.options.special_token,
+            query_prefix=source.options.before_questions(),
+            passage_prefix=source.options.passage_prefix or None,
             query_suffix=source.options.query_special_suffix,
             selector=source.options.selector,
             encoder_type=source.options.encoder_type or "",

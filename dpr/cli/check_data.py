@@ -32,7 +32,8 @@ def main(argv: list[str]) -> int:
         )
     train = check_files(expand_files(options.files), read_options(options))
     dev = check_files(expand_files(options.dev), read_options(options)) if options.dev else None
-    lines, problems = report(train, dev, tensorizer)
+    prefixes = {"question": options.query_prefix, "passage": options.passage_prefix}
+    lines, problems = report(train, dev, tensorizer, prefixes)
     print("\n".join(lines))
     require_rows(train, "train")
     if not options.tokenizer:
@@ -62,6 +63,8 @@ def _parser() -> PlainParser:
     parser.setting(
         "question_length", also=("encoder.question_length",), type=int, default=0, metavar="N", help="longest question (default: the same)"
     )
+    parser.setting("query_prefix", default="", metavar="TEXT", help="put before every question as it is, as datasets.<name>.query_prefix")
+    parser.setting("passage_prefix", default="", metavar="TEXT", help="the same before every passage")
     add_read_settings(parser)
     parser.setting("strict", action="store_true", help="end with 3 where there is a problem")
     return parser

@@ -17,7 +17,11 @@ class DatasetConfig:
     selector: Any = None
     """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
     special_token: str | None = None
-    """Put before every question of this set, in training."""
+    """Put before every question of this set, with a space between."""
+    query_prefix: str | None = None
+    """Put before every question as it is, an instruction for example: "query: ". After special_token, if there is one."""
+    passage_prefix: str | None = None
+    """Put before every passage as it is: before its title or, without one, its text."""
     query_special_suffix: str | None = None
     """Appended to questions that do not end with it."""
     encoder_type: str | None = None
@@ -36,6 +40,10 @@ class DatasetConfig:
     """Your own class, as module:Class, a subclass of dpr.data.training_data.TrainingData; called with the files (docs/training.md)."""
     source: str | None = None
     """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
+
+    def before_questions(self) -> str | None:
+        """Special token and prefix as one text."""
+        return (f"{self.special_token} " if self.special_token else "") + (self.query_prefix or "") or None
 
     def check(self, name: str) -> None:
         if self.encoder_type is not None:

@@ -23,6 +23,8 @@ class PassageSourceConfig:
     """Put before every passage id."""
     normalize: bool = False
     """Clean passage texts (newlines, quotes) as DPR's normalize does; must be as in training."""
+    passage_prefix: str | None = None
+    """Put before every passage as it is when it is embedded; must be as in training (datasets.<name>.passage_prefix)."""
     source: str | None = None
     """Where the collection is published, for the message when the file is missing."""
 

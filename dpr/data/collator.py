@@ -18,7 +18,7 @@ from dpr.core.seeding import generator_for
 from dpr.data.negatives import AnyPassage, AnySample, Selection, select_passages
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import normalize_passage
+from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.token_store import StoredPassage, StoredSample
 
 Identity = tuple[int, int]
@@ -71,10 +71,18 @@ class DataRow(NamedTuple):
 
 
 def as_encoded(passage: AnyPassage, options: SetOptions) -> AnyPassage:
-    """The passage as a tower gets it: normalised if the set asks for it. Stored tokens are already."""
-    if not options.normalize or isinstance(passage, StoredPassage):
+    """The passage as a tower gets it: normalised and with a prefix if the set asks for it. Stored tokens are already."""
+    return passage if isinstance(passage, StoredPassage) else encoded_text(passage, options)
+
+
+def encoded_text(passage: Passage, options: SetOptions) -> Passage:
+    """The same of a passage as text."""
+    if not (options.normalize or options.passage_prefix):
         return passage
-    return Passage(normalize_passage(passage.text), passage.title, passage.id, passage.has_score)
+    text, title = normalize_passage(passage.text) if options.normalize else passage.text, passage.title
+    if options.passage_prefix:
+        title, text = decorate_passage(title, text, prefix=options.passage_prefix)
+    return Passage(text, title, passage.id, passage.has_score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,7 @@ class Collator:
         self.tensorizer, self.num_hard, self.num_other = tensorizer, num_hard, num_other
         self._seed = seed
         self.augmentation = augmentation or Augmentation()
+        self._prefix_lengths: dict[str, int] = {}
 
     def __call__(self, rows: Sequence[DataRow]) -> BiEncoderBatch:
         """Collates B rows, of one data set or of several.
@@ -186,7 +195,7 @@ class Collator:
         augment = self.augmentation if self._seed is not None else Augmentation()
         if augment.crop_tokens or augment.mask_probability:
             tokens = [
-                self._augmented(passage, augment, self._augmenting(row, index % width))
+                self._augmented(passage, augment, self._augmenting(row, index % width), row.options.passage_prefix)
                 for (index, _, row), passage in zip(present, passages, strict=True)
             ]
         else:
@@ -199,19 +208,27 @@ class Collator:
     def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
         return generator_for(AUGMENT, self._seed or 0, row.lap, row.dataset, row.number, slot)
 
-    def _augmented(self, passage: AnyPassage, augment: Augmentation, generator: np.random.Generator) -> list[int]:
+    def _augmented(self, passage: AnyPassage, augment: Augmentation, generator: np.random.Generator, prefix: str | None) -> list[int]:
         limit = min(augment.crop_tokens or self.tensorizer.sequence_length, self.tensorizer.sequence_length)
         if augment.crop_tokens:
-            tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator)
+            tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=self._prefix_length(prefix))
         else:
             tokens = self.tensorizer.passage_tokens([passage])[0]
         return self.tensorizer.masked(tokens, augment.mask_probability, generator) if augment.mask_probability else tokens
 
+    def _prefix_length(self, prefix: str | None) -> int:
+        """Tokens of a passage prefix, which stays where the text behind it is cropped."""
+        if not prefix:
+            return 0
+        if prefix not in self._prefix_lengths:
+            self._prefix_lengths[prefix] = len(self.tensorizer.bare_tokens([prefix.strip()])[0])
+        return self._prefix_lengths[prefix]
+
 
 def _refuse_other_options(sample: StoredSample, options: SetOptions) -> None:
-    for key in ("namespace", "query_prefix", "query_suffix", "normalize"):
-        if sample.facts[key] != (asked := getattr(options, key)):
-            raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={sample.facts[key]!r}, not {asked!r}")
+    for key in ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix"):
+        if (stored := sample.facts.get(key)) != (asked := getattr(options, key)):
+            raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={stored!r}, not {asked!r}")
 
 
 def one_encoder_type(options: Sequence[SetOptions]) -> str:

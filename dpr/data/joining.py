@@ -64,12 +64,15 @@ class JoinRule:
         kept_title, kept_text = longest_first(len(title), len(text), room)
         return [*before, *self._cut(title, kept_title), *between, *self._cut(text, kept_text), *after]
 
-    def crop(self, title: Sequence[int] | None, text: Sequence[int], max_length: int, generator: np.random.Generator) -> list[int]:
-        """As ``join``, with a random window of the text in place of its beginning."""
+    def crop(
+        self, title: Sequence[int] | None, text: Sequence[int], max_length: int, generator: np.random.Generator, *, head: int = 0
+    ) -> list[int]:
+        """As ``join``, with a random window of the text in place of its beginning; without a title its first ``head`` tokens stay."""
         room = max(max_length - sum(map(len, self.single if title is None else self.pair)), 0)
-        if len(title or ()) + len(text) > room:
-            kept_title, window = crop_window(len(title or ()), len(text), room, generator)
-            title, text = (None if title is None else title[:kept_title]), text[window]
+        first, rest = (text[:head], text[head:]) if title is None else (title, text)
+        if len(first) + len(rest) > room:
+            kept, window = crop_window(len(first), len(rest), room, generator)
+            title, text = (None, [*first[:kept], *rest[window]]) if title is None else (first[:kept], rest[window])
         return self.join(title, text, max_length)
 
     def _cut(self, tokens: Sequence[int], kept: int) -> Sequence[int]:

@@ -166,11 +166,16 @@ class Tensorizer:
         )
         return [list(tokens) for tokens in encoded["input_ids"]]
 
-    def cropped_passage_tokens(self, passage: Passage | StoredPassage, max_tokens: int, generator: np.random.Generator) -> list[int]:
-        """As ``passage_tokens``, with a random window of the text in place of its beginning; at most ``max_tokens`` in all."""
+    def cropped_passage_tokens(
+        self, passage: Passage | StoredPassage, max_tokens: int, generator: np.random.Generator, *, head: int = 0
+    ) -> list[int]:
+        """As ``passage_tokens``, with a random window of the text in place of its beginning; at most ``max_tokens`` in all.
+
+        The first ``head`` tokens of a text without title, a prefix, stay before the window.
+        """
         if isinstance(passage, StoredPassage):
             stored = passage.tokens()
-            return self._rule().crop(stored.title, stored.text, max_tokens, generator)
+            return self._rule().crop(stored.title, stored.text, max_tokens, generator, head=head)
         pair = (passage.title, passage.text.strip()) if passage.title else (passage.text.strip(),)
         encoding = self.tokenizer(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
         tokens, segments = encoding.ids, encoding.sequence_ids
@@ -179,6 +184,8 @@ class Tensorizer:
         of_text = [index for index, segment in enumerate(segments) if segment == len(pair) - 1]
         of_title = [index for index, segment in enumerate(segments) if len(pair) == 2 and segment == 0]
         num_special = len(tokens) - len(of_text) - len(of_title)
+        if len(pair) == 1:
+            of_title, of_text = of_text[:head], of_text[head:]
         kept_title, window = crop_window(len(of_title), len(of_text), max_tokens - num_special, generator)
         kept = {*of_title[:kept_title], *of_text[window], *(index for index, segment in enumerate(segments) if segment is None)}
         return [token for index, token in enumerate(tokens) if index in kept]

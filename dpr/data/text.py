@@ -18,8 +18,13 @@ def normalize_passage(text: str) -> str:
 
 
 def decorate_question(text: str, *, prefix: str | None = None, suffix: str | None = None) -> str:
-    """Appends ``suffix`` unless the question ends with it, then puts the ``prefix`` token and a space before it."""
+    """Appends ``suffix`` unless the question ends with it, then puts the ``prefix`` before it as it is."""
     text = normalize_question(text)
     if suffix and not text.endswith(suffix):
         text += suffix
-    return f"{prefix} {text}" if prefix else text
+    return f"{prefix or ''}{text}"
+
+
+def decorate_passage(title: str, text: str, *, prefix: str) -> tuple[str, str]:
+    """Title and text of a passage with ``prefix`` at its beginning: before the title or, where there is none, before the text."""
+    return (prefix + title, text) if title else ("", prefix + text.strip())

@@ -1,8 +1,8 @@
 """A training set's tokens, stored once: built by several processes, opened by all, exactly the batches of training from the text.
 
-Questions are stored with their prefix and suffix, passages as title and text apart (normalised if the set asks for it), nothing cut off
-and without special tokens. So one store serves every sequence length, and what is random in training (negatives, cropping, masking) is
-drawn as it would be from the text.
+Questions are stored with their prefix and suffix, passages as title and text apart (normalised and with a prefix if the set asks for it),
+nothing cut off and without special tokens. So one store serves every sequence length, and what is random in training (negatives, cropping,
+masking) is drawn as it would be from the text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import SetOptions, as_encoded, judgement_identity
+from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity
 from dpr.data.loader import start_worker
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import decorate_question, normalize_passage
+from dpr.data.text import decorate_question
 from dpr.formats.durable import MANIFEST, remove_leftovers
 from dpr.formats.parsed_cache import cache_root, ensure_built
 from dpr.formats.token_store import (
@@ -133,6 +133,7 @@ def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) 
         "query_prefix": options.query_prefix,
         "query_suffix": options.query_suffix,
         "normalize": options.normalize,
+        **({"passage_prefix": options.passage_prefix} if options.passage_prefix else {}),
     }
 
 
@@ -239,11 +240,11 @@ class _PartOfText:
             self.tokens.add_row(question, *([self._numbers[passage] for passage in listed] for listed in _lists(sample)))
 
     def _add_passages(self, passages: list[Passage]) -> None:
-        bodies = [normalize_passage(passage.text) if self._options.normalize else passage.text for passage in passages]
-        texts = self._tensorizer.bare_tokens([body.strip() for body in bodies])
-        titles = dict.fromkeys(passage.title for passage in passages if passage.title)
+        encoded = [encoded_text(passage, self._options) for passage in passages]
+        texts = self._tensorizer.bare_tokens([passage.text.strip() for passage in encoded])
+        titles = dict.fromkeys(passage.title for passage in encoded if passage.title)
         title_tokens = dict(zip(titles, self._tensorizer.bare_tokens(list(titles)), strict=True))
-        for passage, text in zip(passages, texts, strict=True):
+        for passage, seen, text in zip(passages, encoded, texts, strict=True):
             identity = judgement_identity(passage, self._options.namespace)
-            stored = PassageTokens(title_tokens.get(passage.title), text, identity, passage.has_score)
+            stored = PassageTokens(title_tokens.get(seen.title), text, identity, passage.has_score)
             self._numbers[passage] = self.tokens.add_passage(stored)

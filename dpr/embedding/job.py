@@ -111,6 +111,7 @@ def shard_metadata(
 ) -> Metadata:
     """What decides the vectors of a shard; a search refuses to mix shards where it differs."""
     tokens = [model.settings.as_dict(), model.tensorizer.fingerprint, source.normalize]
+    tokens += [source.passage_prefix] if source.passage_prefix else []
     return {
         "model_fingerprint": model.fingerprint,
         "settings_fingerprint": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()[:32],
@@ -121,6 +122,8 @@ def shard_metadata(
         "corpus_fingerprint": source.fingerprint(),
         "id_prefix": source.id_prefix,
         "normalize_text": source.normalize,
+        # Named only where there is one, so that vectors of earlier versions go on.
+        **({"passage_prefix": source.passage_prefix} if source.passage_prefix else {}),
         "shard_id": shard_id,
         "num_shards": num_shards,
         "first_row": rows.start,
@@ -231,7 +234,8 @@ def _prepared_chunks(model: BiEncoder, source: PassageSource, rows: range, numbe
         if number < 0:
             return None
         empty = [str(passage.id) for passage in passages if not passage.text.strip()]
-        return _Chunk(number, [str(passage.id) for passage in passages], tokenize_passages(model.tensorizer, passages), empty)
+        tokens = tokenize_passages(model.tensorizer, [source.as_encoded(passage) for passage in passages])
+        return _Chunk(number, [str(passage.id) for passage in passages], tokens, empty)
 
     with ThreadPoolExecutor(1, thread_name_prefix="tokenize") as pool:
         following = pool.submit(prepare)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.data.text import normalize_passage
+from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.corpora import check_unique_ids, read_passages
 
 _SAMPLE_BYTES = 2**20
@@ -27,6 +27,15 @@ class PassageSource:
     title_col: int = 2
     id_prefix: str = ""
     normalize: bool = False
+    passage_prefix: str = ""
+    """Put before every passage where it is encoded; texts that are shown or searched by words are without it."""
+
+    def as_encoded(self, passage: Passage) -> Passage:
+        """A passage that was read, as the model gets it."""
+        if not self.passage_prefix:
+            return passage
+        title, text = decorate_passage(passage.title, passage.text, prefix=self.passage_prefix)
+        return replace(passage, title=title, text=text)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Passages number ``start`` to ``stop``, with prefixed ids, cleaned where ``normalize`` asks for it."""

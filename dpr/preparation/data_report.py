@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +12,12 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.likeness import NEAR_DUPLICATE
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import decorate_passage
 from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint, read_settings, resolve_checkpoint
 from dpr.preparation.data_check import DataCheck, Finding, shared_questions
+
+Prefixes = Mapping[str, str]
+"""What is put before every ``question`` and every ``passage``."""
 
 _UNCUT = 10**6
 _SHOWN = 600
@@ -51,13 +55,16 @@ def problems_of(check: DataCheck, name: str) -> list[tuple[str, Finding]]:
     return [(f"{name}: {what}", finding) for what, finding in listed]
 
 
-def report(train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | None) -> tuple[list[str], int]:
-    """The lines to print, and the number of problems."""
+def report(
+    train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | None, prefixes: Prefixes | None = None
+) -> tuple[list[str], int]:
+    """The lines to print, and the number of problems. Lengths and examples are with ``prefixes``."""
+    prefixes = prefixes or {}
     sets = [("train", train), *([("dev", dev)] if dev is not None else [])]
     lines: list[str] = []
     for name, check in sets:
         lines += _counts(name, check)
-        lines += _lengths(check, tensorizer)
+        lines += _lengths(check, tensorizer, prefixes)
         lines.append("")
     problems = [problem for name, check in sets for problem in problems_of(check, name)]
     if dev is not None:
@@ -66,7 +73,7 @@ def report(train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | Non
     lines += list(_problem_lines(problems))
     if train.compared_rows < train.records - train.without_hard:
         lines.append(f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)")
-    lines += ["", "five records as the model will see them" if tensorizer else "five records", *_examples(train, tensorizer)]
+    lines += ["", "five records as the model will see them" if tensorizer else "five records", *_examples(train, tensorizer, prefixes)]
     return lines, sum(bool(finding.count) for _, finding in problems)
 
 
@@ -81,14 +88,14 @@ def _counts(name: str, check: DataCheck) -> Iterator[str]:
     yield f"  {check.repeated_questions.count:,} questions occur before in the file"
 
 
-def _lengths(check: DataCheck, tensorizer: Tensorizer | None) -> Iterator[str]:
+def _lengths(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixes) -> Iterator[str]:
     unit = "tokens" if tensorizer else "words"
     yield f"  length in {unit:<12} {'min':>6} {'25%':>6} {'50%':>6} {'75%':>6} {'90%':>6} {'99%':>6} {'max':>6}   cut off"
     for role, sample in check.texts.items():
         if not sample.items:
             continue
         limit = None if tensorizer is None else tensorizer.question_length if role == "question" else tensorizer.sequence_length
-        lengths = np.array(_measure(sample.items, role, tensorizer), dtype=np.int64)
+        lengths = np.array(_measure([_with_prefix(item, prefixes) for item in sample.items], role, tensorizer), dtype=np.int64)
         values = " ".join(f"{int(value):>6}" for value in np.quantile(lengths, _QUANTILES, method="higher"))
         cut = "" if limit is None else f"   {np.mean(lengths > limit):.1%} at {limit}"
         note = f"   ({len(lengths):,} of {sample.seen:,})" if len(lengths) < sample.seen else ""
@@ -115,13 +122,21 @@ def _problem_lines(problems: list[tuple[str, Finding]]) -> Iterator[str]:
         yield from (f"             {place}" for place in finding.places)
 
 
-def _examples(check: DataCheck, tensorizer: Tensorizer | None) -> Iterator[str]:
+def _with_prefix(content: Any, prefixes: Prefixes) -> Any:
+    """A question or passage with the prefix of its kind."""
+    if isinstance(content, str):
+        return f"{prefixes.get('question', '')}{content}"
+    title, text = decorate_passage(content.title, content.text, prefix=prefixes.get("passage", ""))
+    return Passage(text, title)
+
+
+def _examples(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixes) -> Iterator[str]:
     for number, item in enumerate(check.examples.items, 1):
         sample = cast(TrainingSample, item)
         parts: list[tuple[str, str | Passage]] = [("question", sample.question), ("positive", sample.positives[0])]
         parts += [("hard negative", passage) for passage in sample.hard_negatives[:1]]
         for role, content in parts:
-            shown, count = _as_seen(content, tensorizer)
+            shown, count = _as_seen(_with_prefix(content, prefixes), tensorizer)
             shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
             yield f"  {number if role == 'question' else ' '} {role:<14} {count}{' '.join(shown.split())}"
 

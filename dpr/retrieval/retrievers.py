@@ -63,7 +63,8 @@ class DenseRetriever:
         if not questions:
             return np.zeros((0, self.model.dimension), dtype=np.float32)
         tensorizer = self.model.tensorizer
-        sequences = tensorizer.question_tokens(questions, prefix=self.form.prefix, suffix=self.form.suffix)
+        prefix = f"{self.form.prefix} " if self.form.prefix else None
+        sequences = tensorizer.question_tokens(questions, prefix=prefix, suffix=self.form.suffix)
         positions = tensorizer.representation_positions(sequences, self.form.selector)
         return encode_tokens(
             self.model,

@@ -73,6 +73,25 @@ def trained(folder: Path, config: BiEncoderTrainConfig) -> tuple[list[Metrics], 
     return curve.figures, model.state_dict(), {type(source) for part in sets for source, _ in part}
 
 
+def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path) -> None:
+    results = []
+    for number, (setting, prefix) in enumerate((("off", "ba bo: "), ("auto", "ba bo: "), ("auto", None))):
+        config = config_of(folder, f"run-{number}", token_store=setting)
+        entry = {"special_token": "be", "query_prefix": prefix, "passage_prefix": prefix}
+        config.datasets = {name: {"file": str(folder / f"{name}.json"), **entry} for name in ("train", "dev")}
+        torch.manual_seed(5)
+        model = build_model(config)
+        named = [open_sets(resolve_training_files([name], config.datasets), config) for name in ("train", "dev")]
+        trainer = build_trainer(config, model, *(as_tokens(sets, config, model) for sets in named))
+        curve = Curve()
+        trainer.callbacks.insert(0, curve)
+        trainer.train()
+        results.append(json.dumps(curve.figures))
+    assert results[0] == results[1] != results[2]
+    before = [json.loads(figures)[0]["train/loss"] for figures in results]
+    assert before[0] != before[2]
+
+
 @pytest.mark.parametrize(("crop", "mask"), [(0, 0.0), (9, 0.15)], ids=["plain", "augmented"])
 def test_curve_figures_and_weights_are_bitwise_those_of_the_text(folder: Path, crop: int, mask: float) -> None:
     results = []

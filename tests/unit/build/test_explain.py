@@ -60,6 +60,30 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCon
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
 
 
+def test_a_mixed_pool_is_told_set_by_set_with_its_prefixes(config: ExplainConfig) -> None:
+    first, second = config.train_datasets
+    config.datasets = {
+        "first": {"file": first, "query_prefix": "ba: ", "weight": 1},
+        "second": {"file": second, "passage_prefix": "bo: ", "weight": 1, "loss_scale": 0.5},
+    }
+    config.train_datasets, config.step = ["first", "second"], 3
+    config.train.sampling.mixed = config.train.sampling.group_by_length = True
+    config.check()
+    sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
+    trainer = build_trainer(config, build_model(config), sets, [])
+    trainer.progress.step = 2
+    batches = trainer.micro_batches()
+    text = "\n".join(explain(config))
+    for pool in re.split(r"(?m)^pool ", text)[1:]:
+        batch = next(batches)
+        found = [(int(row), name) for row, name in re.findall(r"(?m)^  question \d+, row (\d+) of (\w+):", pool)]
+        assert found == [(row, ("first", "second")[dataset]) for row, dataset in zip(batch.rows, batch.datasets, strict=True)]
+        assert set(batch.datasets) == {0, 1}
+        assert re.search(r"questions of first, rows [\d, ]+, 'ba: ' before questions\n", pool)
+        assert re.search(r"(?m)^  and \d questions of second, rows [\d, ]+, 'bo: ' before passages$", pool)
+        assert len(re.findall(r"tokens    \[CLS\] ba ", pool)) >= batch.datasets.count(0)
+
+
 def test_some_step_masks_something(config: ExplainConfig) -> None:
     """Otherwise the lines above would prove little."""
     texts = []

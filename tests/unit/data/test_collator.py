@@ -108,6 +108,51 @@ def test_augmentation_changes_training_only_and_repeats(tensorizer: Tensorizer) 
     assert not torch.equal(first.questions.tokens, plain.questions.tokens) or first.contexts.tokens.shape != plain.contexts.tokens.shape
 
 
+def words_of(tensorizer: Tensorizer, batch: BiEncoderBatch) -> list[str]:
+    sequences = batch.contexts.tokens.split(batch.contexts.lengths.tolist())
+    return [" ".join(tensorizer.tokenizer.convert_ids_to_tokens(sequence.tolist())) for sequence in sequences]
+
+
+def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer) -> None:
+    sample = TrainingSample("ba", (Passage(" be bi"),), (Passage("bo", "bu"),))
+    options = SetOptions("tiny", query_prefix="ca ", passage_prefix="ce-", selector=1)
+    batch = Collator(tensorizer, num_hard=1, num_other=0)([data_row(ListSource([sample]), 0, options)])
+    assert words_of(tensorizer, batch) == ["[CLS] ce - be bi [SEP]", "[CLS] ce - bu [SEP] bo [SEP]"]
+    assert tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist()) == ["[CLS]", "ca", "ba", "[SEP]"]
+    assert batch.context_ids[0].tolist() == list(judgement_identity(sample.positives[0], "tiny")), "judged as the passage it is"
+
+
+def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> None:
+    long = "ca ce ci co cu da de di do du fa fe fi fo fu ga ge gi"
+    options = SetOptions("tiny", passage_prefix="ba be ")
+    source = ListSource([TrainingSample("q", (Passage(f"{long} {long}"),)), TrainingSample("q", (Passage(long, "ka"),))])
+    seen = set()
+    for seed in range(12):
+        collator = Collator(tensorizer, num_hard=0, num_other=0, seed=seed, augmentation=Augmentation(crop_tokens=9))
+        words = words_of(tensorizer, collator([data_row(source, row, options) for row in range(2)]))
+        assert words[0].startswith("[CLS] ba be ") and words[1].startswith("[CLS] ba be ka [SEP] ")
+        assert {len(text.split()) for text in words} == {9}
+        seen.add(words[0])
+    assert len(seen) > 6, "the window behind it is drawn"
+
+
+def test_rows_of_several_sets_keep_their_own_options(tensorizer: Tensorizer) -> None:
+    samples = [TrainingSample("ba be", (Passage("bo"),), (B,)), TrainingSample("bi", (Passage("bo"),), (C,))]
+    sets = [SetOptions("a", query_prefix="ca "), SetOptions("b", query_suffix=" cu", passage_prefix="ce ", selector=2, loss_scale=0.25)]
+    source = ListSource(samples)
+    rows = [data_row(source, number % 2, sets[number % 2], dataset=number % 2, lap=number) for number in (1, 0, 3)]
+    batch = Collator(tensorizer, num_hard=1, num_other=0)(rows)
+    questions = batch.questions.tokens.split(batch.questions.lengths.tolist())
+    assert [tensorizer.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in questions] == ["bi cu", "ca ba be", "bi cu"]
+    assert batch.questions.position.tolist() == [2, 0, 2]
+    assert batch.loss_weights.tolist() == [0.25, 1.0, 0.25]
+    assert (batch.datasets, batch.rows) == ((1, 0, 1), (1, 0, 1))
+    assert [words_of(tensorizer, batch)[row] for row in batch.context_row[[0, 2]]] == ["[CLS] ce bo [SEP]", "[CLS] bo [SEP]"]
+    alone = [Collator(tensorizer, num_hard=1, num_other=0)([row]) for row in rows]
+    assert torch.cat([part.questions.tokens for part in alone]).tolist() == batch.questions.tokens.tolist()
+    assert torch.cat([part.context_ids for part in alone]).tolist() == batch.context_ids.tolist()
+
+
 def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) -> None:
     source = ListSource(make_samples(40))
     order = MultiSetDataIterator([ShardedDataIterator(40, global_batch_size=8, seed=2)], seed=2)

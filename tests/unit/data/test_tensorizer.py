@@ -62,14 +62,14 @@ def test_normalised_passages_lose_one_pair_of_quotes() -> None:
 
 
 def test_prefix_and_suffix(folder: Path) -> None:
-    assert decorate_question("ba be", prefix="[Q]", suffix="?") == "[Q] ba be?"
+    assert decorate_question("ba be", prefix="[Q] ", suffix="?") == "[Q] ba be?"
     assert decorate_question("ba be?", suffix="?") == "ba be?"
 
 
 def test_special_tokens_take_unused_slots_are_never_split_and_survive_saving(folder: Path, tmp_path: Path) -> None:
     special = tensorizer(folder, special_tokens=["[Qa]", "[Qb]"])
     expected = [[CLS, 1, *ids("ba"), 2, SEP]]
-    assert special.question_tokens(["ba [Qb]"], prefix="[Qa]") == expected
+    assert special.question_tokens(["ba [Qb]"], prefix="[Qa] ") == expected
     special.save(tmp_path)
     assert tensorizer(tmp_path).question_tokens(["[Qa] ba [Qb]"]) == expected
     assert len(special.tokenizer) == len(VOCABULARY)

@@ -86,10 +86,12 @@ def values(batch: BiEncoderBatch) -> list[Any]:
         (PLAIN, {"seed": 1}),
         (PLAIN, {}),
         (SetOptions("other", "[unused1]", "?", selector=1, shuffle_positives=True, normalize=True, exclude_gold=True), {"seed": 1}),
+        (SetOptions("tiny", query_prefix="ba bo: ", passage_prefix="be bi: "), {}),
+        (SetOptions("tiny", passage_prefix="be bi: ", normalize=True), {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
         (PLAIN, {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
         (PLAIN, {"seed": 2, "augmentation": Augmentation(crop_tokens=7, mask_probability=0.3)}),
     ],
-    ids=["training", "validation", "all options", "cropped", "cropped and masked"],
+    ids=["training", "validation", "all options", "prefixes", "prefix, cropped", "cropped", "cropped and masked"],
 )
 def test_batches_are_those_of_the_text(
     text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, collating: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -98,8 +100,11 @@ def test_batches_are_those_of_the_text(
     source = stored(text, tensorizer, options)
     assert len(source) == len(text) and source.fingerprint == text.fingerprint
 
-    def tokenise(*_: Any, **__: Any) -> None:
-        raise AssertionError("a text was tokenised")
+    call = type(tensorizer.tokenizer).__call__
+
+    def tokenise(tokenizer: Any, texts: list[str], *rest: Any, **settings: Any) -> Any:
+        assert texts == [str(options.passage_prefix).strip()], "a text was tokenised"  # the prefix, once, tells where a crop may begin
+        return call(tokenizer, texts, *rest, **settings)
 
     monkeypatch.setattr(type(tensorizer.tokenizer), "__call__", tokenise)
     found = batches(source, tensorizer, options, **collating)
@@ -151,7 +156,7 @@ def test_a_second_opening_tokenises_nothing(text: TrainingSet, tensorizer: Tenso
     assert written == PARTS
 
 
-@pytest.mark.parametrize("change", ["text", "prefix", "normalize", "namespace", "vocabulary"])
+@pytest.mark.parametrize("change", ["text", "prefix", "passage prefix", "normalize", "namespace", "vocabulary"])
 def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, change: str) -> None:
     first = stored(text, tensorizer)
     options = PLAIN
@@ -161,7 +166,12 @@ def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: 
     elif change == "vocabulary":
         tensorizer = Tensorizer.load(tmp_path / "tokenizer", sequence_length=12, question_length=6, special_tokens=["[Q]"])
     else:
-        kwargs = {"prefix": {"query_prefix": "ba"}, "normalize": {"normalize": True}, "namespace": {"namespace": "b"}}[change]
+        kwargs = {
+            "prefix": {"query_prefix": "ba"},
+            "passage prefix": {"passage_prefix": "ba "},
+            "normalize": {"normalize": True},
+            "namespace": {"namespace": "b"},
+        }[change]
         options = SetOptions(**{"namespace": "tiny", **kwargs})  # type: ignore[arg-type]
     assert not isinstance(open_tokens(text, tensorizer, options, build=False), StoredTokens)
     second = stored(text, tensorizer, options)
@@ -174,6 +184,8 @@ def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: 
 def test_other_options_than_the_stored_ones_are_refused(text: TrainingSet, tensorizer: Tensorizer) -> None:
     with pytest.raises(ConfigError, match="stored with query_prefix=None, not 'ba'"):
         batches(stored(text, tensorizer), tensorizer, SetOptions("tiny", query_prefix="ba"))
+    with pytest.raises(ConfigError, match="stored with passage_prefix=None, not 'ba'"):
+        batches(stored(text, tensorizer), tensorizer, SetOptions("tiny", passage_prefix="ba"))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "other facts", "another's part"])

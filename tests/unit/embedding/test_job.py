@@ -14,6 +14,7 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
+from dpr.data.collator import SetOptions, encoded_text
 from dpr.embedding import job
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard, shard_range
@@ -184,6 +185,7 @@ def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
         ({"settings": EmbedSettings(chunk_size=8, precision="bf16")}, "precision"),
         ({"source": {"id_prefix": "wiki:"}}, "id_prefix"),
         ({"source": {"normalize": True}}, "normalize_text"),
+        ({"source": {"passage_prefix": "ba "}}, "passage_prefix"),
         ({"num_shards": 2}, "end_row"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -202,6 +204,18 @@ def test_vectors_of_another_model_or_corpus_are_not_continued(folder: Path, tmp_
     (tmp_path / "corpus.tsv").write_text((folder / "corpus.tsv").read_text().replace("\t", "\tba ", 3))
     with pytest.raises(InputError, match="corpus_fingerprint"):
         embed(folder, tmp_path / "X", corpus=tmp_path / "corpus.tsv")
+
+
+def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: Path, tmp_path: Path) -> None:
+    embed(folder, tmp_path / "X", source={"passage_prefix": "ba be: "})
+    model, source = BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv")
+    options = SetOptions("set", passage_prefix="ba be: ")
+    seen = [encoded_text(passage, options) for passage in source.read()]
+    tokens = tokenize_passages(model.tensorizer, seen)
+    found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / "X_0").chunks()])
+    np.testing.assert_allclose(found, encode_tokens(model, tokens, encoder_type="ctx", batch_tokens=10_000), atol=1e-5)
+    plain = encode_tokens(model, tokenize_passages(model.tensorizer, list(source.read())), encoder_type="ctx", batch_tokens=10_000)
+    assert np.abs(found - plain).max() > 1e-3
 
 
 def test_the_question_tower_makes_other_vectors(folder: Path, tmp_path: Path) -> None:

@@ -27,6 +27,18 @@ def written(path: Path, *samples: TrainingSample) -> Path:
     return path
 
 
+def test_lengths_and_examples_are_with_the_prefixes_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "t.jsonl", TrainingSample("ba", (Passage("be bi", "bo"),), (Passage("bu"),)))
+    given = [str(path), f"encoder.pretrained_model_cfg={encoder_folder(tmp_path / 'bert')}"]
+    shown = []
+    for prefixes in ([], ["query_prefix=ca ce ", "passage_prefix=ci "]):
+        assert main(["check-data", *given, *prefixes]) == 0
+        shown.append(" ".join(capsys.readouterr().out.split()))
+    assert "question (3) [CLS] ba [SEP] positive (6) [CLS] bo [SEP] be bi [SEP] hard negative (3) [CLS] bu [SEP]" in shown[0]
+    assert "question (5) [CLS] ca ce ba [SEP] positive (7) [CLS] ci bo [SEP] be bi [SEP] hard negative (4) [CLS] ci bu [SEP]" in shown[1]
+    assert "question 5 5 5 5 5 5 5" in shown[1]
+
+
 def test_clean_data_have_no_findings(tmp_path: Path) -> None:
     check = check_files([written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions())
     findings = [check.bad_rows, check.without_positives, check.positive_as_negative, check.near_duplicates, check.repeated_rows]
