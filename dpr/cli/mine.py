@@ -2,45 +2,86 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dpr.cli.plain_arguments import PlainParser
+from dpr.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpr.mining.search import Search
 
 EXAMPLES = """examples:
   dpr mine train.jsonl out=train_bm25.jsonl
   dpr mine train.jsonl corpus=corpus.tsv out=train_bm25.jsonl per_question=10 from_rank=5 to_rank=100 pick=sample
+  dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first max_relative_score=0.95
+  dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first vectors=runs/first/vectors_0 absolute_margin=0.1
+  dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
 """
+_BM25_ONLY = ("k1", "b")
+_DENSE_ONLY = ("vectors", "pretrained_model_cfg")
+_MODELS_ONLY = ("device", "precision", "batch_tokens")
 
 
 def main(argv: list[str]) -> int:
-    """Adds hard negatives by BM25 to training data of any format that dpr prepare knows, and says what they are like.
+    """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and says what they are like.
 
-    A run that was killed goes on when the same command is given again.
+    A run that was killed goes on when the same command is given again; one that is finished is not done again.
     """
     options = _parser().parse(argv)
+    _refuse_what_does_nothing(options)
+    from dpr.build.mining import open_cross_encoder, run
     from dpr.core.logs import configure_logging
-    from dpr.formats.training_sets import open_training_set
     from dpr.mining.audit import audit_lines
-    from dpr.mining.job import mine
     from dpr.mining.negatives import MiningSettings
 
     configure_logging()
     settings = MiningSettings(**{name: getattr(options, name) for name in MiningSettings.__dataclass_fields__})
+    if options.cross_encoder and settings.veto_above is None:
+        settings = replace(settings, veto_above=0.5)
     settings.check()
-    train = open_training_set(options.files, name="train", on_bad_row=options.on_bad_row, max_bad_rows=options.max_bad_rows)
-    audit = mine(
-        train,
+    audit = run(
+        options.files,
         options.out,
         settings,
+        search=_search(options),
+        scorer=open_cross_encoder(options.cross_encoder, **_given(options, _MODELS_ONLY)) if options.cross_encoder else None,
         corpus=options.corpus,
-        k1=options.k1,
-        b=options.b,
         processes=options.processes,
         overwrite=options.overwrite,
+        on_bad_row=options.on_bad_row,
+        max_bad_rows=options.max_bad_rows,
     )
     print("\n".join(audit_lines(audit)))
-    print(f"{options.out}: {len(train):,} questions, {audit['counts']['negatives']:,} mined negatives")
+    print(f"{options.out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives")
     return 0
+
+
+def _refuse_what_does_nothing(options: Namespace) -> None:
+    """Raises ConfigError for settings of what is not asked for."""
+    idle = {name: "BM25; leave model_file out" for name in _BM25_ONLY if options.model_file}
+    idle |= {name: "a model; add model_file=<folder>" for name in _DENSE_ONLY if not options.model_file}
+    if not options.cross_encoder:
+        idle |= {"veto_above": "a cross-encoder; add cross_encoder=<folder>"}
+        idle |= {name: "models; add model_file=<folder> or cross_encoder=<folder>" for name in _MODELS_ONLY if not options.model_file}
+    for name, owner in idle.items():
+        if getattr(options, name) is not None:
+            raise ConfigError(f"{name} is a setting of {owner}")
+
+
+def _given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def _search(options: Namespace) -> Search:
+    from dpr.build.mining import dense_search, lexical_search
+
+    if not options.model_file:
+        return lexical_search(**_given(options, _BM25_ONLY))
+    return dense_search(options.model_file, corpus=options.corpus, **_given(options, _DENSE_ONLY + _MODELS_ONLY))
 
 
 def _parser() -> PlainParser:
@@ -55,11 +96,28 @@ def _parser() -> PlainParser:
     parser.setting("seed", type=int, default=0, metavar="N", help="decides what is drawn with pick=sample (default %(default)s)")
     parser.setting("keep_answers", action="store_true", help="keep passages that hold an answer string")
     parser.setting("near_duplicate", type=float, default=0.8, metavar="X", help="share of common words of repeats (default %(default)s)")
-    parser.setting("max_relative_score", type=float, default=0.0, metavar="X", help="highest share of the positive's score (default: any)")
+    relative = "highest share of the positive's score p: leaves out what scores above p - (1 - X) |p| (default: any)"
+    parser.setting("max_relative_score", type=float, default=0.0, metavar="X", help=relative)
+    absolute = "leaves out what scores above the positive's score - X (default: any)"
+    parser.setting("absolute_margin", also=("margin",), type=float, metavar="X", help=absolute)
     parser.setting("keep_existing", action="store_true", help="keep the hard negatives that are there, before the mined ones")
-    parser.setting("k1", type=float, default=0.9, metavar="X", help="BM25's k1 (default %(default)s)")
-    parser.setting("b", type=float, default=0.4, metavar="X", help="BM25's b (default %(default)s)")
-    parser.setting("processes", type=int, default=1, metavar="N", help="processes that search (default %(default)s)")
+    model_file = "checkpoint, run folder, Hugging Face or sentence-transformers folder to search with (default: BM25)"
+    parser.setting("model_file", metavar="FOLDER", help=model_file)
+    vectors = "vectors of the corpus by this model, by dpr embed; again for more (default: they are made)"
+    parser.setting("vectors", also=("encoded_ctx_files",), action="append", metavar="FOLDER", help=vectors)
+    cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
+    parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
+    veto_above = "probability of being relevant from which the cross-encoder leaves a passage out (default 0.5)"
+    parser.setting("veto_above", type=float, metavar="X", help=veto_above)
+    parser.setting("device", metavar="D", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
+    parser.setting("precision", choices=("fp32", "bf16", "fp16"), help="arithmetic of the model (default fp32)")
+    parser.setting("batch_tokens", type=int, metavar="N", help="tokens of a forward pass (default: 65,536 on a GPU, 4,096 on a CPU)")
+    legacy = "whose config and tokenizer belong to a checkpoint file of the original DPR"
+    parser.setting("pretrained_model_cfg", also=("encoder.pretrained_model_cfg",), metavar="FOLDER", help=legacy)
+    parser.setting("k1", type=float, metavar="X", help="BM25's k1 (default 0.9)")
+    parser.setting("b", type=float, metavar="X", help="BM25's b (default 0.4)")
+    processes = "processes that search and filter, which share the CPU's cores (default %(default)s)"
+    parser.setting("processes", type=int, default=1, metavar="N", help=processes)
     parser.setting("on_bad_row", choices=("fail", "skip"), default="fail", help="skip leaves bad rows out and lists them (default fail)")
     parser.setting("max_bad_rows", type=int, default=100, metavar="N", help="how many may be skipped (default %(default)s)")
     parser.setting("overwrite", action="store_true", help="replace what is at out")

@@ -42,9 +42,8 @@ class Bm25Index:
     def __init__(self, engine: Any, ids: np.ndarray) -> None:
         self._engine = engine
         self._ids = ids
-        self._by_id = np.argsort(ids, kind="stable")
         self._id_order = np.empty(len(ids), dtype=np.int64)
-        self._id_order[self._by_id] = np.arange(len(ids))
+        self._id_order[np.argsort(ids, kind="stable")] = np.arange(len(ids))
 
     @property
     def num_passages(self) -> int:
@@ -83,25 +82,13 @@ class Bm25Index:
             line[: len(rows)] = found
         return scores, [decode_ids(self._ids[rows]) for rows, _ in hits]
 
-    def search_beside(self, question: str, k: int, ids: Sequence[str]) -> tuple[list[tuple[str, float]], list[float | None]]:
-        """The ``k`` best passages of one question with their scores, and the scores of the passages ``ids`` (None: not in the index)."""
+    def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[list[tuple[str, float]], list[float]]:
+        """The ``k`` best passages of one question with their scores, and the scores of those that were the ``rows``-th to be indexed."""
         scores = self._scores(question)
-        places = [self._row_of(key) for key in ids]
         if scores is None:
-            return [], [None if place is None else 0.0 for place in places]
-        rows = self._best(scores, k)
-        hits = list(zip(decode_ids(self._ids[rows]), scores[rows].tolist(), strict=True))
-        return hits, [None if place is None else float(scores[place]) for place in places]
-
-    def id_at(self, row: int) -> str:
-        """The id of the passage that was the ``row``-th to be indexed."""
-        return str(self._ids[row].decode())
-
-    def _row_of(self, key: str) -> int | None:
-        wanted = np.array(key.encode())
-        place = int(np.searchsorted(self._ids, wanted, sorter=self._by_id))
-        row = int(self._by_id[place]) if place < len(self._ids) else -1
-        return row if row >= 0 and self._ids[row] == wanted else None
+            return [], [0.0] * len(rows)
+        best = self._best(scores, k)
+        return list(zip(decode_ids(self._ids[best]), scores[best].tolist(), strict=True)), [float(scores[row]) for row in rows]
 
     def _search_one(self, question: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores = self._scores(question)

@@ -10,18 +10,20 @@ import numpy as np
 
 from dpr.core.records import TrainingSample
 from dpr.evaluation.answer_match import has_answer
-from dpr.mining.negatives import Mined
+from dpr.mining.negatives import Candidate, Mined
 
 _COUNTED = (
     "questions",
     "questions without negatives",
     "questions whose positive is in the corpus",
     "candidates",
+    "candidates above the positive",
     "negatives",
     "negatives that hold an answer",
     "negatives with a known positive score",
     "negatives above the positive",
 )
+_VALUES = ("score", "share_of_positive_score", "distance_to_positive_score", "cross_encoder_score")
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -31,26 +33,20 @@ class BlockAudit:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._left_out: Counter[str] = Counter()
-        self._scores: list[float] = []
-        self._shares: list[float] = []
+        self._values: dict[str, list[float]] = {name: [] for name in _VALUES}
         self._example: dict[str, Any] | None = None
 
-    def add(self, sample: TrainingSample, mined: Mined, positive_score: float | None) -> None:
-        """Counts one question."""
+    def add(self, sample: TrainingSample, mined: Mined, positive_score: float | None, *, in_corpus: bool) -> None:
+        """Counts one question; ``in_corpus``: one of its positives is in the corpus."""
         self._counts["questions"] += 1
         self._counts["candidates"] += mined.candidates
+        self._counts["candidates above the positive"] += mined.above_positive
         self._counts["negatives"] += len(mined.negatives)
         self._counts["questions without negatives"] += not mined.negatives
-        self._counts["questions whose positive is in the corpus"] += positive_score is not None
+        self._counts["questions whose positive is in the corpus"] += in_corpus
         self._left_out.update(mined.left_out)
         for candidate in mined.negatives:
-            self._scores.append(round(candidate.score, 4))
-            if sample.answers and has_answer(sample.answers, candidate.passage.text):
-                self._counts["negatives that hold an answer"] += 1
-            if positive_score:
-                self._counts["negatives with a known positive score"] += 1
-                self._counts["negatives above the positive"] += candidate.score > positive_score
-                self._shares.append(round(candidate.score / positive_score, 4))
+            self._add_negative(sample, candidate, positive_score)
         if self._example is None and mined.negatives:
             first = mined.negatives[0]
             self._example = {
@@ -62,39 +58,42 @@ class BlockAudit:
                 "positive_score": None if positive_score is None else round(positive_score, 3),
             }
 
+    def _add_negative(self, sample: TrainingSample, candidate: Candidate, positive_score: float | None) -> None:
+        self._values["score"].append(round(candidate.score, 4))
+        if candidate.cross_encoder_score is not None:
+            self._values["cross_encoder_score"].append(round(candidate.cross_encoder_score, 4))
+        if sample.answers and has_answer(sample.answers, candidate.passage.text):
+            self._counts["negatives that hold an answer"] += 1
+        if positive_score is None:
+            return
+        self._counts["negatives with a known positive score"] += 1
+        self._counts["negatives above the positive"] += candidate.score > positive_score
+        self._values["distance_to_positive_score"].append(round(positive_score - candidate.score, 4))
+        if positive_score > 0:  # shares of a negative number say nothing
+            self._values["share_of_positive_score"].append(round(candidate.score / positive_score, 4))
+
     def record(self) -> dict[str, Any]:
         """The counts as JSON."""
-        return {
-            "counts": dict(self._counts),
-            "left_out": dict(self._left_out),
-            "scores": self._scores,
-            "shares": self._shares,
-            "example": self._example,
-        }
+        return {"counts": dict(self._counts), "left_out": dict(self._left_out), "values": self._values, "example": self._example}
 
 
 def combine(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The audit of all blocks: counts, quantiles of scores and of score / positive's score, five examples from all over the data."""
+    """The audit of all blocks: counts, quantiles of scores and of how they compare with the positive's, five examples from all over the
+    data."""
     counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
     left_out: Counter[str] = Counter()
-    scores: list[np.ndarray] = []
-    shares: list[np.ndarray] = []
+    values: dict[str, list[np.ndarray]] = {name: [] for name in _VALUES}
     examples: list[Any] = []
     for block in blocks:
         counts.update(block["counts"])
         left_out.update(block["left_out"])
-        scores.append(np.array(block["scores"], dtype=np.float32))
-        shares.append(np.array(block["shares"], dtype=np.float32))
+        for name in _VALUES:
+            values[name].append(np.array(block["values"][name], dtype=np.float32))
         if block["example"] is not None:
             examples.append(block["example"])
     chosen = [examples[place] for place in sorted({round(step * (len(examples) - 1) / 4) for step in range(5)})] if examples else []
-    return {
-        "counts": dict(counts),
-        "left_out": dict(left_out),
-        "score_quantiles": _quantiles(scores),
-        "share_of_positive_score_quantiles": _quantiles(shares),
-        "examples": chosen,
-    }
+    quantiles = {f"{name}_quantiles": _quantiles(parts) for name, parts in values.items()}
+    return {"counts": dict(counts), "left_out": dict(left_out), **quantiles, "examples": chosen}
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
@@ -103,6 +102,8 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
     candidates, negatives = max(counts["candidates"], 1), max(counts["negatives"], 1)
     yield f"{counts['questions']:>10,}  questions, {counts['questions without negatives']:,} of them without negatives"
     yield f"{counts['candidates']:>10,}  candidates looked at"
+    above = counts["candidates above the positive"]
+    yield f"{above:>10,}  {above / candidates:>6.1%} of them score above the positive"
     for reason, count in sorted(audit["left_out"].items(), key=lambda item: -item[1]):
         yield f"{count:>10,}  {count / candidates:>6.1%} left out: {reason}"
     yield f"{counts['negatives']:>10,}  negatives written"
@@ -113,9 +114,10 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
     yield f"{above:>10,}  {above / known:>6.1%} score above the positive"
     header = " ".join(f"{name:>7}" for name in ("5%", "25%", "50%", "75%", "95%"))
     yield f"  quantiles of                 {header}"
-    for key, name in (("score_quantiles", "score"), ("share_of_positive_score_quantiles", "score / positive's score")):
-        if audit[key]:
-            yield f"    {name:<26} " + " ".join(f"{value:>7.2f}" for value in audit[key])
+    labels = ("score", "score / positive's score", "positive's score - score", "cross-encoder's score")
+    for name, label in zip(_VALUES, labels, strict=True):
+        if quantiles := audit[f"{name}_quantiles"]:
+            yield f"    {label:<26} " + " ".join(f"{value:>7.2f}" for value in quantiles)
     for example in audit["examples"]:
         positive = "" if example["positive_score"] is None else f" {example['positive_score']}"
         yield f"  question  {' '.join(example['question'].split())[:140]}"

@@ -1,24 +1,22 @@
-"""The passages that negatives are mined from: a BM25 index, texts by id, and ids by text, all on disk and mapped."""
+"""The passages that negatives are mined from: texts by id and by place, places by text, all on disk and mapped."""
 
 from __future__ import annotations
 
 import json
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from dpr.core.logs import get_logger
+from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.likeness import plain, text_hash
+from dpr.embedding.source import PassageSource
 from dpr.formats.durable import durable_file, durable_folder
-from dpr.formats.training_files.lookup import lookup_entries, open_lookup
+from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_sets import TrainingSet
-from dpr.indexer.bm25 import Bm25Index
-
-logger = get_logger(__name__)
 
 OWN_CORPUS = "corpus.jsonl"
 _BY_TEXT = "by_text"
@@ -26,59 +24,70 @@ _MADE = "text:"
 
 
 class MiningCorpus:
-    """Opens what ``build`` left in a work folder."""
+    """A corpus file, with what the work folder holds of it; that is made on the first opening.
 
-    def __init__(self, corpus: Path, work: Path) -> None:
-        self._index = Bm25Index.load(work / "index")
-        self._texts = open_lookup(corpus, work)
+    Raises:
+        InputError: the file is missing, empty or has a bad row, or an id occurs twice.
+    """
+
+    def __init__(self, file: Path, work: Path) -> None:
+        self.file = file
+        self._texts = open_lookup(file, work)
+        if not len(self._texts):
+            raise InputError("no passages", file=file, expected="at least one")
+        if not (work / _BY_TEXT).is_dir():
+            hashes = np.frombuffer(array("Q", (text_hash(plain(passage.text)) for passage in self._texts.passages())), dtype=np.uint64)
+            order = np.argsort(hashes, kind="stable").astype(np.uint64)
+            with durable_folder(work / _BY_TEXT) as folder:
+                np.save(folder / "by_text.npy", np.stack([hashes[order.astype(np.int64)], order]), allow_pickle=False)
         self._hashes, self._rows = np.load(work / _BY_TEXT / "by_text.npy", mmap_mode="r", allow_pickle=False)
 
     @property
     def num_passages(self) -> int:
-        return self._index.num_passages
+        return len(self._texts)
 
-    def search(self, question: str, depth: int, positives: tuple[Passage, ...]) -> tuple[list[tuple[Passage, float]], float | None]:
-        """The best passages with their scores, and the highest score of a positive that is in the corpus (None: none is)."""
-        names = [key for passage in positives if (key := self._id_by_text(passage)) is not None]
-        hits, own = self._index.search_beside(question, depth, names)
-        known = [score for score in own if score is not None]
-        return [(self.passage(key), score) for key, score in hits], max(known, default=None)
+    def passages(self) -> Iterator[Passage]:
+        """All passages in the order of the file, under the ids that ``passage`` knows them by."""
+        return self._texts.passages()
+
+    def ids(self) -> Iterator[str]:
+        """Their ids."""
+        return self._texts.ids()
 
     def passage(self, key: str) -> Passage:
         """A passage of the corpus; one that had no id keeps having none, so that it is still told by its text."""
         passage = self._texts.passage(key)
         return replace(passage, id=None) if key.startswith(_MADE) else passage
 
+    def row_of(self, passage: Passage) -> int | None:
+        """The place in the corpus of the (first) passage with this text."""
+        wanted = np.uint64(text_hash(plain(passage.text)))
+        place = int(np.searchsorted(self._hashes, wanted))
+        return int(self._rows[place]) if place < len(self._hashes) and self._hashes[place] == wanted else None
+
     def named(self, passage: Passage) -> Passage:
         """A passage of the training data under its id in the corpus. Else the same text would be two passages: a question's positive, and
         another's negative that training does not know to be that positive."""
-        key = self._id_by_text(passage)
-        return passage if key is None or key.startswith(_MADE) else replace(passage, id=key)
+        row = self.row_of(passage)
+        key = _MADE if row is None else self._texts.id_at(row)
+        return passage if key.startswith(_MADE) else replace(passage, id=key)
 
-    def _id_by_text(self, passage: Passage) -> str | None:
-        wanted = np.uint64(text_hash(plain(passage.text)))
-        place = int(np.searchsorted(self._hashes, wanted))
-        if place == len(self._hashes) or self._hashes[place] != wanted:
-            return None
-        return self._index.id_at(int(self._rows[place]))
+    def source(self) -> PassageSource:
+        """The passages as an embedding job reads them, whatever the format of the file."""
+        return _StoredPassages(self.file, name=self.file.name, texts=self._texts)
 
-    @staticmethod
-    def build(corpus: Path, work: Path, *, k1: float, b: float) -> None:
-        """Indexes a corpus into the work folder; what is there already stays.
 
-        Memory: the index is made in memory (its postings, and 8 bytes a word); texts are read as a stream.
-        """
-        if not (work / "index").is_dir():
-            logger.info("indexing %s", corpus)
-            ids = [entry[0] for _, entry in lookup_entries(corpus)]
-            texts = (f"{entry[2]} {entry[1]}" for _, entry in lookup_entries(corpus))
-            Bm25Index.build(ids, texts, k1=k1, b=b).save(work / "index", overwrite=True)
-        if not (work / _BY_TEXT).is_dir():
-            hashes = np.frombuffer(array("Q", (text_hash(plain(entry[1])) for _, entry in lookup_entries(corpus))), dtype=np.uint64)
-            order = np.argsort(hashes, kind="stable").astype(np.uint64)
-            with durable_folder(work / _BY_TEXT) as folder:
-                np.save(folder / "by_text.npy", np.stack([hashes[order.astype(np.int64)], order]), allow_pickle=False)
-        open_lookup(corpus, work)
+@dataclass(frozen=True, slots=True)
+class _StoredPassages(PassageSource):
+    texts: Lookup | None = None
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
+        assert self.texts is not None
+        return self.texts.passages(start, stop)
+
+    def count_unique(self) -> int:
+        assert self.texts is not None
+        return len(self.texts)  # that no id occurs twice was seen when they were stored
 
 
 def write_own_passages(train: TrainingSet, file: Path) -> int:

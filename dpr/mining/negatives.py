@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from dpr.core.errors import ConfigError
@@ -11,6 +11,7 @@ from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data.likeness import NEAR_DUPLICATE, jaccard, plain, words_of
 from dpr.evaluation.answer_match import has_answer
+from dpr.indexer.ranking import Ranking
 
 _SAMPLE = 71  # keeps these random numbers apart from those of training
 
@@ -33,7 +34,11 @@ class MiningSettings:
     near_duplicate: float = NEAR_DUPLICATE
     """Share of common words from which two passages are the same."""
     max_relative_score: float = 0.0
-    """Leave out what scores above this share of the positive's score, where that is known; 0 = off."""
+    """Leave out what scores above p - (1 - this) * |p|, where the positive's score p is known; 0 = off."""
+    absolute_margin: float | None = None
+    """Leave out what scores above p - this, where the positive's score p is known; None = off."""
+    veto_above: float | None = None
+    """Leave out what a cross-encoder gives at least this probability of being relevant; None = it is not asked."""
     keep_existing: bool = False
     """Keep the hard negatives that the data have already, before the mined ones."""
 
@@ -43,17 +48,37 @@ class MiningSettings:
             raise ConfigError("per_question must be at least 1, and 1 <= from_rank <= to_rank")
         if self.pick not in ("top", "sample"):
             raise ConfigError(f"pick={self.pick} is not known; choose one of top, sample")
-        if not 0 < self.near_duplicate <= 1 or self.max_relative_score < 0:
+        if not 0 < self.near_duplicate <= 1 or not self.max_relative_score >= 0:
             raise ConfigError("near_duplicate must be above 0 and at most 1, max_relative_score at least 0")
+        if self.absolute_margin is not None and not abs(self.absolute_margin) < float("inf"):
+            raise ConfigError(f"absolute_margin={self.absolute_margin} is no number to subtract from a score")
+        if self.veto_above is not None and not 0 < self.veto_above <= 1:
+            raise ConfigError(f"veto_above={self.veto_above} must be above 0 and at most 1; it is a probability")
+
+    def highest_score(self, positive_score: float | None) -> float:
+        """The score up to which a passage may be a negative; infinite where no rule applies.
+
+        A positive that scores exactly 0 (no word in common, for BM25) says nothing about shares.
+        """
+        if positive_score is None:
+            return float("inf")
+        highest = float("inf")
+        if self.absolute_margin is not None:
+            highest = positive_score - self.absolute_margin
+        if self.max_relative_score and positive_score:
+            highest = min(highest, positive_score - (1 - self.max_relative_score) * abs(positive_score))
+        return highest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """A passage that was found, with its rank from 1."""
 
     passage: Passage
     score: float
     rank: int
+    cross_encoder_score: float | None = None
+    """The cross-encoder's probability that it is relevant."""
 
 
 @dataclass(slots=True)
@@ -63,10 +88,17 @@ class Mined:
     negatives: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
+    above_positive: int = 0
+    """Candidates, known positives apart, that score above the positive."""
+
+
+Choosing = Generator[Candidate, float, Mined]
+"""Negatives being chosen: yields the candidates whose cross-encoder score it waits for, and returns the outcome."""
 
 
 def choose_negatives(
-    found: Sequence[Candidate],
+    found: Ranking,
+    passage_of: Callable[[str], Passage],
     *,
     positives: Sequence[Passage],
     existing: Sequence[Passage] = (),
@@ -74,42 +106,99 @@ def choose_negatives(
     positive_score: float | None = None,
     row: int,
     settings: MiningSettings,
-) -> Mined:
-    """Applies rank window and filters in this order: known positives, near-duplicates of one, answers, score, repeats.
+) -> Choosing:
+    """Applies rank window and filters in this order: known positives, score, near-duplicates of a positive, answers, repeats, veto.
+
+    A candidate is looked at only while negatives are wanting, its text only when its id and score pass, and the cross-encoder is asked only
+    about one that passes all else.
 
     Args:
         found: what the retriever gives, best first.
+        passage_of: the passage with an id.
         positives: all passages known to answer the question, by any row.
         existing: negatives that are kept anyway.
         row: number of the question, for the draw.
     """
-    window = [candidate for candidate in found if settings.from_rank <= candidate.rank <= settings.to_rank]
+    filters = _Filters(positives, existing, answers, settings.highest_score(positive_score), settings)
     mined = Mined()
-    own_ids = {passage.id for passage in positives if passage.id is not None}
-    own_texts = {plain(passage.text) for passage in positives}
-    own_words = [words_of(passage.text) for passage in positives]
-    taken_words = [words_of(passage.text) for passage in existing]
-    order: Sequence[Candidate] = window
-    if settings.pick == "sample":
-        generator = generator_for(_SAMPLE, settings.seed, row)
-        order = [window[int(place)] for place in generator.permutation(len(window))]
-    for candidate in order:
+    for place in _order(len(found), row, settings):
         if len(mined.negatives) == settings.per_question:
             break
-        words = words_of(candidate.passage.text)
-        if candidate.passage.id in own_ids or plain(candidate.passage.text) in own_texts:
-            mined.left_out["known positive"] += 1
-        elif any(jaccard(words, other) >= settings.near_duplicate for other in own_words):
-            mined.left_out["near-duplicate of a positive"] += 1
-        elif answers and not settings.keep_answers and has_answer(answers, candidate.passage.text):
-            mined.left_out["holds an answer"] += 1
-        elif positive_score is not None and 0 < settings.max_relative_score * positive_score < candidate.score:
-            mined.left_out["scores too high"] += 1
-        elif any(jaccard(words, other) >= settings.near_duplicate for other in taken_words):
-            mined.left_out["repeats another negative"] += 1
+        key, score = found[place]
+        mined.candidates += 1
+        reason, passage = filters.judge(key, score, passage_of)
+        if reason != _KNOWN and positive_score is not None and score > positive_score:
+            mined.above_positive += 1
+        candidate = Candidate(passage, score, place + 1)
+        if not reason and settings.veto_above is not None:
+            candidate.cross_encoder_score = yield candidate
+            reason = "vetoed by the cross-encoder" if candidate.cross_encoder_score >= settings.veto_above else ""
+        if reason:
+            mined.left_out[reason] += 1
         else:
             mined.negatives.append(candidate)
-            taken_words.append(words)
-    mined.candidates = mined.left_out.total() + len(mined.negatives)
+            filters.take()
     mined.negatives.sort(key=lambda candidate: candidate.rank)
     return mined
+
+
+def _order(num_found: int, row: int, settings: MiningSettings) -> Sequence[int]:
+    """Places in the ranking, in the order in which they are looked at."""
+    window = range(settings.from_rank - 1, min(settings.to_rank, num_found))
+    if settings.pick == "top" or not window:
+        return window
+    return [window[int(place)] for place in generator_for(_SAMPLE, settings.seed, row).permutation(len(window))]
+
+
+_KNOWN = "known positive"
+_UNREAD = Passage("")
+
+
+class _Filters:
+    """The filters of one question; words are taken out of texts when they are first compared."""
+
+    def __init__(
+        self, positives: Sequence[Passage], existing: Sequence[Passage], answers: Sequence[str], highest: float, settings: MiningSettings
+    ) -> None:
+        self._highest, self._limit = highest, settings.near_duplicate
+        self._answers = () if settings.keep_answers else answers
+        self._ids = {passage.id for passage in positives if passage.id is not None}
+        self._texts = {plain(passage.text) for passage in positives}
+        self._positives, self._existing = positives, existing
+        self._own_words: list[frozenset[str]] | None = None
+        self._taken_words: list[frozenset[str]] | None = None
+        self._words: frozenset[str] = frozenset()
+
+    def judge(self, key: str, score: float, passage_of: Callable[[str], Passage]) -> tuple[str, Passage]:
+        """Why a passage is no negative, empty where it is one, and the passage (nothing where its id decides)."""
+        if key in self._ids:
+            return _KNOWN, _UNREAD
+        passage = passage_of(key)
+        text = passage.text
+        if plain(text) in self._texts:
+            return _KNOWN, passage
+        if score > self._highest:
+            return "scores too high", passage
+        self._words = words_of(text)
+        if self._own_words is None:
+            self._own_words = [words_of(positive.text) for positive in self._positives]
+            self._taken_words = [words_of(negative.text) for negative in self._existing]
+        if self._resembles(self._own_words):
+            return "near-duplicate of a positive", passage
+        if self._answers and has_answer(self._answers, text):
+            return "holds an answer", passage
+        return ("repeats another negative" if self._resembles(self._taken_words or []) else ""), passage
+
+    def take(self) -> None:
+        """Notes the passage that was judged last as a negative, so that none repeats it."""
+        assert self._taken_words is not None
+        self._taken_words.append(self._words)
+
+    def _resembles(self, others: Sequence[frozenset[str]]) -> bool:
+        words, limit = self._words, self._limit
+        for other in others:
+            smaller, larger = sorted((len(words), len(other)))
+            # They have no more in common than the smaller one holds, so most pairs are told apart by counting.
+            if smaller and smaller / larger >= limit and jaccard(words, other) >= limit:
+                return True
+        return False

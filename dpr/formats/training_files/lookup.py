@@ -47,6 +47,29 @@ class Lookup:
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
         self._index = np.load(folder / _INDEX, mmap_mode="r", allow_pickle=False)
 
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def passages(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
+        """The passages number ``start`` to ``stop``, in the order of the file."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        while start < stop:
+            batch, place = self._place(start)
+            taken = min(batch.num_rows - place, stop - start)
+            columns = (batch.column(name).slice(place, taken).to_pylist() for name in ("text", "title", "id"))
+            yield from (Passage(*values) for values in zip(*columns, strict=True))
+            start += taken
+
+    def ids(self) -> Iterator[str]:
+        """All ids, in the order of the file."""
+        for batch in self._batches:
+            yield from batch.column("id").to_pylist()
+
+    def id_at(self, row: int) -> str:
+        """The id of the ``row``-th record of the file."""
+        batch, place = self._place(row)
+        return str(batch.column("id")[place].as_py())
+
     def passage(self, key: str) -> Passage:
         """The passage with this id; ValueError where there is none."""
         batch, place = self._find(key, "passage")

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from dpr.cli.main import main
+from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.indexer.bm25 import Bm25Index
-from dpr.mining import job
+from dpr.mining import job, lexical
+from dpr.mining.blocks import BlockMiner
 from dpr.mining.job import mine
 from dpr.mining.negatives import MiningSettings
 from tests.helpers.tiny import WORDS
@@ -22,7 +24,7 @@ from tests.helpers.tiny import WORDS
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(job, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(lexical, "BLOCK_ROWS", 7)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
 
 
@@ -99,20 +101,20 @@ def test_interrupted_mining_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatc
     data = train_set(tmp_path)
     settings = MiningSettings(pick="sample", per_question=2)
     mine(data, tmp_path / "whole.jsonl", settings)
-    real, done = job._mine_block, []
+    real, done = BlockMiner.find, []
 
-    def breaking(task: Any) -> int:
+    def breaking(miner: BlockMiner, rows: range) -> Any:
         if len(done) == 3:
             raise KeyboardInterrupt
-        done.append(task[0].start)
-        return real(task)
+        done.append(rows.start)
+        return real(miner, rows)
 
-    monkeypatch.setattr(job, "_mine_block", breaking)
+    monkeypatch.setattr(BlockMiner, "find", breaking)
     with pytest.raises(KeyboardInterrupt):
         mine(data, tmp_path / "broken.jsonl", settings)
     assert not (tmp_path / "broken.jsonl").exists()
     later: list[int] = []
-    monkeypatch.setattr(job, "_mine_block", lambda task: later.append(task[0].start) or real(task))
+    monkeypatch.setattr(BlockMiner, "find", lambda miner, rows: later.append(rows.start) or real(miner, rows))
     mine(data, tmp_path / "broken.jsonl", settings)
     assert (done, later) == ([0, 7, 14], [21, 28])
     assert (tmp_path / "broken.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -153,8 +155,42 @@ def test_the_audit_counts_what_is_in_the_file(tmp_path: Path, capsys: pytest.Cap
     assert len(audit["examples"]) == 5
     assert f"{len(mined):,}  negatives written" in text
     assert text.splitlines()[-1] == f"{out}: 30 questions, {len(mined)} mined negatives"
-    assert main(["mine", str(tmp_path / "train.jsonl"), f"out={out}"]) == 3
-    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_finished_output_is_left_alone_by_the_same_command_and_refused_to_another(tmp_path: Path) -> None:
+    data, out = train_set(tmp_path), tmp_path / "out.jsonl"
+    write_passages(tmp_path / "corpus.tsv", corpus())
+    first = mine(data, out, MiningSettings(per_question=2), corpus=tmp_path / "corpus.tsv")
+    before = out.stat().st_mtime_ns, out.with_name("out.jsonl.audit.json").stat().st_mtime_ns
+    (tmp_path / "corpus.tsv").touch()  # the same content counts, not its time
+    assert mine(data, out, MiningSettings(per_question=2), corpus=tmp_path / "corpus.tsv") == first
+    assert (out.stat().st_mtime_ns, out.with_name("out.jsonl.audit.json").stat().st_mtime_ns) == before
+    with pytest.raises(InputError, match="exists already"):
+        mine(data, out, MiningSettings(per_question=3), corpus=tmp_path / "corpus.tsv")
+    with pytest.raises(InputError, match="exists already"):
+        mine(data, out, MiningSettings(per_question=2))
+    out.write_text(out.read_text().replace("ba", "be"))  # edited since
+    with pytest.raises(InputError, match="exists already"):
+        mine(data, out, MiningSettings(per_question=2), corpus=tmp_path / "corpus.tsv")
+
+
+def test_a_run_killed_between_output_and_audit_is_finished_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = train_set(tmp_path), tmp_path / "out.jsonl"
+    whole = mine(data, tmp_path / "whole.jsonl", MiningSettings())
+    real = job.describe_file
+
+    def killed(path: Path) -> Any:
+        if path == out:
+            raise KeyboardInterrupt
+        return real(path)
+
+    monkeypatch.setattr(job, "describe_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        mine(data, out, MiningSettings())
+    assert out.is_file()
+    monkeypatch.setattr(job, "describe_file", real)
+    assert mine(data, out, MiningSettings()) == whole
+    assert not (tmp_path / "out.jsonl.mining").exists()
 
 
 def test_existing_negatives_are_replaced_or_kept(tmp_path: Path) -> None:

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.mining.negatives import Candidate, MiningSettings, choose_negatives
+from dpr.mining.negatives import Mined, MiningSettings, choose_negatives
+from dpr.mining.veto import finish_together
 
 POSITIVE = Passage("one two three four five six seven eight nine ten", "T", "p")
 
 
-def candidates(*texts: str) -> list[Candidate]:
-    return [Candidate(Passage(text, "", f"c{rank}"), 10.0 - rank, rank) for rank, text in enumerate(texts, 1)]
+def candidates(*texts: str) -> list[Passage]:
+    """Found in this order, with scores 9, 8, 7 ..."""
+    return [Passage(text, "", f"c{rank}") for rank, text in enumerate(texts, 1)]
 
 
-def chosen(found: list[Candidate], settings: MiningSettings | None = None, **options: Any) -> tuple[list[int], dict[str, int]]:
-    mined = choose_negatives(found, **{"positives": (POSITIVE,), "row": 0, **options}, settings=settings or MiningSettings())
+def mine(found: list[Passage], settings: MiningSettings | None = None, scores: dict[str, float] | None = None, **options: Any) -> Mined:
+    """With ``scores``, what a cross-encoder says of a passage by its text."""
+    ranking = [(str(passage.id), 10.0 - rank) for rank, passage in enumerate(found, 1)]
+    texts = {str(passage.id): passage for passage in found}
+    options = {"positives": (POSITIVE,), "row": 0, **options}
+    choosing = choose_negatives(ranking, texts.__getitem__, **options, settings=settings or MiningSettings())
+    scorer = None if scores is None else TableScorer(scores)
+    return finish_together([("question", choosing)], scorer)[0]
+
+
+def chosen(found: list[Passage], settings: MiningSettings | None = None, **options: Any) -> tuple[list[int], dict[str, int]]:
+    mined = mine(found, settings, **options)
     return [candidate.rank for candidate in mined.negatives], dict(mined.left_out)
 
 
+class TableScorer:
+    """A cross-encoder that knows its scores by heart, and notes what it was asked, call by call."""
+
+    fingerprint = "table"
+
+    def __init__(self, scores: dict[str, float]) -> None:
+        self._scores = scores
+        self.calls: list[list[tuple[str, str]]] = []
+
+    def score(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
+        self.calls.append([(question, passage.text) for question, passage in pairs])
+        return [self._scores[passage.text] for _, passage in pairs]
+
+
 def test_known_positives_are_told_by_id_and_by_text() -> None:
-    found = candidates("other", "One  two three four five six seven eight nine TEN", "another")
-    found[0] = Candidate(Passage("text changed", "", "p"), 9.0, 1)
+    found = [Passage("text changed", "", "p"), *candidates("other", "One  two three four five six seven eight nine TEN", "another")[1:]]
     assert chosen(found) == ([3], {"known positive": 2})
 
 
@@ -47,6 +74,68 @@ def test_scores_near_the_positive_s_are_left_out_where_it_is_known() -> None:
     assert chosen(found, settings, positive_score=None)[0] == [1, 2, 3]
 
 
+def test_an_absolute_margin_keeps_that_distance_from_the_positive() -> None:
+    found = candidates("a", "b", "c")  # scores 9, 8, 7
+    assert chosen(found, MiningSettings(absolute_margin=1.5), positive_score=9.5)[0] == [2, 3]
+    assert chosen(found, MiningSettings(absolute_margin=0.0), positive_score=8.0)[0] == [2, 3]  # as high is not too high
+    assert chosen(found, MiningSettings(absolute_margin=-1.0), positive_score=8.0)[0] == [1, 2, 3]
+    assert chosen(found, MiningSettings(absolute_margin=1.0), positive_score=None)[0] == [1, 2, 3]
+    assert chosen(found, MiningSettings(absolute_margin=0.5, max_relative_score=0.75), positive_score=10.0)[0] == [3]  # the stricter one
+
+
+@pytest.mark.parametrize(("positive", "highest"), [(10.0, 9.0), (0.5, 0.45), (-10.0, -11.0), (-0.5, -0.55), (0.0, math.inf)])
+def test_a_relative_margin_lies_below_the_positive_whatever_its_sign(positive: float, highest: float) -> None:
+    assert MiningSettings(max_relative_score=0.9).highest_score(positive) == pytest.approx(highest)
+
+
+def test_candidates_above_the_positive_are_counted() -> None:
+    mined = mine(candidates("a", POSITIVE.text, "c", "d"), positive_score=7.5)  # scores 9, 8, 7, 6
+    assert (mined.candidates, mined.above_positive) == (4, 1)
+
+
+def test_the_cross_encoder_vetoes_from_its_threshold_on() -> None:
+    found = candidates("a", "b", "c", "d")
+    settings = MiningSettings(veto_above=0.5, per_question=2)
+    scores = {"a": 0.5, "b": 0.49, "c": 0.9, "d": 0.1}
+    mined = mine(found, settings, scores=scores)
+    assert [(negative.passage.text, negative.cross_encoder_score) for negative in mined.negatives] == [("b", 0.49), ("d", 0.1)]
+    assert mined.left_out == {"vetoed by the cross-encoder": 2}
+
+
+def test_the_cross_encoder_is_asked_about_no_more_than_is_needed_and_about_many_questions_at_once() -> None:
+    settings = MiningSettings(veto_above=0.5, per_question=2)
+    scorer = TableScorer({"a": 0.9, "b": 0.1, "c": 0.2, "d": 0.3})
+    passages = {str(passage.id): passage for passage in candidates("a", "b", POSITIVE.text, "b", "c", "d")}
+    orders = {"first": ["c1", "c2", "c3", "c4", "c5", "c6"], "second": ["c6", "c5", "c1"], "none": ["c3"]}
+    choices = [
+        (question, choose_negatives([(key, 1.0) for key in keys], passages.__getitem__, positives=(POSITIVE,), row=0, settings=settings))
+        for question, keys in orders.items()
+    ]
+    mined = finish_together(choices, scorer)
+    assert [[negative.passage.text for negative in one.negatives] for one in mined] == [["b", "c"], ["d", "c"], []]
+    # the positive and the repeated b were never sent, nor was d to the first question, which had enough
+    assert scorer.calls == [[("first", "a"), ("second", "d")], [("first", "b"), ("second", "c")], [("first", "c")]]
+
+
+def test_a_passage_that_repeats_a_vetoed_one_may_still_be_taken() -> None:
+    found = candidates("a b c", "a b c!", "d")
+    found_scores = {"a b c": 0.9, "a b c!": 0.1, "d": 0.1}
+    mined = mine(found, MiningSettings(veto_above=0.5), scores=found_scores)
+    assert [negative.rank for negative in mined.negatives] == [2, 3]
+
+
+def test_texts_are_read_only_as_far_as_needed() -> None:
+    read: list[str] = []
+
+    def passage_of(key: str) -> Passage:
+        read.append(key)
+        return Passage(key, id=key)
+
+    found = [("p", 9.0), *((f"text {number}", 8.0) for number in range(50))]
+    finish_together([("q", choose_negatives(found, passage_of, positives=(POSITIVE,), row=0, settings=MiningSettings()))], None)
+    assert read == [f"text {number}" for number in range(5)]
+
+
 def test_negatives_do_not_repeat_each_other_or_existing_ones() -> None:
     found = candidates("a b c", "A, b c!", "d e f", "g")
     assert chosen(found, existing=(Passage("d e f"),)) == ([1, 4], {"repeats another negative": 2})
@@ -55,7 +144,7 @@ def test_negatives_do_not_repeat_each_other_or_existing_ones() -> None:
 def test_the_window_counts_ranks_of_all_that_was_found() -> None:
     found = candidates(*"abcdefgh")
     assert chosen(found, MiningSettings(from_rank=3, to_rank=6, per_question=2))[0] == [3, 4]
-    mined = choose_negatives(found, positives=(POSITIVE,), row=0, settings=MiningSettings(from_rank=3, to_rank=6))
+    mined = mine(found, MiningSettings(from_rank=3, to_rank=6))
     assert mined.candidates == 4
 
 
@@ -78,6 +167,10 @@ def test_a_sample_depends_on_seed_and_row_and_covers_the_window() -> None:
         {"pick": "best"},
         {"near_duplicate": 0},
         {"max_relative_score": -1},
+        {"max_relative_score": float("nan")},
+        {"absolute_margin": float("inf")},
+        {"veto_above": 0.0},
+        {"veto_above": 1.5},
     ],
 )
 def test_settings_out_of_range_are_refused(values: dict[str, Any]) -> None:

@@ -1,0 +1,171 @@
+"""Search by a bi-encoder: exact, over vectors of the corpus that are there or are made here.
+
+The model runs in one process, on all threads or on the GPU, so that the bits of vectors do not depend on how many processes search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.batch import TokenBatch
+from dpr.core.errors import InputError
+from dpr.core.logs import get_logger
+from dpr.core.progress import Progress
+from dpr.core.records import Passage
+from dpr.embedding.encode import encode_tokens, tokenize_passages
+from dpr.embedding.job import EmbedSettings, embed_shard
+from dpr.formats.durable import MANIFEST, describe_file, durable_folder
+from dpr.formats.training_sets import TrainingSet
+from dpr.formats.vector_shards import VectorShard
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.vectors import paired_dots
+from dpr.mining.corpus import MiningCorpus
+from dpr.mining.search import Asked, Found
+from dpr.models.biencoder import BiEncoder
+
+logger = get_logger(__name__)
+
+BLOCK_ROWS = 4096
+"""Questions for which the vectors of the corpus are read once."""
+_AT_ONCE = 8192
+
+
+class DenseSearch:
+    """A model's own ranking.
+
+    Args:
+        shards: vectors of the corpus by this model, in the order of the corpus; none = they are made in the work folder.
+        batch_tokens, precision: of the forward passes.
+    """
+
+    def __init__(self, model: BiEncoder, *, shards: Sequence[VectorShard] = (), batch_tokens: int = 4096, precision: str = "fp32") -> None:
+        self._model, self._shards = model, list(shards)
+        self._batch_tokens, self._precision = batch_tokens, precision
+        self._fingerprint = model.fingerprint
+
+    @property
+    def mined_by(self) -> str:
+        return f"dense:{self._fingerprint[:12]}"
+
+    @property
+    def block_rows(self) -> int:
+        return BLOCK_ROWS
+
+    def facts(self) -> dict[str, Any]:
+        vectors = [describe_file(shard.path / MANIFEST)["sha256"] for shard in self._shards]
+        return {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self._precision, "vectors": vectors}
+
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedDense:
+        shards = self._shards or [self._embed(corpus, work)]
+        _require_order_of(corpus, shards)
+        missing = [rows for rows in blocks if not _folder(work, rows).is_dir()]
+        progress = Progress("encoding", len(train), unit="questions", done=len(train) - sum(map(len, missing)))
+        for rows in missing:
+            progress.advance(len(rows), self._encode_questions(train, rows, corpus, work))
+        progress.close()
+        return PreparedDense(tuple(shard.path for shard in shards), work, str(self._model.device))
+
+    def _embed(self, corpus: MiningCorpus, work: Path) -> VectorShard:
+        settings = EmbedSettings(batch_tokens=self._batch_tokens, precision=self._precision)
+        return VectorShard(embed_shard(self._model, corpus.source(), work / "vectors", settings=settings).folder, verify=False)
+
+    def _encode_questions(self, train: TrainingSet, rows: range, corpus: MiningCorpus, work: Path) -> int:
+        """Vectors of a block of questions, and the best score of those positives of each that are not in the corpus (NaN: all are);
+        returns the tokens of the questions."""
+        samples = [train[row] for row in rows]
+        tensorizer = self._model.tensorizer
+        tokens = TokenBatch.from_lists(tensorizer.question_tokens([sample.question for sample in samples]))
+        vectors = self._encode(tokens, "question")
+        best = np.full(len(rows), np.nan, dtype=np.float32)
+        outside = [
+            (place, passage) for place, sample in enumerate(samples) for passage in sample.positives if corpus.row_of(passage) is None
+        ]
+        for places, passages in _portions(outside, _AT_ONCE):
+            others = self._encode(tokenize_passages(tensorizer, passages), self._encoder_type)
+            np.fmax.at(best, places, paired_dots(vectors, places, others, np.arange(len(others))))
+        with durable_folder(_folder(work, rows), overwrite=True) as folder:
+            np.save(folder / "vectors.npy", vectors, allow_pickle=False)
+            np.save(folder / "outside.npy", best, allow_pickle=False)
+        return len(tokens.tokens)
+
+    @property
+    def _encoder_type(self) -> str:
+        """The tower that the corpus was embedded with."""
+        return str(self._shards[0].metadata.get("encoder_type", "ctx")) if self._shards else "ctx"
+
+    def _encode(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
+        return encode_tokens(self._model, tokens, encoder_type=encoder_type, batch_tokens=self._batch_tokens, precision=self._precision)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDense:
+    folders: tuple[Path, ...]
+    work: Path
+    device: str
+
+    def open(self) -> DenseFinder:
+        return DenseFinder([VectorShard(folder, verify=False) for folder in self.folders], self.work, self.device)
+
+
+class DenseFinder:
+    """A positive's score is its vector's dot product with the question's: of the corpus where it is there, else made for it."""
+
+    def __init__(self, shards: Sequence[VectorShard], work: Path, device: str) -> None:
+        self._shards, self._work = list(shards), work
+        self._index = ExactIndex(shards, device=device)
+
+    def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
+        folder = _folder(self._work, rows)
+        queries = np.load(folder / "vectors.npy", allow_pickle=False)
+        best = np.load(folder / "outside.npy", allow_pickle=False)
+        pairs = np.array([(place, row) for place, one in enumerate(asked) for row in one.positives], dtype=np.int64).reshape(-1, 2)
+        for part, vectors in self._vectors_of(pairs):
+            places = part[:, 0]
+            np.fmax.at(best, places, paired_dots(queries, places, vectors, np.arange(len(vectors))))
+        scores, ids = self._index.search(queries, depth)
+        return [
+            Found(list(zip(found, line[: len(found)].tolist(), strict=True)), None if np.isnan(score) else float(score))
+            for found, line, score in zip(ids, scores, best, strict=True)
+        ]
+
+    def _vectors_of(self, pairs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The (place, row of the corpus) pairs, sorted by row, with the vectors at these rows, in one pass that reads only them."""
+        pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        start = 0
+        for shard in self._shards:
+            for ids, vectors in shard.chunks():
+                low, high = np.searchsorted(pairs[:, 1], [start, start + len(ids)])
+                if low < high:
+                    yield pairs[low:high], np.asarray(vectors[pairs[low:high, 1] - start], dtype=np.float32)
+                start += len(ids)
+
+
+def _require_order_of(corpus: MiningCorpus, shards: Sequence[VectorShard]) -> None:
+    """Raises InputError unless the vectors are those of the corpus, one by one and in its order."""
+    total = sum(shard.num_vectors for shard in shards)
+    names = ", ".join(str(shard.path) for shard in shards[:4])
+    hint = f"embed {corpus.file} with this model, without an id_prefix, or leave vectors out"
+    if total != corpus.num_passages:
+        raise InputError(f"{total} vectors", file=names, expected=f"one for each of the {corpus.num_passages} passages", hint=hint)
+    expected = corpus.ids()
+    for shard in shards:
+        for ids in shard.id_chunks():
+            for key, own in zip(ids.tolist(), expected, strict=False):
+                if key != own.encode():
+                    found = f"a vector of the id {key.decode()!r} where the corpus has {own!r}"
+                    raise InputError(found, file=shard.path, expected=f"the passages of {corpus.file} in their order", hint=hint)
+
+
+def _portions(pairs: Sequence[tuple[int, Passage]], size: int) -> Iterator[tuple[np.ndarray, list[Passage]]]:
+    for start in range(0, len(pairs), size):
+        part = pairs[start : start + size]
+        yield np.array([place for place, _ in part]), [passage for _, passage in part]
+
+
+def _folder(work: Path, rows: range) -> Path:
+    return work / f"questions-{rows.start:09d}-{rows.stop:09d}"

@@ -1,0 +1,64 @@
+"""What mining asks of a way to search: prepared once, opened by every process, asked for a block of questions at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dpr.formats.training_sets import TrainingSet
+from dpr.indexer.ranking import Ranking
+from dpr.mining.corpus import MiningCorpus
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, and the rows of the corpus at which its positives stand."""
+
+    question: str
+    positives: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best passages of a question, and the highest score of its positives; None: not known."""
+
+    hits: Ranking
+    positive_score: float | None
+
+
+class Finder(Protocol):
+    """An opened index."""
+
+    def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
+        """The ``depth`` best passages for each question of a block, which are the ``rows`` of the training set."""
+        ...
+
+
+class PreparedSearch(Protocol):
+    """Names of what is on disk, to be sent to other processes."""
+
+    def open(self) -> Finder: ...
+
+
+class Search(Protocol):
+    """A way to search, with all that decides its result."""
+
+    @property
+    def mined_by(self) -> str:
+        """What negatives carry."""
+        ...
+
+    @property
+    def block_rows(self) -> int:
+        """Questions searched together."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What decides the result, as JSON; work of other facts is begun anew."""
+        ...
+
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedSearch:
+        """Makes in ``work`` what is not there yet."""
+        ...
