@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,15 +33,16 @@ fresh process; its model and tokenizer count too. `make memory` makes this page 
 
 
 class Watch:
-    """The highest ``RssAnon`` of this process while the block runs, less what it was at the beginning, in bytes."""
+    """The highest ``RssAnon`` of this process (and its ``children``) while the block runs, less what it was at the beginning, in bytes."""
 
-    def __init__(self, every_s: float = 0.002) -> None:
+    def __init__(self, every_s: float = 0.002, *, children: bool = False) -> None:
         self._every_s, self._ended = every_s, threading.Event()
+        self._measure = anonymous_bytes_with_children if children else anonymous_bytes
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.growth = 0
 
     def __enter__(self) -> Watch:
-        self._start = anonymous_bytes()
+        self._start = self._measure()
         self._thread.start()
         return self
 
@@ -54,12 +56,21 @@ class Watch:
             self._note()
 
     def _note(self) -> None:
-        self.growth = max(self.growth, anonymous_bytes() - self._start)
+        self.growth = max(self.growth, self._measure() - self._start)
 
 
-def anonymous_bytes() -> int:
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:"))
+def anonymous_bytes(process: int | str = "self") -> int:
+    with open(f"/proc/{process}/status", encoding="ascii") as status:
+        return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
+
+
+def anonymous_bytes_with_children() -> int:
+    total = anonymous_bytes()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # a thread or a child that has ended meanwhile
+            children = Path(f"/proc/self/task/{thread}/children").read_text().split()
+            total += sum(anonymous_bytes(int(child)) for child in children)
+    return total
 
 
 @dataclass(frozen=True)

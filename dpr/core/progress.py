@@ -47,7 +47,8 @@ class Progress:
         left = (self._total - self._done) / rate if rate else 0.0
         remaining = f", about {_duration(left)} left" if self._done < self._total else f", took {_duration(seconds)}"
         done = f"{self._what}: {self._done:,} of {self._total:,} {self._unit}"
-        return f"{done}, {rate:,.0f}/s, {self._tokens / seconds:,.0f} tokens/s{remaining}"
+        tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
+        return f"{done}, {rate:,.0f}/s{tokens}{remaining}"
 
 
 def _duration(seconds: float) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +154,16 @@ _own: BlockMiner | None = None
 
 def _start(job: BlockJob, threads: int) -> None:
     global _own
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     _own = BlockMiner(job)
+
+
+def _end_with_parent() -> None:
+    """A pool's process whose parent was killed would wait for work for ever."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _mine(rows: range) -> None:

@@ -63,7 +63,7 @@ class DenseSearch:
     def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedDense:
         shards = self._shards or [self._embed(corpus, work)]
         _require_order_of(corpus, shards)
-        missing = [rows for rows in blocks if not _folder(work, rows).is_dir()]
+        missing = [rows for rows in blocks if not question_folder(work, rows).is_dir()]
         progress = Progress("encoding", len(train), unit="questions", done=len(train) - sum(map(len, missing)))
         for rows in missing:
             progress.advance(len(rows), self._encode_questions(train, rows, corpus, work))
@@ -88,7 +88,7 @@ class DenseSearch:
         for places, passages in _portions(outside, _AT_ONCE):
             others = self._encode(tokenize_passages(tensorizer, passages), self._encoder_type)
             np.fmax.at(best, places, paired_dots(vectors, places, others, np.arange(len(others))))
-        with durable_folder(_folder(work, rows), overwrite=True) as folder:
+        with durable_folder(question_folder(work, rows), overwrite=True) as folder:
             np.save(folder / "vectors.npy", vectors, allow_pickle=False)
             np.save(folder / "outside.npy", best, allow_pickle=False)
         return len(tokens.tokens)
@@ -120,7 +120,7 @@ class DenseFinder:
         self._index = ExactIndex(shards, device=device)
 
     def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
-        folder = _folder(self._work, rows)
+        folder = question_folder(self._work, rows)
         queries = np.load(folder / "vectors.npy", allow_pickle=False)
         best = np.load(folder / "outside.npy", allow_pickle=False)
         pairs = np.array([(place, row) for place, one in enumerate(asked) for row in one.positives], dtype=np.int64).reshape(-1, 2)
@@ -167,5 +167,6 @@ def _portions(pairs: Sequence[tuple[int, Passage]], size: int) -> Iterator[tuple
         yield np.array([place for place, _ in part]), [passage for _, passage in part]
 
 
-def _folder(work: Path, rows: range) -> Path:
+def question_folder(work: Path, rows: range) -> Path:
+    """Where the ``vectors.npy`` (B, D) and ``outside.npy`` (B,) of a block are."""
     return work / f"questions-{rows.start:09d}-{rows.stop:09d}"

@@ -1,0 +1,75 @@
+"""A small corpus with repeats, training data about it, and a model with random weights."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.models.biencoder import BiEncoder
+from tests.helpers.tiny import WORDS, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    with durable_folder(folder / "checkpoint") as target:
+        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
+    return folder / "checkpoint"
+
+
+@pytest.fixture
+def model(model_folder: Path) -> BiEncoder:
+    return BiEncoder.load(model_folder)
+
+
+def repeating_corpus(count: int = 120) -> list[Passage]:
+    """Every sixth passage says nearly what the one before it says."""
+    rng = random.Random(1)
+    passages: list[Passage] = []
+    for number in range(count):
+        words = rng.choices(WORDS, k=14)
+        if number % 6 == 5:
+            words = [*passages[-1].text.split()[:-1], rng.choice(WORDS)]
+        passages.append(Passage(" ".join(words), rng.choice(WORDS) if number % 3 else "", f"d{number}"))
+    return passages
+
+
+def repeating_samples(count: int = 40) -> list[TrainingSample]:
+    """Questions with one or two positives, some of them not in the corpus, some questions twice with different positives."""
+    rng = random.Random(2)
+    passages = repeating_corpus()
+    samples = []
+    for number in range(count):
+        gold = passages[2 * number]
+        positives = [Passage(gold.text, gold.title, gold.id if number % 2 else None)]
+        if number % 5 == 0:
+            positives.append(Passage(" ".join(rng.choices(WORDS, k=10)), "elsewhere"))
+        if number % 7 == 0:
+            positives = positives[1:] or [Passage(" ".join(rng.choices(WORDS, k=10)))]
+        question = samples[-1].question if number % 8 == 7 else " ".join(rng.sample(gold.text.split(), 5))
+        samples.append(TrainingSample(question, tuple(positives), answers=(rng.choice(WORDS),) if number % 3 else ()))
+    return samples
+
+
+@pytest.fixture
+def corpus_file(tmp_path: Path) -> Path:
+    write_passages(tmp_path / "corpus.tsv", repeating_corpus())
+    return tmp_path / "corpus.tsv"
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> TrainingSet:
+    write_training_set(tmp_path / "train.jsonl", repeating_samples())
+    return open_training_set(tmp_path / "train.jsonl", name="train")

@@ -1,0 +1,264 @@
+"""Mining with a model: what brute force finds, however often it was interrupted, by however many processes, with whatever vectors."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.build.mining import dense_search
+from dpr.cli.main import main
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.data.likeness import jaccard, plain, words_of
+from dpr.evaluation.answer_match import has_answer
+from dpr.formats.corpora import write_passages
+from dpr.formats.training_sets import TrainingSet
+from dpr.indexer.bm25 import Bm25Index
+from dpr.mining import dense
+from dpr.mining.blocks import BlockMiner
+from dpr.mining.dense import DenseSearch
+from dpr.mining.job import mine
+from dpr.mining.lexical import LexicalSearch
+from dpr.mining.negatives import MiningSettings
+from dpr.mining.search import Search
+from dpr.models.biencoder import BiEncoder
+from tests.unit.mining.conftest import repeating_corpus, repeating_samples
+
+Scores = Callable[[str, list[Passage]], np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "BLOCK_ROWS", 7)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def by_brute_force(row: int, settings: MiningSettings, score: Scores, *, only_in_corpus: bool) -> list[str]:
+    """Ids of the negatives of a question: every passage scored, every filter asked about every passage in the window."""
+    samples, passages = repeating_samples(), repeating_corpus()
+    sample = samples[row]
+    own = [passage for other in samples if other.question == sample.question for passage in other.positives]
+    texts = {plain(passage.text) for passage in own}
+    in_corpus = {plain(passage.text): passage for passage in passages}
+    # a positive's score is that of the corpus's passage where it is there
+    judged = [in_corpus.get(plain(p.text), p) for p in sample.positives if not only_in_corpus or plain(p.text) in in_corpus]
+    best = max(score(sample.question, judged)) if judged else None
+    scores = score(sample.question, passages)
+    ranked = sorted(range(len(passages)), key=lambda place: (-scores[place], str(passages[place].id)))
+    ranked = [place for place in ranked if scores[place] > 0 or not only_in_corpus]
+    taken: list[Passage] = []
+    for place in ranked[settings.from_rank - 1 : settings.to_rank]:
+        passage, words = passages[place], words_of(passages[place].text)
+        refused = [
+            plain(passage.text) in texts,
+            best is not None and settings.absolute_margin is not None and scores[place] > best - settings.absolute_margin,
+            best is not None
+            and bool(settings.max_relative_score)
+            and scores[place] > best - (1 - settings.max_relative_score) * abs(best)
+            and best != 0,
+            any(jaccard(words, words_of(other.text)) >= settings.near_duplicate for other in own + taken),
+            not settings.keep_answers and bool(sample.answers) and has_answer(sample.answers, passage.text),
+        ]
+        if not any(refused):
+            taken.append(passage)
+    return [str(passage.id) for passage in taken[: settings.per_question]]
+
+
+def dense_scores(model: BiEncoder) -> Scores:
+    return lambda question, passages: (model.encode_passages(passages).astype(np.float64) @ model.encode_questions([question])[0]).astype(
+        np.float32
+    )
+
+
+def lexical_scores() -> Scores:
+    index = Bm25Index.build([str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()])
+
+    def score(question: str, passages: list[Passage]) -> np.ndarray:
+        values, (ids,) = index.search([question], 1000)
+        known = dict(zip(ids, values[0].tolist(), strict=False))
+        return np.array([known.get(str(passage.id), 0.0) for passage in passages], dtype=np.float32)
+
+    return score
+
+
+def typical_distance(score: Scores) -> float:
+    samples, passages = repeating_samples(), repeating_corpus()
+    return float(np.median([abs(max(score(s.question, list(s.positives))) - np.median(score(s.question, passages))) for s in samples]))
+
+
+SETTINGS = [
+    MiningSettings(per_question=4),
+    MiningSettings(per_question=3, from_rank=4, to_rank=30, keep_answers=True),
+    MiningSettings(per_question=8, absolute_margin=0.4, near_duplicate=0.5),
+    MiningSettings(per_question=50, max_relative_score=0.9, to_rank=60),
+    MiningSettings(per_question=5, max_relative_score=1.0, absolute_margin=-0.5),
+]
+
+
+@pytest.mark.parametrize(("way", "number"), list(itertools.product(["bm25", "dense"], range(len(SETTINGS)))))
+def test_negatives_are_those_of_brute_force(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder, way: str, number: int
+) -> None:
+    settings = SETTINGS[number]
+    search: Search = LexicalSearch() if way == "bm25" else DenseSearch(model)
+    score = lexical_scores() if way == "bm25" else dense_scores(model)
+    if settings.absolute_margin is not None:  # stated as a share of what lies between a positive and the passages in the middle
+        settings = replace(settings, absolute_margin=settings.absolute_margin * typical_distance(score))
+    audit = mine(train, tmp_path / "out.jsonl", settings, search=search, corpus=corpus_file)
+    expected = [by_brute_force(row, settings, score, only_in_corpus=way == "bm25") for row in range(len(train))]
+    found = [[entry["passage_id"] for entry in record["hard_negative_ctxs"]] for record in records(tmp_path / "out.jsonl")]
+    assert found == expected
+    assert 0 < audit["counts"]["negatives"] == sum(map(len, expected))
+
+
+def test_entries_carry_score_rank_and_the_model_s_fingerprint(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder
+) -> None:
+    audit = mine(train, tmp_path / "out.jsonl", MiningSettings(per_question=3), search=DenseSearch(model), corpus=corpus_file)
+    passages = {passage.id: passage for passage in repeating_corpus()}
+    score, above, distances = dense_scores(model), 0, []
+    for sample, record in zip(repeating_samples(), records(tmp_path / "out.jsonl"), strict=True):
+        ranks = np.argsort(-score(sample.question, list(passages.values())), kind="stable")
+        best = max(score(sample.question, list(sample.positives)))
+        for entry in record["hard_negative_ctxs"]:
+            assert entry["mined_by"] == f"dense:{model.fingerprint[:12]}"
+            assert list(passages)[ranks[entry["rank"] - 1]] == entry["passage_id"]
+            assert entry["score"] == pytest.approx(score(sample.question, [passages[entry["passage_id"]]])[0], abs=1e-3)
+            above += entry["score"] > best
+            distances.append(best - entry["score"])
+    counts = audit["counts"]
+    in_corpus = [any(plain(p.text) in {plain(q.text) for q in passages.values()} for p in s.positives) for s in repeating_samples()]
+    assert counts["questions whose positive is in the corpus"] == sum(in_corpus) < len(train)
+    # the score of a positive that is not in the corpus is known too
+    assert counts["negatives with a known positive score"] == counts["negatives"]
+    assert counts["negatives above the positive"] == above > 0
+    assert audit["distance_to_positive_score_quantiles"][2] == pytest.approx(float(np.median(distances)), abs=1e-3)
+    assert len(audit["examples"]) == 5
+
+
+def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path, train: TrainingSet, model: BiEncoder) -> None:
+    mine(train, tmp_path / "out.jsonl", MiningSettings(per_question=4), search=DenseSearch(model))
+    own = {passage.text for sample in repeating_samples() for passage in sample.positives}
+    for record in records(tmp_path / "out.jsonl"):
+        assert len(record["hard_negative_ctxs"]) == 4
+        assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {entry["text"] for entry in record["positive_ctxs"]}
+
+
+def test_interrupted_mining_goes_on_to_the_same_bytes_and_encodes_nothing_twice(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = MiningSettings(per_question=2, pick="sample")
+    mine(train, tmp_path / "whole.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
+    real, done = BlockMiner.write, []
+
+    def breaking(miner: BlockMiner, rows: range, *rest: Any) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(rows.start)
+        real(miner, rows, *rest)
+
+    monkeypatch.setattr(BlockMiner, "write", breaking)
+    with pytest.raises(KeyboardInterrupt):
+        mine(train, tmp_path / "out.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
+    monkeypatch.setattr(BlockMiner, "write", lambda miner, rows, *rest: done.append(rows.start) or real(miner, rows, *rest))
+    forwards: list[int] = []
+    monkeypatch.setattr(dense, "encode_tokens", lambda *_, **__: forwards.append(1))
+    mine(train, tmp_path / "out.jsonl", settings, search=DenseSearch(model), corpus=corpus_file)
+    assert (done, forwards) == ([0, 7, 14, 21, 28, 35], [])
+    for name in ("out.jsonl", "out.jsonl.audit.json"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("out", "whole")).read_bytes()
+
+
+def test_two_processes_give_the_same_bytes(tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder) -> None:
+    for processes in (1, 2):
+        out = tmp_path / f"{processes}.jsonl"
+        mine(train, out, MiningSettings(pick="sample"), search=DenseSearch(model), corpus=corpus_file, processes=processes)
+    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
+    assert (tmp_path / "1.jsonl.audit.json").read_bytes() == (tmp_path / "2.jsonl.audit.json").read_bytes()
+
+
+def embed(model_folder: Path, corpus_file: Path, out: Path, *more: str) -> None:
+    assert main(["embed", f"model_file={model_folder}", f"ctx_src={corpus_file}", f"out_file={out}", "device=cpu", *more]) == 0
+
+
+def test_the_command_takes_vectors_made_before_and_a_second_call_does_nothing(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shard in (0, 1):
+        embed(model_folder, corpus_file, tmp_path / "vectors", "num_shards=2", f"shard_id={shard}", "chunk_size=13")
+    basic = ["mine", str(tmp_path / "train.jsonl"), f"model_file={model_folder}", f"corpus={corpus_file}", "device=cpu", "margin=0.1"]
+    own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
+    assert main([*basic, f"out={own}"]) == 0
+    with_vectors = [*basic, f"out={given}", f"vectors={tmp_path}/vectors_*"]
+    assert main(with_vectors) == 0
+    assert [[e["passage_id"] for e in record["hard_negative_ctxs"]] for record in records(given)] == [
+        [e["passage_id"] for e in record["hard_negative_ctxs"]] for record in records(own)
+    ]
+    first, before = capsys.readouterr(), given.stat().st_mtime_ns
+    assert main(with_vectors) == 0
+    again = capsys.readouterr()
+    assert "nothing to do" in again.err
+    assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
+    assert given.stat().st_mtime_ns == before
+    assert main([*with_vectors, "per_question=1"]) == 3
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_vectors_of_another_model_or_corpus_are_refused(tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path) -> None:
+    embed(model_folder, corpus_file, tmp_path / "vectors")
+    other = tmp_path / "other.tsv"
+    write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
+    foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
+    with pytest.raises(InputError, match="vectors of another corpus"):
+        dense_search(str(model_folder), vectors=[str(tmp_path / "vectors_0")], corpus=other, device="cpu")
+    with pytest.raises(InputError, match="vectors of another model"):
+        dense_search(str(foreign), vectors=[str(tmp_path / "vectors_0")], corpus=corpus_file, device="cpu")
+
+
+def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:
+    """A Hugging Face folder: the encoder's config and vocabulary with weights of its own."""
+    from transformers import AutoModel, AutoTokenizer, BertConfig
+
+    folder = tmp_path / "foreign"
+    AutoModel.from_config(BertConfig.from_pretrained(encoder)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(encoder).save_pretrained(folder)
+    return folder
+
+
+def test_vectors_in_another_order_than_the_corpus_are_refused(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, model: BiEncoder
+) -> None:
+    from dpr.formats.vector_shards import open_shards
+
+    shuffled = tmp_path / "shuffled.tsv"
+    write_passages(shuffled, reversed(repeating_corpus()))
+    embed(model_folder, shuffled, tmp_path / "vectors")
+    search = DenseSearch(model, shards=open_shards(tmp_path / "vectors_0"))
+    with pytest.raises(InputError, match="a vector of the id 'd119' where the corpus has 'd0'"):
+        mine(train, tmp_path / "out.jsonl", MiningSettings(), search=search, corpus=corpus_file)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["vectors=v"], "vectors is a setting of a model"),
+        (["model_file=m", "k1=1"], "k1 is a setting of BM25"),
+        (["veto_above=0.5"], "veto_above is a setting of a cross-encoder"),
+        (["precision=bf16"], "precision is a setting of models"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(
+    tmp_path: Path, given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["mine", "train.jsonl", f"out={tmp_path}/out.jsonl", *given]) == 2
+    assert message in capsys.readouterr().err
