@@ -20,7 +20,7 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.formats.checksums import checksummed
-from dpr.formats.durable import describe_file, read_json, remove_leftovers, write_json
+from dpr.formats.durable import describe_file, read_json, remove_folder, remove_leftovers, write_json
 from dpr.formats.training_files.dpr_json import join_record_files
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import combine
@@ -69,14 +69,14 @@ def mine(
     base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and _content(corpus), "search": search.facts()}
     facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
     work = out.with_name(f"{out.name}.mining")
-    if out.exists() and not overwrite:
+    remove_leftovers(out.parent)
+    # Work that is still there is finished first, also where a killed run had come as far as the output.
+    if out.exists() and not overwrite and not _is_of(work / "blocks", facts):
         audit = _finished(out, facts)
-        if audit is not None:
-            logger.info("%s is there already, of these data and settings: nothing to do", out)
-            shutil.rmtree(work, ignore_errors=True)  # of a run that was killed over clearing it away
-            return audit
-        if not _is_of(work / "blocks", facts):
+        if audit is None:
             raise InputError("exists already", file=out, hint="choose another name, or overwrite=true")
+        logger.info("%s is there already, of these data and settings: nothing to do", out)
+        return audit
     _claim(work, base)
     _claim(work / "blocks", facts)
     source = corpus or work / OWN_CORPUS
@@ -130,7 +130,7 @@ def _finish(job: BlockJob, blocks: Sequence[range], out: Path, facts: Facts) -> 
     audit |= {"made_of": facts, "file": describe_file(out)}
     with checksummed(_audit_file(out)):
         write_json(_audit_file(out), audit)
-    shutil.rmtree(job.work)
+    remove_folder(job.work)
     return audit
 
 

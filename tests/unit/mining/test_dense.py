@@ -96,6 +96,10 @@ def typical_distance(score: Scores) -> float:
     return float(np.median([abs(max(score(s.question, list(s.positives))) - np.median(score(s.question, passages))) for s in samples]))
 
 
+def typical_positive(score: Scores) -> float:
+    return float(np.median([abs(max(score(sample.question, list(sample.positives)))) for sample in repeating_samples()]))
+
+
 SETTINGS = [
     MiningSettings(per_question=4),
     MiningSettings(per_question=3, from_rank=4, to_rank=30, keep_answers=True),
@@ -114,6 +118,8 @@ def test_negatives_are_those_of_brute_force(
     score = lexical_scores() if way == "bm25" else dense_scores(model)
     if settings.absolute_margin is not None:  # stated as a share of what lies between a positive and the passages in the middle
         settings = replace(settings, absolute_margin=settings.absolute_margin * typical_distance(score))
+    elif settings.max_relative_score and way == "dense":  # these scores lie close together, far from 0
+        settings = replace(settings, max_relative_score=1 - typical_distance(score) / typical_positive(score))
     audit = mine(train, tmp_path / "out.jsonl", settings, search=search, corpus=corpus_file)
     expected = [by_brute_force(row, settings, score, only_in_corpus=way == "bm25") for row in range(len(train))]
     found = [[entry["passage_id"] for entry in record["hard_negative_ctxs"]] for record in records(tmp_path / "out.jsonl")]

@@ -17,14 +17,12 @@ from tests.helpers.tiny import encoder_folder, sentence
 
 
 def classifier_folder(folder: Path, *, num_labels: int = 1, seed: int = 0) -> Path:
-    """A tiny BERT with a head of ``num_labels``, its weights large enough that scores differ."""
+    """A tiny BERT with a head of ``num_labels``, its weights so large that scores differ."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-    encoder_folder(folder)
+    encoder_folder(folder, initializer_range=0.6)
     torch.manual_seed(seed)
     model = AutoModelForSequenceClassification.from_config(BertConfig.from_pretrained(folder, num_labels=num_labels))
-    with torch.no_grad():
-        model.classifier.weight.mul_(200)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     return folder
