@@ -1,7 +1,8 @@
 """``python -m benchmarks.grouping``: what pools of rows of like length change: tokens between ranks, padding, and the padded path's speed.
 
 The pools are those of an epoch, on one machine: of each, the tokens that every one of ``--ranks`` ranks would compute are counted. Speed is
-that of rank 0's batches with towers that pad (encoder.packed=false) and with packed ones, a few steps each, sides in turns.
+that of rank 0's batches with towers that pad (encoder.packed=false) and with packed ones, sides in turns. It is of the first ``--steps``
+pools, which are longer or shorter than the mean where they are grouped: compare it only with as many steps as an epoch has.
 """
 
 from __future__ import annotations
