@@ -202,7 +202,11 @@ class CheckpointFolder:
 
         def save() -> None:
             if not self.lock.is_held():
-                raise CheckpointError("another run has taken this folder over", file=self.output_dir, hint="only one run may write here")
+                raise CheckpointError(
+                    "run.lock is not that of this run any more: the folder was moved or emptied, or another run has taken it over",
+                    file=self.output_dir,
+                    hint="only one run may write here; if it was moved, run the same command with the new output_dir",
+                )
             try:
                 self._write(folder, progress, write, identity, config)
             except OSError as error:

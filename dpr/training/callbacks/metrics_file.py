@@ -30,11 +30,14 @@ class MetricsFile(Callback):
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
         if not (trainer.ranks.is_main and self.path.exists()):
             return
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        with durable_file(self.path) as file:
-            for line in lines:
-                if _step_of(line) <= trainer.progress.step:
-                    file.write(line + "\n")
+        try:
+            lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")  # the last may be torn within a letter
+            with durable_file(self.path) as file:
+                for line in lines:
+                    if _step_of(line) <= trainer.progress.step:
+                        file.write(line + "\n")
+        except OSError as error:
+            logger.warning("%s keeps the lines of steps that are done again: %s", self.path, error.strerror or error)
 
     def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
         self._append(trainer, metrics)
