@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from dpr.build.passage_sources import resolve_passage_source
 from dpr.config.embedding import EmbedConfig
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
 from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
+from dpr.formats.parsed_cache import cache_root
 from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
@@ -32,7 +34,15 @@ def run(config: EmbedConfig) -> EmbedReport:
             dtype=config.out_dtype,
             precision=config.precision,
         )
-        report = embed_shard(model, source, str(config.out_file), shard_id=config.shard_id, num_shards=config.num_shards, settings=settings)
+        report = embed_shard(
+            model,
+            source,
+            str(config.out_file),
+            shard_id=config.shard_id,
+            num_shards=config.num_shards,
+            settings=settings,
+            token_folder=_token_folder(config),
+        )
         if current_ranks().is_main:
             reused = report.passages - report.embedded
             logger.info(
@@ -43,6 +53,12 @@ def run(config: EmbedConfig) -> EmbedReport:
                 f", {reused} from before" if reused else "",
             )
         return report
+
+
+def _token_folder(config: EmbedConfig) -> Path | None:
+    if config.token_store == "off":
+        return None
+    return cache_root(None if config.token_store == "auto" else Path(config.token_store)) / "passage-tokens"
 
 
 def _batch_tokens(config: EmbedConfig, sequence_length: int, device_type: str) -> int:

@@ -64,6 +64,9 @@ class EmbedConfig:
     """Tokens of one forward pass at most; 0 = 65,536 on a GPU, 4,096 on a CPU."""
     chunk_size: int = 8192
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per rank."""
+    token_store: str = "off"
+    """auto keeps the corpus's tokens in the cache folder ($DPR_CACHE), a path keeps them there: the next embedding of the same corpus with
+    the same tokenizer, length and chunk_size reads them instead of tokenising. Some 2 bytes a token; off keeps nothing."""
     out_dtype: str = "float32"
     """float32, or float16 at half the size."""
     precision: str = "fp32"
@@ -86,6 +89,10 @@ class EmbedConfig:
             if not getattr(self, key):
                 raise ConfigError(f"{key} is not set, e.g. {key}={example}")
         require_choice("encoder_type", self.encoder_type, ("ctx", "question"))
+        if self.token_store in ("False", "false"):  # what YAML makes of a bare off
+            self.token_store = "off"
+        if self.token_store.strip() in ("", "True", "true"):
+            raise ConfigError(f"token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
         require_choice("out_dtype", self.out_dtype, ("float32", "float16"))
         require_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
         require_at_least("num_shards", self.num_shards, 1)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from dpr.core.progress import Progress
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.source import PassageSource
+from dpr.embedding.token_cache import TokenCache
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 
@@ -78,10 +80,11 @@ def embed_shard(
     shard_id: int = 0,
     num_shards: int = 1,
     settings: EmbedSettings | None = None,
+    token_folder: Path | None = None,
 ) -> EmbedReport:
     """Writes the vectors of one shard to the folder ``<out_file>_<shard_id>``; goes on where an interrupted run stopped.
 
-    Called by every rank of a group, or by a single process.
+    Called by every rank of a group, or by a single process. In ``token_folder`` the tokens are kept for the next embedding of the corpus.
 
     Raises:
         InputError: the corpus is empty, has a bad row or an id twice; the folder holds vectors of another model, corpus or settings;
@@ -101,7 +104,7 @@ def embed_shard(
     if missing or not open_writer.is_complete:
         writer = open_writer.writer()
         barrier()  # nobody finishes the shard while another rank is still opening it
-        embedded, empty = _embed_chunks(model, source, writer, rows, missing, settings)
+        embedded, empty = _embed_chunks(model, source, writer, rows, missing, settings, token_folder)
         on_main(lambda: writer.finish(num_chunks))
     return EmbedReport(folder, len(rows), embedded, empty)
 
@@ -177,7 +180,13 @@ def _count(source: PassageSource) -> int:
 
 
 def _embed_chunks(
-    model: BiEncoder, source: PassageSource, writer: VectorShardWriter, rows: range, missing: list[int], settings: EmbedSettings
+    model: BiEncoder,
+    source: PassageSource,
+    writer: VectorShardWriter,
+    rows: range,
+    missing: list[int],
+    settings: EmbedSettings,
+    token_folder: Path | None,
 ) -> tuple[int, int]:
     """Embeds the missing chunks with all ranks; returns how many passages, and how many of them without text.
 
@@ -187,7 +196,8 @@ def _embed_chunks(
     mine = missing[ranks.rank :: ranks.world_size]
     lost = sum(len(_chunk_rows(rows, number, settings.chunk_size)) for number in missing)
     progress = Progress("embedding", len(rows), done=len(rows) - lost, quiet=not ranks.is_main)
-    prepared = _prepared_chunks(model, source, rows, mine, settings)
+    tokenize = partial(tokenize_passages, model.tensorizer) if token_folder is None else TokenCache(token_folder, model.tensorizer).tokens
+    prepared = _prepared_chunks(source, rows, mine, settings, tokenize)
     empty_ids: list[str] = []
     num_empty = 0
     for turn in range(-(-len(missing) // ranks.world_size)):
@@ -225,7 +235,9 @@ def _embed_chunk(model: BiEncoder, writer: VectorShardWriter, chunk: _Chunk, set
     writer.write_chunk(chunk.number, chunk.ids, vectors)
 
 
-def _prepared_chunks(model: BiEncoder, source: PassageSource, rows: range, numbers: list[int], settings: EmbedSettings) -> Iterator[_Chunk]:
+def _prepared_chunks(
+    source: PassageSource, rows: range, numbers: list[int], settings: EmbedSettings, tokenize: Callable[[list[Passage]], TokenBatch]
+) -> Iterator[_Chunk]:
     """Chunks, read and tokenised one ahead of the model in a thread (both the tokenizer and the model release the interpreter)."""
     pending = _read_chunks(source, rows, numbers, settings.chunk_size)
 
@@ -234,7 +246,7 @@ def _prepared_chunks(model: BiEncoder, source: PassageSource, rows: range, numbe
         if number < 0:
             return None
         empty = [str(passage.id) for passage in passages if not passage.text.strip()]
-        tokens = tokenize_passages(model.tensorizer, [source.as_encoded(passage) for passage in passages])
+        tokens = tokenize([source.as_encoded(passage) for passage in passages])
         return _Chunk(number, [str(passage.id) for passage in passages], tokens, empty)
 
     with ThreadPoolExecutor(1, thread_name_prefix="tokenize") as pool:

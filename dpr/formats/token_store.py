@@ -201,12 +201,12 @@ class TokenStore:
         manifest = read_manifest(folder)
         metadata = dict(manifest["metadata"])
         ends = metadata.pop("part_ends", None)
-        if metadata != facts or not isinstance(ends, list) or not ends:
+        if metadata != facts or not _are_ends(ends):
             raise InputError("is a token store of other data or settings", file=folder)
         for name, entry in manifest["files"].items():
             if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
                 raise InputError(f"{name} is missing or has not the size it was written with", file=folder)
-        self._ends = [int(end) for end in ends]
+        self._ends: list[int] = ends
         # Of the rows of a batch everything is asked for several times; they are read once, and kept no longer than the batch is made.
         self._in_use: WeakValueDictionary[int, StoredSample] = WeakValueDictionary()
         starts = [0, *self._ends[:-1]]
@@ -250,6 +250,12 @@ def finish_store(folder: Path, facts: Facts, part_ends: Sequence[int]) -> None:
 def token_dtype(largest_id: int) -> np.dtype[Any]:
     """16 bits where every token id fits, else 32."""
     return np.dtype("<u2" if largest_id < 2**16 else "<u4")
+
+
+def _are_ends(value: Any) -> bool:
+    """Whether these can be the rows where parts end: rising numbers, each part with a row at least."""
+    is_list = isinstance(value, list) and bool(value) and all(type(end) is int for end in value)
+    return is_list and all(end > before for before, end in zip([0, *value], value, strict=False))
 
 
 def _check(record: bytes, *arrays: np.ndarray) -> int:

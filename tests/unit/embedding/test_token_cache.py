@@ -1,0 +1,116 @@
+"""Embedding with kept tokens: the same vectors, nothing tokenised twice, and nothing used that is damaged or of something else."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.build.embedding import run
+from dpr.config.embedding import EmbedConfig
+from dpr.core.errors import ConfigError
+from dpr.core.records import Passage
+from dpr.embedding import token_cache
+from dpr.embedding.encode import tokenize_passages
+from dpr.embedding.token_cache import TokenCache
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from tests.helpers.tiny import sentence, tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus, and two checkpoints of one tokenizer."""
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    for seed in (0, 1):
+        with durable_folder(tmp_path / f"model-{seed}") as target:
+            tiny_model(tmp_path / "encoder", dtype=torch.float32, seed=seed).write_to(target)
+    rng = random.Random(0)
+    rows = (Passage(sentence(rng, rng.randint(0, 30)), sentence(rng, row % 3), f"p{row}") for row in range(20))
+    write_passages(tmp_path / "corpus.tsv", rows)
+    return tmp_path
+
+
+def embedded(folder: Path, out: str, *, model: int = 0, **options: Any) -> dict[str, bytes]:
+    settings = {"chunk_size": 8, "batch_tokens": 200, "no_cuda": True, **options}
+    paths = {"model_file": str(folder / f"model-{model}"), "ctx_src": str(folder / "corpus.tsv"), "out_file": str(folder / out)}
+    config = EmbedConfig(**paths, **settings)
+    config.check()
+    report = run(config)
+    return {path.name: path.read_bytes() for path in report.folder.iterdir()}
+
+
+def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the chunks that are tokenised from now on."""
+    sizes: list[int] = []
+
+    def noted(tensorizer: Any, passages: Any) -> Any:
+        sizes.append(len(passages))
+        return tokenize_passages(tensorizer, passages)
+
+    monkeypatch.setattr(token_cache, "tokenize_passages", noted)
+    return sizes
+
+
+@pytest.mark.parametrize("setting", ["auto", "path"])
+def test_vectors_are_the_same_bits_and_another_checkpoint_tokenises_nothing(
+    folder: Path, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = setting if setting == "auto" else str(folder / "kept")
+    expected = [embedded(folder, f"plain-{model}", model=model) for model in (0, 1)]
+    assert expected[0] != expected[1]
+    sizes = tokenised(monkeypatch)
+    assert embedded(folder, "first", token_store=setting) == expected[0]
+    assert sizes == [8, 8, 4]
+    assert embedded(folder, "second", model=1, token_store=setting) == expected[1]
+    assert embedded(folder, "third", model=1, token_store=setting, encoder_type="ctx") == expected[1]
+    assert sizes == [8, 8, 4]
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "lost", "no manifest", "empty"])
+def test_a_damaged_chunk_is_made_anew(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = embedded(folder, "first", token_store="auto")
+    chunk = sorted((folder / "cache" / "passage-tokens").glob("passages-*"))[0]
+    file = chunk / ("manifest.json" if damage == "no manifest" else "tokens.npy")
+    content = file.read_bytes()
+    if damage in ("lost", "no manifest"):
+        file.unlink()
+    else:
+        file.write_bytes({"changed": content[:-2] + b"\x09\x00", "cut": content[:-2], "empty": b""}[damage])
+    sizes = tokenised(monkeypatch)
+    assert embedded(folder, "second", token_store="auto") == expected
+    assert len(sizes) == 1
+    assert embedded(folder, "third", token_store="auto") == expected
+    assert len(sizes) == 1
+
+
+def test_other_texts_or_lengths_have_tokens_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorizer = tiny_model(folder / "encoder").tensorizer
+    cache, sizes = TokenCache(folder / "kept", tensorizer), tokenised(monkeypatch)
+    variants = [[Passage("ba be", "bi")], [Passage("be", "biba")], [Passage("biba be")], [Passage("ba be", "bi")] * 2]
+    for passages in variants * 2:
+        assert cache.tokens(passages).tokens.tolist() == tokenize_passages(tensorizer, passages).tokens.tolist()
+    assert len(sizes) == len(variants)
+    tensorizer.sequence_length = 4
+    long = [Passage("ba be bi bo")]
+    found = [TokenCache(folder / "kept", tensorizer).tokens(long).tokens.tolist(), cache.tokens(long).tokens.tolist()]
+    assert len(found[0]) == 4 and len(sizes) == len(variants) + 2
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "file").write_text("")
+    expected = embedded(folder, "plain")
+    with caplog.at_level(logging.WARNING):
+        assert embedded(folder, "second", token_store=str(folder / "file" / "x")) == expected
+    assert caplog.text.count("tokens are not kept") == 1
+
+
+def test_yaml_s_off_is_off_and_nonsense_is_refused(folder: Path) -> None:
+    assert embedded(folder, "plain", token_store="false") == embedded(folder, "again")
+    assert not (folder / "cache" / "passage-tokens").exists()
+    with pytest.raises(ConfigError, match="token_store='True' is neither auto"):
+        embedded(folder, "x", token_store="True")
