@@ -1,6 +1,6 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
-# make fuzz         10,000 damaged files; make test has a part of them
+# make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 40 minutes
 # make check        lint, format, types
 # make bench        speed against plain loops and sentence-transformers
@@ -33,7 +33,8 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 fuzz: $(INSTALLED)
-	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz
+	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/unit/formats tests/unit/data/test_joining.py \
+		tests/unit/data/test_token_texts.py $(PYTEST_ARGS)
 
 faults: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults --all-faults --fault-table docs/reliability.md $(PYTEST_ARGS)

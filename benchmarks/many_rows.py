@@ -35,7 +35,14 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         for phase in PHASES:
-            command = [sys.executable, "-m", "benchmarks.many_rows", f"--rows={arguments.rows}", f"--folder={temporary}", f"--phase={phase}"]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.many_rows",
+                f"--rows={arguments.rows}",
+                f"--folder={temporary}",
+                f"--phase={phase}",
+            ]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "DPR_CACHE": f"{temporary}/cache"})
             print(f"{phase}: {done.stdout.decode().splitlines()[-1]}", flush=True)
 

@@ -29,7 +29,8 @@ from benchmarks.memory_cases import CASES, MEBI, SIZES, prepare
 INTRODUCTION = """# Memory
 
 Growth of a process's anonymous resident memory (`RssAnon`) after its imports, at its highest, in MB of 2^20 bytes. Each case runs in a
-fresh process; its model and tokenizer count too. `make memory` makes this page and fails when a bar is missed."""
+fresh process; its model and tokenizer count too. `make memory` makes this page and fails when a bar is missed. Files of ten million rows
+and token stores of 2 GB of text: [file_formats.md](file_formats.md)."""
 
 
 class Watch:

@@ -9,11 +9,8 @@ import pickle
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,36 +36,12 @@ from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shard
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.training.run_state import CheckpointFolder
+from tests.fuzz.lookup_subjects import LOOKUPS
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
+from tests.fuzz.subject import Files, Subject, contents, lines, one
+from tests.fuzz.token_store_subjects import TOKEN_STORES
 from tests.helpers.original import flat_params, nested_params, original_extras, write_original
 from tests.helpers.tiny import tiny_model
-
-Files = dict[str, bytes]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A reader. ``target`` is the file that is damaged, ``files`` everything it lies among; ``read`` is given the target's path."""
-
-    target: str
-    files: Callable[[], Files]
-    read: Callable[[Path], Any]
-    kinds: tuple[Mutation, ...]
-    has_lines: bool = False
-    """Whether a message can say in which line the fault is."""
-    weight: float = 1.0
-    """Slow readers get fewer cases."""
-    beforehand: Callable[[Path], None] = field(default=lambda folder: None)
-    """Called with the folder after the damage, as whoever means harm would: to make the manifest agree."""
-
-
-def _one(name: str, data: bytes) -> Callable[[], Files]:
-    return lambda: {name: data}
-
-
-def _lines(*records: Any) -> bytes:
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
-
 
 _SAMPLE = {
     "question": "who wrote it",
@@ -135,7 +108,7 @@ def _shard_files() -> Files:
         writer = VectorShardWriter(folder, metadata={"model_fingerprint": "m", "shard_id": 0, "num_shards": 1}, dimension=4)
         writer.write_chunk(0, ["1", "2", "é"], np.ones((3, 4), dtype=np.float32))
         writer.finish(1)
-        return _contents(folder, "v_0")
+        return contents(folder, "v_0")
 
 
 @cache
@@ -145,11 +118,7 @@ def _checkpoint_files() -> Files:
         model = tiny_model(Path(temporary) / "encoder", dtype=torch.float32, shared=True)
         with durable_folder(Path(temporary) / "c") as folder:
             model.write_to(folder)
-        return _contents(Path(temporary) / "c", "c")
-
-
-def _contents(folder: Path, name: str) -> Files:
-    return {f"{name}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return contents(Path(temporary) / "c", "c")
 
 
 def _agreeing_manifest(folder: Path) -> None:
@@ -249,74 +218,74 @@ _TSV = 'id\ttext\ttitle\n1\t"a ""quoted"" text\nin two lines"\tT\n2\tplain\té\n
 _QUESTIONS = b"who?\t['Ann', 'Bob\\'s']\nwhat?\t[\"x\", 3]\n"
 
 SUBJECTS: dict[str, Subject] = {
-    "training array": Subject("t.json", _one("t.json", json.dumps([_SAMPLE] * 3, indent=1).encode()), _read_training, JSON, True, 0.6),
-    "training lines": Subject("t.jsonl", _one("t.jsonl", _lines(*[_SAMPLE] * 3)), _read_training, JSON, True, 0.6),
+    "training array": Subject("t.json", one("t.json", json.dumps([_SAMPLE] * 3, indent=1).encode()), _read_training, JSON, True, 0.6),
+    "training lines": Subject("t.jsonl", one("t.jsonl", lines(*[_SAMPLE] * 3)), _read_training, JSON, True, 0.6),
     "training gzip": Subject(
-        "t.jsonl.gz", _one("t.jsonl.gz", gzip.compress(_lines(*[_SAMPLE] * 3), mtime=0)), _read_training, BYTES, weight=0.5
+        "t.jsonl.gz", one("t.jsonl.gz", gzip.compress(lines(*[_SAMPLE] * 3), mtime=0)), _read_training, BYTES, weight=0.5
     ),
     "squad": _foreign("s.json", json.dumps(_SQUAD, indent=1).encode(), JSON),
-    "tevatron": _foreign("v.jsonl", _lines(*[_TEVATRON] * 3), JSON),
-    "flagembedding": _foreign("f.jsonl", _lines(*[{"query": "q", "pos": ["a", "b"], "neg": ["c"]}] * 3), JSON),
+    "tevatron": _foreign("v.jsonl", lines(*[_TEVATRON] * 3), JSON),
+    "flagembedding": _foreign("f.jsonl", lines(*[{"query": "q", "pos": ["a", "b"], "neg": ["c"]}] * 3), JSON),
     "triples": _foreign("t.tsv", _TRIPLES, TABLE),
-    "columns": _foreign("c.jsonl", _lines(*[_COLUMNS] * 3), JSON),
+    "columns": _foreign("c.jsonl", lines(*[_COLUMNS] * 3), JSON),
     "arrow stream": _foreign("data.arrow", _arrow_stream(), BYTES),
     "saved dataset": Subject("d/train/state.json", _saved_dataset, lambda path: _read_foreign(path.parents[1]), JSON),
     "saved splits": Subject("d/dataset_dict.json", _saved_dataset, lambda path: _read_foreign(path.parent), JSON),
-    "tar": Subject("x.tar", _one("x.tar", _archive("w")), _unpack, BYTES),
-    "tar gzip": Subject("x.tar.gz", _one("x.tar.gz", _archive("w:gz")), _unpack, BYTES),
-    "zip": Subject("x.zip", _one("x.zip", _archive("zip")), _unpack, BYTES),
+    "tar": Subject("x.tar", one("x.tar", _archive("w")), _unpack, BYTES),
+    "tar gzip": Subject("x.tar.gz", one("x.tar.gz", _archive("w:gz")), _unpack, BYTES),
+    "zip": Subject("x.zip", one("x.zip", _archive("zip")), _unpack, BYTES),
     "parquet": _foreign("c.parquet", _parquet(), BYTES),
     "beir": _foreign(
         "qrels/train.tsv",
         b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t0\n2\td1\t1\n",
         TABLE,
-        corpus=_lines({"_id": "d1", "text": "y"}, {"_id": "d2", "text": "z"}),
-        queries=_lines({"_id": "1", "text": "x"}, {"_id": "2", "text": "w"}),
+        corpus=lines({"_id": "d1", "text": "y"}, {"_id": "d2", "text": "z"}),
+        queries=lines({"_id": "1", "text": "x"}, {"_id": "2", "text": "w"}),
     ),
-    "passages tsv": Subject("p.tsv", _one("p.tsv", _TSV), _read_passages, TABLE, True),
+    "passages tsv": Subject("p.tsv", one("p.tsv", _TSV), _read_passages, TABLE, True),
     "passages lines": Subject(
-        "p.jsonl", _one("p.jsonl", _lines({"_id": "1", "title": "t", "text": "x"}, {"_id": 2, "text": "y"})), _read_passages, JSON, True
+        "p.jsonl", one("p.jsonl", lines({"_id": "1", "title": "t", "text": "x"}, {"_id": 2, "text": "y"})), _read_passages, JSON, True
     ),
-    "questions csv": Subject("q.csv", _one("q.csv", _QUESTIONS), read_questions, TABLE, True),
+    "questions csv": Subject("q.csv", one("q.csv", _QUESTIONS), read_questions, TABLE, True),
     "questions tsv with ids": Subject(
-        "q.tsv", _one("q.tsv", b"who?\t['Ann']\tq1\nwhat?\t[]\tq2\n"), lambda path: read_questions(path, id_col=2), TABLE, True
+        "q.tsv", one("q.tsv", b"who?\t['Ann']\tq1\nwhat?\t[]\tq2\n"), lambda path: read_questions(path, id_col=2), TABLE, True
     ),
     "questions lines": Subject(
         "q.jsonl",
-        _one("q.jsonl", _lines({"question": "a", "answers": ["b"], "id": 1}, {"_id": "x", "text": "y", "answer": "z"})),
+        one("q.jsonl", lines({"question": "a", "answers": ["b"], "id": 1}, {"_id": "x", "text": "y", "answer": "z"})),
         read_questions,
         JSON,
         True,
     ),
-    "qrels tsv": Subject("r.tsv", _one("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n"), read_qrels, TABLE, True),
-    "qrels trec": Subject("r.txt", _one("r.txt", b"1 0 d1 2\n2 0 d2 1\n"), read_qrels, TABLE, True),
-    "run": Subject("run.trec", _one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True),
-    "results": Subject("res.json", _one("res.json", _RESULTS), lambda path: (read_results(path), read_retrieval("x", path)), JSON, True),
-    "metrics file": Subject("m.json", _one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
+    "qrels tsv": Subject("r.tsv", one("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n"), read_qrels, TABLE, True),
+    "qrels trec": Subject("r.txt", one("r.txt", b"1 0 d1 2\n2 0 d2 1\n"), read_qrels, TABLE, True),
+    "run": Subject("run.trec", one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True),
+    "results": Subject("res.json", one("res.json", _RESULTS), lambda path: (read_results(path), read_retrieval("x", path)), JSON, True),
+    "metrics file": Subject("m.json", one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
     "metrics lines": Subject(
         "run/metrics.jsonl",
-        _one("run/metrics.jsonl", _lines({"step": 1, "train/loss": 2.0}, {"step": 2, "eval/nll_loss": 1.0})),
+        one("run/metrics.jsonl", lines({"step": 1, "train/loss": 2.0}, {"step": 2, "eval/nll_loss": 1.0})),
         lambda path: read_training(path.parent),
         JSON,
     ),
     "search settings": Subject(
-        "search.json", _one("search.json", json.dumps(_SEARCH).encode()), lambda path: SearchSettings.read(path.parent), JSON
+        "search.json", one("search.json", json.dumps(_SEARCH).encode()), lambda path: SearchSettings.read(path.parent), JSON
     ),
     "manifest": Subject(
-        "m/manifest.json", _one("m/manifest.json", _MANIFEST), lambda path: (verify_folder(path.parent), read_manifest(path.parent)), JSON
+        "m/manifest.json", one("m/manifest.json", _MANIFEST), lambda path: (verify_folder(path.parent), read_manifest(path.parent)), JSON
     ),
     "shard manifest": Subject("v_0/manifest.json", _shard_files, _read_shard, JSON),
     "shard vectors": Subject("v_0/vectors-00000.npy", _shard_files, _read_shard, BYTES),
     "shard ids": Subject("v_0/ids-00000.npy", _shard_files, _read_shard, BYTES),
     "run.json": Subject(
         "run/run.json",
-        _one("run/run.json", json.dumps({"last_checkpoint": "x.step1", "best_checkpoint": None}).encode()),
+        one("run/run.json", json.dumps({"last_checkpoint": "x.step1", "best_checkpoint": None}).encode()),
         lambda path: resolve_checkpoint(path.parent),
         JSON,
     ),
     "trainer state": Subject(
         "trainer_state.json",
-        _one("trainer_state.json", json.dumps(_STATE).encode()),
+        one("trainer_state.json", json.dumps(_STATE).encode()),
         lambda path: CheckpointFolder.read_state(path.parent),
         JSON,
     ),
@@ -328,6 +297,8 @@ SUBJECTS: dict[str, Subject] = {
     "checkpoint weights": _checkpoint_part("model.safetensors", BYTES),
     "original flat zip": Subject("x.cp", lambda: _original(False, True), read_dpr_checkpoint, BYTES, weight=0.7),
     "original nested sequence": Subject("x.cp", lambda: _original(True, False), read_dpr_checkpoint, BYTES, weight=0.7),
-    "original vectors": Subject("v_0", _one("v_0", pickle.dumps(_VECTORS, protocol=4)), PickledVectors, BYTES),
-    "original vectors of 2020": Subject("v_0", _one("v_0", pickle.dumps(_VECTORS, protocol=3)), PickledVectors, BYTES),
+    "original vectors": Subject("v_0", one("v_0", pickle.dumps(_VECTORS, protocol=4)), PickledVectors, BYTES),
+    "original vectors of 2020": Subject("v_0", one("v_0", pickle.dumps(_VECTORS, protocol=3)), PickledVectors, BYTES),
+    **LOOKUPS,
+    **TOKEN_STORES,
 }

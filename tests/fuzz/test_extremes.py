@@ -20,6 +20,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from tests.fuzz.subjects import SUBJECTS
 from tests.fuzz.test_readers import fault_of, lay_out
+from tests.helpers.examples import examples
 from tests.helpers.users import bound_by_permissions
 
 WITH_LINES = sorted(name for name, subject in SUBJECTS.items() if subject.has_lines)
@@ -142,7 +143,7 @@ _IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 
 @given(st.lists(st.lists(_IDS, min_size=1, max_size=5), min_size=1, max_size=3), st.sampled_from(["float32", "float16"]))
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_vectors_and_ids_written_are_read_back(tmp_path: Path, chunks: list[list[str]], dtype: str) -> None:
     shutil.rmtree(tmp_path / "v", ignore_errors=True)
     chunks = [list(dict.fromkeys(ids)) for ids in chunks]

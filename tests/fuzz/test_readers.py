@@ -22,7 +22,10 @@ CASES = int(os.environ.get("DPR_FUZZ_CASES", "2000"))
 FIRST = int(os.environ.get("DPR_FUZZ_SEED", "0"))
 LIMIT_S = 5.0
 # What has no line: a file that cannot be opened or unpacked, or has too little in it.
-_WITHOUT_LINE = ("no rows", "no such file", "none of the", "gzip data", "cannot be read", "bad rows", "no training data of a known format")
+_WITHOUT_LINE = (
+    *("no rows", "no such file", "none of the", "gzip data", "cannot be read", "bad rows", "no training data of a known format"),
+    "occurs twice",  # the id is named
+)
 
 
 def num_cases(subject: Subject) -> int:

@@ -17,6 +17,7 @@ from dpr.core.records import Passage
 from dpr.data.joining import JoinRule
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.token_store import PassageTokens, StoredPassage
+from tests.helpers.examples import examples
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
 
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -70,7 +71,7 @@ def stored(tensorizer: Tensorizer, passage: Passage) -> StoredPassage:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(title=texts, text=texts, length=st.integers(4, 30))
 def test_joined_parts_are_the_pair(kind: str, title: str, text: str, length: int) -> None:
     tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=length)
@@ -80,7 +81,7 @@ def test_joined_parts_are_the_pair(kind: str, title: str, text: str, length: int
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "t5"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(title=texts, text=texts, length=st.integers(4, 30), seed=st.integers(0, 9))
 def test_a_crop_of_joined_parts_is_the_crop_of_the_text(kind: str, title: str, text: str, length: int, seed: int) -> None:
     tensorizer = Tensorizer(TOKENIZERS[kind], sequence_length=32)

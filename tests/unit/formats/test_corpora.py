@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import check_unique_ids, count_passages, iter_csv_rows, read_passages, write_passages
+from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=15)
 IDS = st.lists(TEXT.filter(bool), unique=True, max_size=5)
@@ -24,7 +25,7 @@ def tsv(path: Path, text: str) -> Path:
     return path
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=IDS, data=st.data(), name=st.sampled_from(["c.tsv", "c.tsv.gz", "c.jsonl", "c.jsonl.gz"]))
 def test_what_is_written_is_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, ids: list[str], data: Any, name: str) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -136,7 +137,7 @@ def test_real_corpora_are_read_whole(shared_data: Path) -> None:
     assert sum(1 for p in read_passages(shared_data / "cranfield" / "corpus.jsonl") if not p.text) == 2
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text('a"\t\n ', max_size=25))
 def test_rows_are_split_as_the_csv_module_splits_them(tmp_path_factory: Any, text: str) -> None:
     path = tmp_path_factory.mktemp("csv") / "x.tsv"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dpr.core.errors import InputError
 from dpr.formats import json_records
 from dpr.formats.json_records import iter_json_records
+from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 VALUES = st.recursive(
@@ -41,7 +42,7 @@ def refusal(path: Path, data: bytes) -> str:
     return str(caught.value).replace(str(path), path.name)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(OBJECTS, st.sampled_from([None, 1]), st.integers(1, 40), st.booleans(), st.sampled_from("[l"))
 def test_streaming_gives_what_json_loads_gives(
     tmp_path_factory: Any, objects: list[Any], indent: int | None, window: int, ascii_only: bool, layout: str

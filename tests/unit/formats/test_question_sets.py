@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dpr.core.errors import InputError
 from dpr.core.records import Question
 from dpr.formats.question_sets import read_qrels, read_questions, write_qrels, write_questions
+from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=15)
 ANSWERS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=10), max_size=3).map(tuple)
@@ -23,7 +24,7 @@ def questions(text: str, path: Path, **options: Any) -> list[Question]:
     return read_questions(path, **options)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), ids=IDS, name=st.sampled_from(["q.csv", "q.tsv.gz", "q.jsonl"]))
 def test_questions_written_are_read_back(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, data: Any, ids: list[str], name: str
@@ -118,7 +119,7 @@ def test_bad_questions_are_refused_by_file_and_line(tmp_path: Path, name: str, t
     assert str(caught.value).startswith(f"{tmp_path}/{said}")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     qrels=st.dictionaries(WORDS, st.dictionaries(WORDS, st.integers(-2, 5), min_size=1, max_size=3), min_size=1, max_size=3),
     name=st.sampled_from(["r.tsv", "r.txt", "r.tsv.gz"]),

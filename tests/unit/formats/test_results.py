@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.formats.results import Hit, RetrievedQuestion, read_results, read_trec_run, write_results, write_trec_run
+from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 SCORES = st.floats(allow_nan=False, allow_infinity=False)
@@ -19,7 +20,7 @@ RUNS = st.dictionaries(st.text("ab1", min_size=1), st.dictionaries(st.text("xy2"
 RESULTS = st.lists(st.builds(RetrievedQuestion, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple), HITS), max_size=3)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(results=RESULTS, name=st.sampled_from(["r.json", "r.json.gz"]))
 def test_results_written_are_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, results: Any, name: str) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -71,7 +72,7 @@ def test_bad_results_are_refused_by_file_and_line(tmp_path: Path, change: dict[s
     assert str(caught.value).startswith(f"{tmp_path}/r.json:3: {said}")
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(run=RUNS)
 def test_runs_written_best_first_are_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -20,6 +20,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.registry import FORMATS, detect, read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
 from dpr.formats.training_sets import open_training_set
+from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
@@ -29,7 +30,7 @@ FIELD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT), max_size=3).map(tuple)
 ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
 SAMPLES = st.lists(st.builds(TrainingSample, SOLID, PASSAGES.filter(bool), PASSAGES, PASSAGES, ANSWERS), min_size=1, max_size=4)
-QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
@@ -161,10 +162,10 @@ def test_squad_paragraphs_are_read_back(tmp_path_factory: Any) -> None:
     check()
 
 
-def test_parquet_and_datasets_folders_are_read_back(tmp_path_factory: Any) -> None:
+def test_columns_are_read_back_from_json_parquet_and_datasets_folders(tmp_path_factory: Any) -> None:
     import datasets
 
-    @settings(QUICK, max_examples=8)
+    @settings(QUICK, max_examples=examples(8))
     @given(samples=SAMPLES)
     def check(samples: list[TrainingSample]) -> None:
         folder = tmp_path_factory.mktemp("columns")
@@ -195,7 +196,8 @@ def test_parquet_and_datasets_folders_are_read_back(tmp_path_factory: Any) -> No
         data = datasets.Dataset(arrow)
         data.save_to_disk(str(folder / "one"))
         datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(folder / "splits"))
-        for path in (folder / "x.parquet", folder / "hub", folder / "one", folder / "splits"):
+        lines(folder / "x.jsonl", *arrow.to_pylist())
+        for path in (folder / "x.parquet", folder / "x.jsonl", folder / "hub", folder / "one", folder / "splits"):
             assert detect(path) == "columns"
             assert samples_of(path) == expected
         assert samples_of(folder / "splits", split="test") == expected[:1]

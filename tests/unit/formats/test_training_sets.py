@@ -17,6 +17,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files import rows as row_readers
 from dpr.formats.training_sets import Counts, TrainingSet, open_training_set, write_training_set
+from tests.helpers.examples import examples
 from tests.helpers.users import bound_by_permissions
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -43,7 +44,7 @@ def lines(path: Path, *records: Any) -> Path:
     return path
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(samples=SAMPLES, name=st.sampled_from(["x.json", "x.jsonl", "x.json.gz", "x.jsonl.gz"]))
 def test_what_is_written_is_read_back(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, samples: list[TrainingSample], name: str
