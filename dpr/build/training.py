@@ -178,6 +178,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         batch_size=train.batch_size,
         num_train_epochs=train.num_train_epochs,
         max_steps=train.max_steps,
+        stop_at_epoch=train.stop_at_epoch,
         seed=config.seed,
         batches=batch_settings(config),
         loss=BiEncoderNllLoss(candidates=config.candidates()),
@@ -210,6 +211,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
             ignore_lr=config.ignore_checkpoint_lr,
             best_metric=train.best_metric,
             best_is_highest=train.best_is_highest,
+            goes_on=Path(str(config.model_file)) if config.init == "continue" else None,
         ),
         compute=ComputeSettings(
             precision=train.precision,

@@ -98,6 +98,8 @@ class TrainConfig:
     num_train_epochs: int = 40
     max_steps: int = 0
     """Stop after this many optimizer steps, whatever the epochs; 0 = epochs decide."""
+    stop_at_epoch: int = 0
+    """End here, on the schedule of the whole run, to be gone on with (init=continue); 0 = at the end."""
     learning_rate: float = 1e-5
     embedding_lr_factor: float = 1.0
     """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
@@ -218,7 +220,7 @@ class TrainConfig:
         for key in (
             "global_batch_size max_steps learning_rate embedding_lr_factor min_lr_ratio warmup_steps weight_decay adam_eps max_grad_norm "
             "hard_negatives other_negatives eval_per_epoch eval_every_steps save_every_steps keep_last val_av_rank_hard_neg "
-            "val_av_rank_other_neg num_workers sanity_validation overfit_batches grad_cache_tokens memory_budget_gb"
+            "val_av_rank_other_neg num_workers sanity_validation overfit_batches grad_cache_tokens memory_budget_gb stop_at_epoch"
         ).split():
             require_at_least(f"train.{key}", getattr(self, key), 0)
 
@@ -237,8 +239,9 @@ class BiEncoderTrainConfig:
     or to evaluate."""
     init: str | None = None
     """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
-    schedule and optimizer, resume (output_dir must hold a run to go on with); absent = as model_file and encoder.pretrained say. Whichever
-    it is, starting the same command again goes on with the run."""
+    schedule and optimizer, resume (output_dir must hold a run to go on with), continue (the run of model_file goes on here, on the same
+    questions with other negatives); absent = as model_file and encoder.pretrained say. Whichever it is, starting the same command again
+    goes on with the run."""
     compat: str | None = None
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
     train_sampling_rates: list[float] | None = None
@@ -319,11 +322,13 @@ class BiEncoderTrainConfig:
     def _check_init(self) -> None:
         if self.init is None:
             return
-        require_choice("init", self.init, ("scratch", "weights", "resume"))
+        require_choice("init", self.init, ("scratch", "weights", "resume", "continue"))
         if self.init == "scratch" and self.model_file is not None:
             raise ConfigError("init=scratch and model_file contradict; leave model_file out, or set init=weights to start from it")
         if self.init == "weights" and self.model_file is None and not self.encoder.pretrained:
             raise ConfigError("init=weights and encoder.pretrained=false contradict; name a model_file, or leave encoder.pretrained out")
+        if self.init == "continue" and self.model_file is None:
+            raise ConfigError("init=continue needs model_file=<the run, or its checkpoint, that goes on>")
         if self.init == "resume" and self.resume == "fresh":
             raise ConfigError("init=resume and resume=fresh contradict; leave one of them out")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,9 @@ class StoredTokens:
 
     def __getitem__(self, row: int) -> StoredSample:
         return self._store[row]
+
+    def questions(self) -> Iterator[str]:
+        return self.text.questions()
 
     def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
         """As the text's; passages that several rows list may occur more than once."""

@@ -111,17 +111,30 @@ def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+def last_checkpoint(path: Path) -> Path:
+    """A checkpoint folder as it is; for a run folder its last checkpoint, from which the run goes on.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    return _checkpoint_of(path, ("last_checkpoint",))
+
+
 def resolve_checkpoint(path: Path) -> Path:
     """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no best.
 
     Raises:
         CheckpointError: there is none.
     """
+    return _checkpoint_of(path, ("best_checkpoint", "last_checkpoint"))
+
+
+def _checkpoint_of(path: Path, keys: tuple[str, ...]) -> Path:
     if (path / RUN_FILE).is_file():
         run = read_json(path / RUN_FILE)
         if not isinstance(run, dict):
             raise CheckpointError(f"is {describe(run)}", file=path / RUN_FILE, expected="an object")
-        for key in ("best_checkpoint", "last_checkpoint"):
+        for key in keys:
             name = run.get(key)
             if name is not None and (not isinstance(name, str) or Path(name).name != name):
                 raise CheckpointError(f"{key} is {describe(name)}", file=path / RUN_FILE, expected="the name of a folder beside it")

@@ -64,6 +64,10 @@ class TrainingSet:
     def __getitem__(self, row: int) -> TrainingSample:
         return self._store.sample(row)
 
+    def questions(self) -> Iterator[str]:
+        """The questions of all rows, in order, without reading the rest."""
+        return self._store.questions()
+
     def known_positives(self, row: int) -> tuple[Passage, ...]:
         """All passages known to answer the question of ``row``: its own, then those of rows with exactly the same question."""
         found = self._store.positives(row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -121,6 +122,11 @@ class RowStore:
     def question(self, row: int) -> str:
         batch, place = self._find(row)
         return str(batch.column("question")[place].as_py())
+
+    def questions(self) -> Iterator[str]:
+        """All of them, in order; only their column is read."""
+        for batch in self._batches:
+            yield from batch.column("question").to_pylist()
 
     def sample(self, row: int) -> TrainingSample:
         batch, place = self._find(row)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpr.core.errors import ConfigError
+from dpr.core.distributed import on_main
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.collator import SetOptions
+from dpr.data.loader import SampleSource
+from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
 from dpr.training.finite_guard import refuse_not_finite
@@ -35,6 +38,8 @@ class StoredRun:
     folder: Path
     progress: Progress
     identity: dict[str, Any]
+    is_other: bool = False
+    """It is another run's, which goes on in this output folder."""
 
     @property
     def pool_size(self) -> int:
@@ -42,18 +47,22 @@ class StoredRun:
         return int(self.identity.get("fixed", {}).get("train.global_batch_size", 0))
 
 
-def find_stored_run(folder: CheckpointFolder, resume: str) -> StoredRun | None:
-    """The newest whole checkpoint of the output folder, None in a new one.
+def find_stored_run(folder: CheckpointFolder, settings: CheckpointSettings) -> StoredRun | None:
+    """The newest whole checkpoint of the output folder or, in a new one, of the run that goes on there; None where there is neither.
 
     Raises:
         ConfigError: there is one and ``resume`` is ``fresh``, or there is none and it is ``require``.
         CheckpointError: there are checkpoints, but every one is damaged.
     """
     folder.prepare()
-    newest = folder.newest(start_afresh=resume == "fresh")
+    newest = folder.newest(start_afresh=settings.resume == "fresh")
     if newest is not None:
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
-    if resume == "require":
+    if settings.goes_on is not None:
+        last = checkpoints.last_checkpoint(settings.goes_on)
+        on_main(lambda: checkpoints.check_whole(last))
+        return StoredRun(last, *CheckpointFolder.read_state(last), is_other=True)
+    if settings.resume == "require":
         raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
     return None
 
@@ -74,7 +83,10 @@ def restore_state(trainer: BiEncoderTrainer, stored: StoredRun, settings: Checkp
     Raises:
         CheckpointError: the checkpoint belongs to a different run.
     """
-    trainer.identity.check(stored.identity, source=stored.folder, force=settings.resume == "force")
+    identity = _succeed(trainer, stored) if stored.is_other else stored.identity
+    trainer.identity.check(identity, source=stored.folder, force=settings.resume == "force")
+    if identity.get("lineage"):
+        trainer.identity = replace(trainer.identity, lineage=identity["lineage"])
     trainer.model.load_weights(checkpoints.read_tensors(stored.folder, checkpoints.MODEL_FILE), source=stored.folder)
     if not settings.ignore_optimizer:
         restore_optimizer(trainer.model, trainer.optimizer, checkpoints.read_tensors(stored.folder, checkpoints.OPTIMIZER_FILE))
@@ -90,6 +102,44 @@ def restore_state(trainer: BiEncoderTrainer, stored: StoredRun, settings: Checkp
     if settings.ignore_lr:
         stored.progress.schedule_start = stored.progress.step
     return stored.progress
+
+
+def _succeed(trainer: BiEncoderTrainer, stored: StoredRun) -> dict[str, Any]:
+    """The identity of another run as it is when that goes on with this trainer's files, which must be of the same questions in the same
+    order, since which questions make up a pool depends on their rows.
+
+    Raises:
+        CheckpointError: they are not, or the run has come to its end.
+    """
+    lineage, own = stored.identity.get("lineage") or {}, trainer.identity
+    if not lineage:
+        raise CheckpointError(
+            "does not say which questions it was trained on",
+            file=stored.folder,
+            hint="a run to be gone on with is started with train.stop_at_epoch",
+        )
+    if lineage["questions"] != own.lineage["questions"]:
+        raise CheckpointError(
+            "was trained on other questions than those of train_datasets",
+            file=stored.folder,
+            expected="the same questions in the same order, with other negatives, as dpr mine writes them",
+            hint="to start from its weights on other data, set init=weights",
+        )
+    if stored.progress.step >= trainer.total_steps:
+        found = f"has come to its end, step {stored.progress.step} of {trainer.total_steps}"
+        raise CheckpointError(found, file=stored.folder, hint="raise train.num_train_epochs to go on, or set init=weights to start from it")
+    data = own.fixed["train_datasets"]
+    rounds = [*lineage["rounds"], {"from_step": stored.progress.step, "train_datasets": data}]
+    fixed = {**stored.identity["fixed"], "train_datasets": data}
+    # Its best checkpoint is in another folder, where nobody would find it.
+    stored.progress.best_metric = stored.progress.best_value = stored.progress.best_checkpoint = None
+    return {**stored.identity, "fixed": fixed, "lineage": {**lineage, "rounds": rounds}}
+
+
+def with_lineage(identity: RunIdentity, sources: Sequence[SampleSource]) -> RunIdentity:
+    """The identity of a run whose negatives may be renewed later."""
+    rounds = [{"from_step": 0, "train_datasets": identity.fixed["train_datasets"]}]
+    return replace(identity, lineage={"questions": [questions_fingerprint(source) for source in sources], "rounds": rounds})
 
 
 def _named(callbacks: list[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -62,6 +62,8 @@ class RunIdentity:
 
     fixed: dict[str, Any]
     free: dict[str, Any]
+    lineage: dict[str, Any] = field(default_factory=dict)
+    """Of a run whose negatives are renewed: which questions it is on (``questions``), and since which step on which files (``rounds``)."""
 
     def check(self, stored: dict[str, Any], *, source: Path, force: bool) -> None:
         """Compares with a checkpoint's identity.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dpr.data.collator import Augmentation
 from dpr.data.mixing import Sampling
@@ -54,7 +55,8 @@ class CheckpointSettings:
 
     ``keep_last``: the newest that stay besides the best; 0 keeps all. ``resume`` is auto (continue), fresh (refuse), force (continue
     though data or order differ) or require (refuse a folder without a run). The ``ignore_`` switches start counting, the optimizer
-    state or the schedule afresh.
+    state or the schedule afresh. ``goes_on`` is a run, or a checkpoint of one, that goes on in a new output folder: with its weights,
+    optimizer and schedule, on train sets of the same questions with other negatives.
     The best is the one with the lowest NLL or average rank or, if set, the lowest ``best_metric`` (the highest with ``best_is_highest``).
     """
 
@@ -66,6 +68,7 @@ class CheckpointSettings:
     ignore_lr: bool = False
     best_metric: str | None = None
     best_is_highest: bool = False
+    goes_on: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class StopAgreement:
             StopRequested: with a checkpoint of this step written.
         """
         step = trainer.progress.step
-        if self._agreed in (0, _BY_CALLBACK) or step >= trainer.total_steps:
+        if self._agreed in (0, _BY_CALLBACK) or step >= trainer.last_step:
             return
         if trainer.saved_step != step:
             trainer.save()
@@ -59,4 +59,4 @@ class StopAgreement:
                 f"{asked}; step {step} could not be saved, the checkpoints before it are whole", exit_code=128 + self._agreed
             )
         trainer.checkpoints.note_stop(step)
-        raise StopRequested(f"{asked}; saved at step {step} of {trainer.total_steps}. Run the same command again to go on")
+        raise StopRequested(f"{asked}; saved at step {step} of {trainer.last_step}. Run the same command again to go on")

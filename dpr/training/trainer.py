@@ -31,7 +31,7 @@ from dpr.training.callbacks.report_page import ReportPage
 from dpr.training.callbacks.sanity_check import SanityCheck
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
-from dpr.training.checkpointing import find_stored_run, restore_state, run_identity, write_state
+from dpr.training.checkpointing import find_stored_run, restore_state, run_identity, with_lineage, write_state
 from dpr.training.choose_step import make_step
 from dpr.training.finite_guard import FiniteGuard
 from dpr.training.metrics import Metrics, TrainingMetrics
@@ -50,8 +50,9 @@ class BiEncoderTrainer:
     """Trains a bi-encoder on one or several ranks.
 
     ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``batch_size`` is questions
-    per rank; training ends after ``num_train_epochs`` or, if set, ``max_steps`` updates. A run found in ``output_dir`` is continued
-    unless ``checkpoints`` says otherwise. ``config`` is what checkpoints keep for people to read. Call ``train()``.
+    per rank; training ends after ``num_train_epochs`` or, if set, ``max_steps`` updates; ``stop_at_epoch`` ends it earlier on the same
+    schedule, to be gone on with. A run found in ``output_dir`` is continued unless ``checkpoints`` says otherwise. ``config`` is what
+    checkpoints keep for people to read. Call ``train()``.
 
     Raises:
         ConfigError: settings that contradict each other or the data.
@@ -68,6 +69,7 @@ class BiEncoderTrainer:
         batch_size: int = 16,
         num_train_epochs: int = 1,
         max_steps: int = 0,
+        stop_at_epoch: int = 0,
         seed: int = 12345,
         batches: BatchSettings | None = None,
         loss: BiEncoderNllLoss | None = None,
@@ -87,7 +89,7 @@ class BiEncoderTrainer:
         checkpoints = checkpoints or CheckpointSettings()
         self._best_metric, self._best_is_highest = checkpoints.best_metric, checkpoints.best_is_highest
         self.checkpoints = CheckpointFolder(self.output_dir, checkpoints.name, keep_last=checkpoints.keep_last)
-        stored = find_stored_run(self.checkpoints, checkpoints.resume)
+        stored = find_stored_run(self.checkpoints, checkpoints)
 
         self.pool_size = self.batches.global_batch_size or (stored.pool_size if stored else 0) or batch_size * self.ranks.world_size
         self.accumulation = self.batches.gradient_accumulation_steps
@@ -95,6 +97,8 @@ class BiEncoderTrainer:
         self.dataset = make_dataset(trains, model.tensorizer, self.batches, pool_size=self.pool_size, ranks=self.ranks, seed=seed)
         self.steps_per_epoch = steps_per_epoch(self.dataset, self.batches)
         self.total_steps = min(num_train_epochs * self.steps_per_epoch, max_steps or sys.maxsize)
+        self.last_step = min(self.total_steps, stop_at_epoch * self.steps_per_epoch or sys.maxsize)
+        """Where this start ends; ``total_steps`` is what the schedule is over."""
 
         set_up_arithmetic(self.compute, model)
         self.loss = loss or BiEncoderNllLoss()
@@ -114,6 +118,8 @@ class BiEncoderTrainer:
         self.is_stopping = False
         """Whether the ranks have agreed to end the run before its last step."""
         self.identity = run_identity(self, precision=self.compute.precision, local_shards=self.batches.local_shards)
+        if stop_at_epoch or checkpoints.goes_on:
+            self.identity = with_lineage(self.identity, self.dataset.sources)
         self.progress = Progress() if stored is None else restore_state(self, stored, checkpoints)
 
     def train(self) -> float | None:
@@ -142,9 +148,9 @@ class BiEncoderTrainer:
         self.emit("on_train_begin")
         self.agrees_to_stop()  # a run that early stopping ended stays ended
         self.model.train()
-        while self.progress.step < self.total_steps and not self.is_stopping:
+        while self.progress.step < self.last_step and not self.is_stopping:
             self.emit("on_epoch_begin")
-            end = min((self.epoch + 1) * self.steps_per_epoch, self.total_steps)
+            end = min((self.epoch + 1) * self.steps_per_epoch, self.last_step)
             while self.progress.step < end and not self.is_stopping:
                 self.results = [self.forward_backward(next(batches), number) for number in range(self.accumulation)]
                 self.update()
@@ -161,7 +167,7 @@ class BiEncoderTrainer:
         order = PoolOrder(
             epoch=self.epoch,
             pool=(self.progress.step % self.steps_per_epoch) * self.accumulation,
-            num_epochs=-(-self.total_steps // self.steps_per_epoch),
+            num_epochs=-(-self.last_step // self.steps_per_epoch),
             pools_per_epoch=self.steps_per_epoch * self.accumulation,
             repeat_first=self.batches.overfit_batches > 0,
         )
@@ -201,7 +207,7 @@ class BiEncoderTrainer:
     @property
     def epoch(self) -> int:
         """The epoch of the coming update; at the end, the last one."""
-        return min(self.progress.step, self.total_steps - 1) // self.steps_per_epoch
+        return min(self.progress.step, self.last_step - 1) // self.steps_per_epoch
 
     @property
     def is_epoch_over(self) -> bool:

@@ -24,14 +24,14 @@ class LogEvery(Callback):
         self._start = (0.0, 0)
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if trainer.progress.step < trainer.total_steps:
+        if trainer.progress.step < trainer.last_step:
             self._peak = matrix_peak(trainer.device, PRECISIONS[trainer.compute.precision] or torch.float32)
         trainer.metrics.take()  # the time until now is none of the first line's
         self._start = (time.perf_counter(), trainer.progress.step)
 
     def on_step_end(self, trainer: BiEncoderTrainer) -> None:
         step = trainer.progress.step
-        if step % self.every_steps and step != trainer.total_steps:
+        if step % self.every_steps and step != trainer.last_step:
             return
         metrics = trainer.metrics.take(peak=self._peak)
         metrics["optim/lr"] = trainer.learning_rate
@@ -40,6 +40,6 @@ class LogEvery(Callback):
             metrics["optim/loss_scale"] = trainer.step.scaler.get_scale()  # it falls where steps are skipped
         metrics["perf/mem_gb"] = peak_memory_gb(trainer.device)
         since, first = self._start
-        metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (trainer.total_steps - step)
+        metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (trainer.last_step - step)
         metrics["train/skipped_steps"] = float(trainer.guard.num_skipped)
         trainer.emit("on_log", metrics)

@@ -26,7 +26,7 @@ class ProgressLine(Callback):
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
         if trainer.ranks.is_main and sys.stderr.isatty():
-            self._bar = tqdm(total=trainer.total_steps, initial=trainer.progress.step, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=trainer.last_step, initial=trainer.progress.step, unit="step", dynamic_ncols=True)
 
     def on_step_end(self, trainer: BiEncoderTrainer) -> None:
         if self._bar is not None:
@@ -43,7 +43,7 @@ class ProgressLine(Callback):
             self._bar.set_postfix_str(text)
         elif trainer.ranks.is_main:
             left = duration(metrics["perf/eta_s"])
-            logger.info("epoch %d step %d/%d  %s  left %s", trainer.epoch, trainer.progress.step, trainer.total_steps, text, left)
+            logger.info("epoch %d step %d/%d  %s  left %s", trainer.epoch, trainer.progress.step, trainer.last_step, text, left)
 
     def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
         logger.info("step %d  %s", trainer.progress.step, "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))

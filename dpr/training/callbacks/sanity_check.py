@@ -23,9 +23,9 @@ class SanityCheck(Callback):
         self.num_pools = num_pools
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if not trainer.validator.dev_sets or trainer.progress.step >= trainer.total_steps or not self.num_pools:
+        if not trainer.validator.dev_sets or trainer.progress.step >= trainer.last_step or not self.num_pools:
             return
         trainer.validator.nll(max_pools=self.num_pools)
-        if (trainer.total_steps - 1) // trainer.steps_per_epoch >= trainer.periods.val_av_rank_start_epoch:
+        if (trainer.last_step - 1) // trainer.steps_per_epoch >= trainer.periods.val_av_rank_start_epoch:
             trainer.validator.average_rank(max_pools=self.num_pools)
         logger.info("validation tried on %d pools of each dev set", self.num_pools)

@@ -25,7 +25,7 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if trainer.ranks.is_main and trainer.progress.step < trainer.total_steps:
+        if trainer.ranks.is_main and trainer.progress.step < trainer.last_step:
             resumed = {"purge_step": trainer.progress.step + 1} if trainer.progress.step else {}
             self._writer = self._make_writer(str(self.folder), **resumed)
 
@@ -63,7 +63,7 @@ class WeightsAndBiases(Callback):
         self._id: str | None = None
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if not trainer.ranks.is_main or trainer.progress.step >= trainer.total_steps:
+        if not trainer.ranks.is_main or trainer.progress.step >= trainer.last_step:
             return
         trainer.output_dir.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(

@@ -31,7 +31,7 @@ class ValidateAndSave(Callback):
     def _act(self, trainer: BiEncoderTrainer) -> None:
         step = trainer.progress.step
         is_stopping = trainer.agrees_to_stop()
-        validate = step == trainer.total_steps or self.is_validation_due(step, trainer.steps_per_epoch)
+        validate = step == trainer.last_step or self.is_validation_due(step, trainer.steps_per_epoch)
         if validate:
             trainer.validate()
             trainer.agrees_to_stop()  # early stopping speaks up now
