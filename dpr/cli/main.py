@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
+    "ladder": ("dpr.cli.ladder", "train, mine hard negatives with the model, and train again, as often as asked"),
     "train": ("dpr.cli.train", "train a bi-encoder, or evaluate one on training-style data"),
     "explain": ("dpr.cli.explain", "print what a step of a training run is made of"),
     "embed": ("dpr.cli.embed", "turn a corpus into vectors, in shards"),

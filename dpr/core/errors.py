@@ -82,3 +82,11 @@ class StopRequested(DprError):
     def __init__(self, message: str, *, exit_code: int = 75) -> None:
         self.exit_code = exit_code
         super().__init__(message)
+
+
+class StageError(DprError):
+    """A command that was run as a stage has failed; ``exit_code`` is its own."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)

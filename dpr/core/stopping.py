@@ -20,13 +20,15 @@ class StopSignals:
     A signal that comes a second or more after the first ends the process at once, without saving, with 128 + its number. Within that second
     it counts as the same request: a terminal, a batch system or a launcher often signals whole process groups and then each process again.
 
-    Under torchrun the end of the launcher counts as a request too; nobody would collect the workers otherwise.
+    Under torchrun, and as a stage of ``dpr ladder``, the end of the launcher counts as a request too; nobody would collect the workers
+    otherwise.
     Outside the main thread, where Python allows no handlers, the block changes nothing.
     """
 
     def __init__(self) -> None:
         self._number, self._since = 0, 0.0
-        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        is_launched = "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("DPR_LADDER") == str(os.getppid())
+        self._launcher = os.getppid() if is_launched else None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:

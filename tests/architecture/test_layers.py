@@ -22,6 +22,7 @@ LAYERS = {
     "retrieval": 5,
     "preparation": 5,
     "mining": 5,
+    "ladder": 5,
     "export": 5,
     "config": 6,
     "build": 7,

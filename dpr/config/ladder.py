@@ -1,0 +1,179 @@
+"""Settings of ``dpr ladder``: those of the training runs, those of mining, and how the rounds follow each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dpr.config.checks import require_at_least, require_choice
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.errors import ConfigError
+
+_PICKS = ("top", "sample")
+
+
+@dataclass
+class MineConfig:
+    """What becomes a hard negative (docs/training_data.md), found by BM25 or by a model."""
+
+    per_question: int = 5
+    """Negatives per question, at most."""
+    from_rank: int = 1
+    """First rank to take from."""
+    to_rank: int = 100
+    """Last rank to take from."""
+    pick: str = "top"
+    """top: the best that pass the filters; sample: any of them."""
+    seed: int = 0
+    """Decides what is drawn with pick=sample."""
+    keep_answers: bool = False
+    """Keep passages that hold an answer string."""
+    near_duplicate: float = 0.8
+    """Passages that share this much of their words with a positive, or with a negative that is taken, are left out."""
+    max_relative_score: float = 0.0
+    """Highest share of the positive's score that a negative of the model may have; 0 = any."""
+    absolute_margin: float | None = None
+    """Leave out what the model scores above the positive's score less this; absent = any."""
+    cross_encoder: str | None = None
+    """Folder of a sequence classifier that is asked about what would become a negative."""
+    veto_above: float | None = None
+    """Its probability of being relevant from which a passage is left out; absent = 0.5."""
+    keep_existing: bool = False
+    """Keep the hard negatives that the training data have, before the mined ones."""
+    processes: int = 1
+    """Processes that filter what was found."""
+
+    def check(self) -> None:
+        for key in ("per_question", "from_rank", "processes"):
+            require_at_least(f"mine.{key}", getattr(self, key), 1)
+        require_at_least("mine.to_rank", self.to_rank, self.from_rank)
+        require_at_least("mine.seed", self.seed, 0)
+        require_at_least("mine.max_relative_score", self.max_relative_score, 0)
+        require_choice("mine.pick", self.pick, _PICKS)
+        for key in ("near_duplicate", "veto_above"):
+            if (value := getattr(self, key)) is not None and not 0 < value <= 1:
+                raise ConfigError(f"mine.{key}={value} is out of range; it must be above 0 and at most 1")
+        if self.veto_above is not None and self.cross_encoder is None:
+            raise ConfigError("mine.veto_above is a setting of a cross-encoder; add mine.cross_encoder=<folder>")
+
+
+@dataclass
+class Bm25Config:
+    """Where negatives are found by BM25: its own constants and score rules, and what differs from ``mine`` (absent = as there)."""
+
+    per_question: int | None = None
+    from_rank: int | None = None
+    to_rank: int | None = None
+    pick: str | None = None
+    keep_existing: bool | None = None
+    max_relative_score: float = 0.0
+    """Highest share of the positive's BM25 score that a negative may have; 0 = any."""
+    absolute_margin: float | None = None
+    """Leave out what BM25 scores above the positive's score less this; absent = any."""
+    k1: float = 0.9
+    """How soon more occurrences of a word stop counting."""
+    b: float = 0.4
+    """How much long passages are marked down, 0 to 1."""
+
+    def check(self) -> None:
+        for key, least in (("per_question", 1), ("from_rank", 1), ("to_rank", 1), ("max_relative_score", 0), ("k1", 0), ("b", 0)):
+            if (value := getattr(self, key)) is not None:
+                require_at_least(f"bm25.{key}", value, least)
+        if self.pick is not None:
+            require_choice("bm25.pick", self.pick, _PICKS)
+        if self.b > 1:
+            raise ConfigError(f"bm25.b={self.b} is out of range; it must be in [0, 1]")
+
+
+@dataclass
+class RoundsConfig:
+    """How often it is trained and mined, and how a round follows another."""
+
+    rounds: int = 2
+    """Trainings; negatives are mined with the model of each but the last."""
+    mode: str = "fresh"
+    """fresh: each round trains a new model, on what all rounds so far have mined; continue: one run goes on, with the negatives renewed."""
+    bm25: bool = True
+    """Begin with negatives found by BM25; false: with those that the training data have."""
+    keep_earlier: bool = True
+    """Train on the files of earlier rounds too; false: on the last one only. mode=fresh."""
+    every_epochs: int = 0
+    """Epochs from one renewal to the next; 0 = train.num_train_epochs in equal parts. mode=continue."""
+    processes: int = 1
+    """Processes that train and embed, started by torchrun where there are several."""
+    questions: str | None = None
+    """Questions that every round's model is evaluated with, by dpr retrieve on the corpus."""
+    qrels: str | None = None
+    """Judgements for them; absent = by the answers in the file of questions."""
+    overwrite: bool = False
+    """Where a stage was made with other settings or data, remove what it made and make it anew."""
+    plan: bool = False
+    """Print the stages with their commands and what of them is done, and do nothing."""
+
+    def stop_epochs(self, num_train_epochs: int) -> list[int]:
+        """The epoch after which each round of mode=continue ends; 0, the end of the run, for the last."""
+        if self.every_epochs:
+            return [self.every_epochs * number for number in range(1, self.rounds)] + [0]
+        return [num_train_epochs * number // self.rounds for number in range(1, self.rounds)] + [0]
+
+    def check(self) -> None:
+        require_choice("ladder.mode", self.mode, ("fresh", "continue"))
+        for key in ("rounds", "processes"):
+            require_at_least(f"ladder.{key}", getattr(self, key), 1)
+        require_at_least("ladder.every_epochs", self.every_epochs, 0)
+        if self.mode == "fresh" and self.every_epochs:
+            raise ConfigError("ladder.every_epochs is for ladder.mode=continue; in mode fresh every round trains train.num_train_epochs")
+        if self.mode == "continue" and not self.keep_earlier:
+            raise ConfigError("ladder.keep_earlier=false is for mode fresh; in mode continue the last file always replaces the others")
+        if self.qrels is not None and self.questions is None:
+            raise ConfigError("ladder.qrels needs ladder.questions=<file>")
+
+
+@dataclass
+class LadderConfig(BiEncoderTrainConfig):
+    """Trains, mines hard negatives with the model, and trains again, as often as asked. All settings of ``dpr train`` work as there. A
+    ladder that was killed goes on when the same command is given again."""
+
+    corpus: str | None = None
+    """Passages to mine from: TSV or JSON lines."""
+    ladder: RoundsConfig = field(default_factory=RoundsConfig)
+    mine: MineConfig = field(default_factory=MineConfig)
+    bm25: Bm25Config = field(default_factory=Bm25Config)
+
+    def check(self) -> None:
+        """As for training, and that the rounds make sense.
+
+        Raises:
+            ConfigError: names the key, the value and what it may be.
+        """
+        super().check()
+        for part in (self.ladder, self.mine, self.bm25):
+            part.check()
+        first, last = self.bm25.from_rank or self.mine.from_rank, self.bm25.to_rank or self.mine.to_rank
+        if first > last:
+            raise ConfigError(f"negatives by BM25 would be taken from rank {first} to {last}; set bm25.from_rank or bm25.to_rank")
+        examples = {"train_datasets": "[train.jsonl]", "corpus": "corpus.tsv", "output_dir": "runs/ladder"}
+        for key, example in examples.items():
+            if not getattr(self, key):
+                raise ConfigError(f"{key} is not set, e.g. {key}={example}")
+        if self.train.dry_run:
+            raise ConfigError("train.dry_run=true is for dpr train; ladder.plan=true shows the stages of a ladder")
+        if self.init in ("resume", "continue") or self.resume != "auto":
+            raise ConfigError("init and resume are the ladder's own business here; leave resume out, and init but for scratch or weights")
+        if self.ladder.mode == "continue":
+            self._check_continue()
+
+    def _check_continue(self) -> None:
+        train = self.train
+        if train.max_steps:
+            raise ConfigError("ladder.mode=continue counts in epochs; set train.max_steps=0 and train.num_train_epochs")
+        if train.early_stopping.patience:
+            raise ConfigError("ladder.mode=continue and train.early_stopping contradict, its schedule is that of all rounds; leave one out")
+        if train.stop_at_epoch:
+            raise ConfigError("ladder.mode=continue sets train.stop_at_epoch for every round; use ladder.every_epochs")
+        stops = self.ladder.stop_epochs(train.num_train_epochs)[:-1]
+        if stops and not 1 <= stops[0] <= stops[-1] < train.num_train_epochs:
+            raise ConfigError(
+                f"train.num_train_epochs={train.num_train_epochs} are too few for ladder.rounds={self.ladder.rounds}"
+                + (f" of ladder.every_epochs={self.ladder.every_epochs}" if self.ladder.every_epochs else "")
+                + "; every round takes one epoch at least"
+            )

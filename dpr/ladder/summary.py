@@ -1,0 +1,69 @@
+"""What a ladder came to, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpr.evaluation.reports import format_table
+from dpr.formats.checkpoints import resolve_checkpoint
+from dpr.formats.durable import read_json, write_json
+from dpr.ladder.stages import RECORD, Stage
+
+FILE = "ladder.json"
+COLUMNS = {
+    "eval/nll_loss": "NLL",
+    "eval/in_batch_acc": "in-batch acc.",
+    "eval/avg_rank": "average rank",
+    "best_value": "best",
+    "accuracy@1": "top-1",
+    "accuracy@5": "top-5",
+    "accuracy@20": "top-20",
+    "accuracy@100": "top-100",
+    "mrr@10": "MRR@10",
+    "ndcg@10": "nDCG@10",
+    "minutes": "minutes",
+}
+
+
+@dataclass(frozen=True)
+class Round:
+    """A training, and the evaluation of its model if one was asked for."""
+
+    number: int
+    train: Stage
+    evaluation: Stage | None
+
+
+def summarize(rounds: Sequence[Round], folder: Path, *, mode: str) -> float | None:
+    """Prints a table of all rounds and writes ``ladder.json``; returns the best validation value of the last round."""
+    found = [_figures(entry) for entry in rounds]
+    lines = {f"{figures['round']}: {figures['trained']}": _numbers(figures) for figures in found}
+    print(format_table(lines, {name: heading for name, heading in COLUMNS.items() if any(name in line for line in lines.values())}))
+    summary = {"mode": mode, "rounds": found}
+    if not (folder / FILE).is_file() or read_json(folder / FILE) != summary:
+        write_json(folder / FILE, summary)
+    best = found[-1]["dev"].get("best_value")
+    return None if best is None else float(best)
+
+
+def _figures(entry: Round) -> dict[str, Any]:
+    stages = [entry.train] + ([entry.evaluation] if entry.evaluation else [])
+    figures: dict[str, Any] = {
+        "round": entry.number,
+        "trained": entry.train.what,
+        "model": str(resolve_checkpoint(entry.train.folder)),
+        "dev": read_json(entry.train.folder / "metrics.json"),
+        "seconds": {stage.name: read_json(stage.folder / RECORD)["seconds"] for stage in stages},
+    }
+    if entry.evaluation is not None:
+        report = read_json(entry.evaluation.folder / "metrics.json")
+        figures["retrieval"] = {"num_questions": report["num_questions"], **report["metrics"]}
+    return figures
+
+
+def _numbers(figures: dict[str, Any]) -> dict[str, float]:
+    values = {**figures["dev"], **figures.get("retrieval", {}), "minutes": figures["seconds"][f"train-{figures['round']}"] / 60}
+    return {name: float(values[name]) for name in COLUMNS if isinstance(values.get(name), int | float)}
