@@ -70,6 +70,7 @@ setup(
             "types-PyYAML",
             "types-regex",
             "types-tqdm",
+            "wandb",
         ],
     },
     entry_points={"console_scripts": ["dpr=dpr.cli.main:main"]},

@@ -19,6 +19,8 @@ from dpr.formats.token_store import StoredPassage
 
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
 _TEXTS_PER_CALL = 128
+# Of a pair that is cut, it makes every window of the one with every window of the other: gigabytes, where both are long.
+_LONG_TITLE = 4  # characters, in units of the sequence length
 
 
 class Tensorizer:
@@ -142,6 +144,9 @@ class Tensorizer:
             if isinstance(passage, StoredPassage):
                 stored = passage.tokens()
                 result[row] = self._rule().join(stored.title, stored.text, self.sequence_length)
+            elif passage.title and len(passage.title) > _LONG_TITLE * self.sequence_length and self.join_rule is not None:
+                title, text = self.bare_tokens([passage.title, passage.text.strip()])
+                result[row] = self.join_rule.join(title, text, self.sequence_length)
             else:
                 texts[bool(passage.title)].append((row, passage))
         for titled, rows in enumerate(texts):

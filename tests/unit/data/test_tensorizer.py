@@ -43,6 +43,18 @@ def test_truncation_takes_from_the_longest_part_and_keeps_the_last_separator(fol
     assert tensorizer(folder, 5).question_tokens(["ba be bi bo bu"]) == [[CLS, *ids("ba be bi"), SEP]]
 
 
+@pytest.mark.parametrize("length", [3, 5, 12])
+def test_a_long_title_is_cut_as_the_tokenizer_cuts_it_without_asking_it_to(
+    folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pair with two long parts the tokenizer makes every window of one with every window of the other."""
+    passages = [Passage("da be " * texts, "ba di " * titles) for titles, texts in ((10, 1), (10, 10), (100, 3), (40, 200))]
+    expected = tensorizer(folder, length)._encode([passage.title for passage in passages], [p.text.strip() for p in passages], length)
+    ours = tensorizer(folder, length)
+    monkeypatch.setattr(ours, "_encode", lambda first, second, length: [pytest.fail("asked")] if first else [])
+    assert ours.passage_tokens(passages) == expected
+
+
 def test_questions_have_their_own_length(folder: Path) -> None:
     both = tensorizer(folder, 12, question_length=4)
     assert len(both.question_tokens(["ba be bi bo bu"])[0]) == 4
