@@ -3,7 +3,7 @@
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 40 minutes
 # make check        lint, format, types
-# make bench        speed against plain loops and sentence-transformers
+# make bench        speed against plain loops, sentence-transformers and faiss; half an hour
 # make memory       memory of the jobs that meet the largest files
 #
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu installs the small CPU build of torch; by default pip chooses.

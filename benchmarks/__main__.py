@@ -1,96 +1,110 @@
-"""``make bench``, or ``python -m benchmarks [--layers 4 --width 256 --rounds 5]``: training and encoding against plain loops and
-sentence-transformers, on the same weights, texts and optimizer."""
+"""``make bench``, or ``python -m benchmarks [--only training,search] [--out docs/benchmarks.md]``: speed against others, as ratios.
+
+Every section prints its part of the page. With ``--out`` the page is written, its figures beside it as JSON and its drawing as SVG;
+sections that were not run keep what was measured before, with its date.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import platform
-import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from benchmarks import sides
-from benchmarks.measuring import Figures, table, take_turns
-from benchmarks.workload import Texts, load_texts, training_flops, write_encoder
+from benchmarks import data_loading, encoders, large_batch, page, plot, search, startup
+from benchmarks.page import Section
 
-OURS = "dpr (packed)"
-LENGTH, BATCH = 256, 32
+PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
 INTRODUCTION = """# Benchmarks
 
-Ratios inside one run: the sides take turns on the same weights, texts and optimizer. `make bench` makes this page."""
+How many times as fast this is as other ways of doing the same. The sides of a comparison take turns in one run, on the same weights, texts
+and optimizer, and each ratio is of two measurements seconds apart; given are the median of the rounds and their range. A test
+(`tests/unit/benchmarks`) checks that the sides compute the same losses. `make bench` makes this page; `python -m benchmarks --only
+training,search --out docs/benchmarks.md` some sections of it, and the others keep what was measured before.
+
+"Share of peak" counts operations on real tokens only, against the fp32 matrix product (2048^3) measured beside each run. Nothing here was
+measured on a GPU: not training, not encoding, not search. Related: [memory](memory.md), `python -m benchmarks.grouping` (pools of rows of
+like length), `python -m benchmarks.token_store` (large training files)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of all sections."""
+
+    rounds: int
+    device: torch.device
+
+
+SECTIONS: dict[str, Callable[[Settings], Section]] = {
+    "training": lambda settings: encoders.training(settings.rounds, settings.device, dropout=0.1),
+    "training_without_dropout": lambda settings: encoders.training(settings.rounds, settings.device, dropout=0.0),
+    "large_batch": lambda settings: large_batch.against_rival(settings.rounds),
+    "gradient_caching": lambda settings: large_batch.against_itself(settings.rounds),
+    "encoding": lambda settings: encoders.encoding(settings.rounds, settings.device),
+    "search": lambda settings: search.section(settings.rounds),
+    "data_loading": lambda settings: data_loading.section(settings.rounds),
+    "startup": lambda settings: startup.section(settings.rounds),
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(SECTIONS), help=f"sections to run (default: all): {', '.join(SECTIONS)}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=None, help="write the tables to this Markdown file")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="for training and encoding")
+    parser.add_argument("--out", type=Path, default=None, help="the page, Markdown")
     arguments = parser.parse_args()
-    device, texts = torch.device(arguments.device), load_texts(4 * BATCH)
-    parts = [INTRODUCTION, _heading(arguments, texts)]
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        config = write_encoder(folder, texts, layers=arguments.layers, width=arguments.width)
-        for dropout in (0.1, 0.0):
-            figures = _training(folder, config, texts, device, dropout, arguments.rounds)
-            parts += [f"### Training, dropout {dropout}", table(figures, ours=OURS, unit="questions/s")]
-            print(*parts[-2:], sep="\n\n", end="\n\n", flush=True)
-        figures = _encoding(folder, config, texts, device, arguments.rounds)
-        parts += ["### Encoding passages, tokenising included", table(figures, ours=OURS, unit="tokens/s")]
-        print(*parts[-2:], sep="\n\n")
-    if arguments.out is not None:
-        arguments.out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    chosen = arguments.only.split(",")
+    if unknown := set(chosen) - set(SECTIONS):
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    settings = Settings(arguments.rounds, torch.device(arguments.device))
+    for name in chosen:
+        section = replace(SECTIONS[name](settings), measured=_measured(name, settings))
+        print(f"## {section.title}", section.measured, section.text, sep="\n\n", end="\n\n", flush=True)
+        if arguments.out is not None:
+            keep(arguments.out, name, section)
 
 
-def _training(folder: Path, config: object, texts: Texts, device: torch.device, dropout: float, rounds: int) -> dict[str, Figures]:
-    model = sides.our_model(folder, dropout=dropout, length=LENGTH)
-    batches = sides.our_batches(model, texts, batch=BATCH)
-    lengths = [length for batch in batches for length in [*batch.questions.lengths.tolist(), *batch.contexts.lengths.tolist()]]
-    competitors = {
-        OURS: sides.our_training(model, batches, device),
-        "plain, padded to the longest": sides.plain_training(folder, batches, device, dropout=dropout),
-        f"plain, padded to {LENGTH}": sides.plain_training(folder, batches, device, dropout=dropout, pad_to=LENGTH),
-        **_if_installed(lambda: sides.st_training(folder, texts, device, batch=BATCH, length=LENGTH, dropout=dropout)),
-    }
-    return take_turns(competitors, units=len(batches) * BATCH, flops=training_flops(config, lengths), rounds=rounds, device=device)
+def keep(out: Path, name: str, section: Section) -> None:
+    """Puts a section into the page, its figures and its drawing."""
+    known = page.read(out.with_suffix(".json")) | {name: section}
+    sections = {name: known[name] for name in SECTIONS if name in known}
+    drawing = out.with_suffix(".svg")
+    page.write(out.with_suffix(".json"), sections)
+    drawing.write_text(plot.bars(sections.values()), encoding="utf-8")
+    out.write_text(page.render(INTRODUCTION, sections, drawing.name), encoding="utf-8")
 
 
-def _encoding(folder: Path, config: object, texts: Texts, device: torch.device, rounds: int) -> dict[str, Figures]:
-    model = sides.our_model(folder, dropout=0.1, length=LENGTH).to(device).eval()
-    lengths = [min(len(tokens), LENGTH) for tokens in model.tensorizer.tokenizer(texts.passages)["input_ids"]]
-    competitors = {
-        OURS: sides.our_encoding(model, texts.passages),
-        "plain, padded to the longest": sides.plain_encoding(folder, texts.passages, device, length=LENGTH),
-        f"plain, padded to {LENGTH}": sides.plain_encoding(folder, texts.passages, device, length=LENGTH, pad_to=LENGTH),
-        **_if_installed(lambda: sides.st_encoding(folder, texts.passages, device, length=LENGTH)),
-    }
-    return take_turns(competitors, units=sum(lengths), flops=training_flops(config, lengths, passes=1), rounds=rounds, device=device)
-
-
-def _if_installed(make: Callable[[], sides.Work]) -> dict[str, sides.Work]:
-    try:
-        return {f"sentence-transformers {version('sentence-transformers')}": make()}
-    except PackageNotFoundError:
-        print('sentence-transformers is not installed and left out: pip install "dpr[bench]"')
-        return {}
-
-
-def _heading(arguments: argparse.Namespace, texts: Texts) -> str:
-    device = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else f"{platform.machine()} CPU"
-    size = f"--layers {arguments.layers} --width {arguments.width}"
+def _measured(name: str, settings: Settings) -> str:
+    """On what, with what, when and how a section was measured."""
+    device = torch.cuda.get_device_name() if settings.device.type == "cuda" else _processor()
+    cores = len(os.sched_getaffinity(0))
+    versions = ", ".join(f"{package} {found}" for package in PACKAGES if (found := _version(package)))
     return (
-        f"BERT of {arguments.layers} layers x {arguments.width}, {BATCH} questions and {2 * BATCH} passages a step, {texts.source} texts "
-        f"cut at {LENGTH} tokens, fp32, AdamW and clipping included. {device}, {torch.get_num_threads()} threads, "
-        f"torch {torch.__version__}, transformers {version('transformers')}, {arguments.rounds} rounds, {datetime.date.today()}. "
-        f"Shares are of the fp32 matrix-product peak (2048^3) measured beside each run; operations on real tokens only. "
-        f"Command: `python -m benchmarks {size} --rounds {arguments.rounds}`."
+        f"*{device}, {cores} cores, {torch.get_num_threads()} threads; Python {platform.python_version()}, {versions}; "
+        f"{settings.rounds} rounds; {datetime.date.today()}; `python -m benchmarks --only {name} --rounds {settings.rounds}`*"
     )
+
+
+def _processor() -> str:
+    """The name that the system has for it; virtual machines often have none but the architecture."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{platform.machine()} CPU" + (f" ({names[0]})" if names else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

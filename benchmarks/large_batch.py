@@ -1,6 +1,8 @@
-"""``python -m benchmarks.large_batch``: gradient caching against the direct step, and its memory from small pools to large ones.
+"""Gradient caching: against sentence-transformers' cached loss at equal memory, against the direct step, and its memory from small pools to
+large ones.
 
-Every case runs in a process of its own; memory is the peak of anonymous resident memory above what the imports and the model take.
+Every case of memory runs in a process of its own; memory is the peak of anonymous resident memory above what imports and model take.
+``python -m benchmarks.large_batch`` prints the last two, up to pools of 65,536 questions.
 """
 
 from __future__ import annotations
@@ -12,19 +14,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
-from benchmarks import sides
+from benchmarks import equal_memory, sides
+from benchmarks.measuring import PeakMemory, median_and_range
+from benchmarks.page import Ratio, Section
 from benchmarks.workload import load_texts, write_encoder
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.grad_cache import CachedStep
-from dpr.training.step import DirectStep
+from dpr.training.step import DirectStep, Step
 
 CPU = torch.device("cpu")
+RIVAL, RIVAL_BAR = "sentence-transformers", 2.5
 
 
 def made_up_batch(size: int, *, question_tokens: int = 12, passage_tokens: int = 32, vocabulary: int = 30522) -> BiEncoderBatch:
@@ -52,31 +60,22 @@ def one_step(folder: str, size: int, max_tokens: int) -> None:
     """Prints the seconds of a step and the growth of memory while it ran."""
     model = sides.our_model(Path(folder), dropout=0.1, length=64).train()
     batch = made_up_batch(size)
-    before = _memory("RssAnon")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts again
-    files = _memory("RssFile")
+    memory = PeakMemory()
     step = CachedStep(model, BiEncoderNllLoss(), max_tokens=max_tokens, ranks=Ranks(), device=CPU)
     start = time.perf_counter()
     result = step(batch, num_pools=1, is_last=True)
     seconds = time.perf_counter() - start
-    grown = _memory("VmHWM") - files - before
-    print(json.dumps({"seconds": seconds, "mb": grown / 1024, "loss": float(result.loss_sum) / size}))
+    print(json.dumps({"seconds": seconds, "mb": memory.mb, "loss": float(result.loss_sum) / size}))
 
 
-def _memory(key: str) -> int:
-    """A line of /proc/self/status, in KiB."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(next(line for line in status.splitlines() if line.startswith(key + ":")).split()[1])
-
-
-def against_direct(folder: Path, rounds: int) -> dict[str, float]:
+def against_direct(folder: Path, rounds: int, size: int) -> dict[str, list[float]]:
     """Ratios of the time of cached steps to the direct step's, both on the same batches of real texts."""
     model = sides.our_model(folder, dropout=0.1, length=256).train()
-    batches = sides.our_batches(model, load_texts(256), batch=128)
-    total = batches[0].num_tokens
-    steps = {"direct": DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=CPU)} | {
-        f"1/{part}": CachedStep(model, BiEncoderNllLoss(), max_tokens=total // part, ranks=Ranks(), device=CPU) for part in (1, 2, 4, 16)
-    }
+    batches = sides.our_batches(model, load_texts(4 * size), batch=size)
+    total = min(batch.num_tokens for batch in batches)
+    steps: dict[str, Step] = {"direct": DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=CPU)}
+    for name, tokens in {"all": 2 * total, "1/2": total // 2, "1/4": total // 4, "1/16": total // 16}.items():
+        steps[name] = CachedStep(model, BiEncoderNllLoss(), max_tokens=tokens, ranks=Ranks(), device=CPU)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
         for name, step in steps.items():
@@ -85,9 +84,72 @@ def against_direct(folder: Path, rounds: int) -> dict[str, float]:
             model.zero_grad()
             if number:
                 times[name].append(time.perf_counter() - start)
-    return {
-        name: statistics.median(mine / direct for mine, direct in zip(own, times["direct"], strict=True)) for name, own in times.items()
-    }
+    return {name: [mine / direct for mine, direct in zip(own, times["direct"], strict=True)] for name, own in times.items()}
+
+
+def direct_table(rounds: int, size: int) -> str:
+    """How much longer a cached step takes, by the part of the batch's tokens that it may hold."""
+    lines = ["| tokens held, of the batch's | time of the direct step's |", "|---|---:|"]
+    with tempfile.TemporaryDirectory() as temporary:
+        write_encoder(Path(temporary), load_texts(128), layers=4, width=256)
+        for name, ratios in against_direct(Path(temporary), rounds, size).items():
+            median, low, high = median_and_range(ratios)
+            if name != "direct":
+                lines.append(f"| {name} | {median:.2f} ({low:.2f} to {high:.2f}) |")
+    return "\n".join(lines)
+
+
+def memory_table(cases: Sequence[tuple[int, int, int]], max_tokens: int = 8192) -> str:
+    """Memory and time of one cached step; cases are layers, width, questions."""
+    lines = ["| model | questions | passages | s | MB above the start |", "|---|---:|---:|---:|---:|"]
+    with tempfile.TemporaryDirectory() as temporary:
+        for layers, width, size in cases:
+            folder = Path(temporary) / f"{layers}x{width}"
+            if not folder.exists():
+                write_encoder(folder, load_texts(128), layers=layers, width=width)
+            command = [sys.executable, "-m", "benchmarks.large_batch", "--one", str(folder), str(size), str(max_tokens)]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+            lines.append(f"| {layers} x {width} | {size:,} | {2 * size:,} | {found['seconds']:.1f} | {found['mb']:.0f} |")
+    return "\n".join(lines)
+
+
+def against_rival(rounds: int) -> Section:
+    """Our cached step against sentence-transformers' cached loss, where both take the same memory."""
+    if find_spec("sentence_transformers") is None:
+        raise SystemExit('sentence-transformers is not installed: pip install "dpr[bench]"')
+    budgets = {"dpr": equal_memory.GRAD_CACHE_TOKENS, RIVAL: equal_memory.MINI_BATCH_SIZE}
+    with tempfile.TemporaryDirectory() as temporary:
+        write_encoder(Path(temporary), load_texts(128), layers=4, width=256)
+        found = equal_memory.take_turns(Path(temporary), budgets, rounds)
+    size = equal_memory.BATCH
+    what = (
+        f"One pool of {size} questions and {2 * size} passages ({load_texts(2 * size).source} texts cut at {equal_memory.LENGTH} tokens), "
+        f"BERT of 4 layers x 256, dropout {equal_memory.DROPOUT:g}, optimizer included, each side in a process of its own, in turns. "
+        "sentence-transformers runs its CachedMultipleNegativesRankingLoss with its default mini_batch_size; our grad_cache_tokens was "
+        "chosen so that memory is about equal. Memory is the peak of what the process owns (VmHWM less files) above what it was before its "
+        "first step."
+    )
+    lines = ["| | budget | MB above the start | questions/s |", "|---|---|---:|---:|"]
+    kinds = {"dpr": f"grad_cache_tokens={budgets['dpr']}", RIVAL: f"mini_batch_size={budgets[RIVAL]}"}
+    for side, answers in found.items():
+        rate = size / statistics.median(one["seconds"] for one in answers)
+        lines.append(f"| {side} | {kinds[side]} | {max(one['mb'] for one in answers):,.0f} | {rate:.1f} |")
+    ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in zip(found["dpr"], found[RIVAL], strict=True)]
+    ratio = Ratio.of(f"{RIVAL} {version(RIVAL)}, cached loss", ratios, RIVAL_BAR)
+    return Section("Large batch", "\n\n".join([what, "\n".join(lines), f"Ours is faster by {ratio.text}."]), (ratio,))
+
+
+def against_itself(rounds: int) -> Section:
+    """What caching costs, and how memory grows with the pool."""
+    size = 64
+    text = [
+        f"Pools of {size} questions and {2 * size} passages, BERT of 4 layers x 256; what is held is not computed twice.",
+        direct_table(rounds, size),
+        "Memory of one step with grad_cache_tokens=8192, questions of 12 tokens and passages of 32, each in a process of its own; vectors "
+        "and their gradients are what grows. `python -m benchmarks.large_batch` goes on to 65,536 questions.",
+        memory_table([(2, 128, size) for size in (256, 1024, 4096, 8192)]),
+    ]
+    return Section("Cost and memory of gradient caching", "\n\n".join(text))
 
 
 def main() -> None:
@@ -100,21 +162,9 @@ def main() -> None:
     if arguments.one:
         one_step(arguments.one[0], int(arguments.one[1]), int(arguments.one[2]))
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, tiny, texts = Path(temporary) / "encoder", Path(temporary) / "tiny", load_texts(128)
-        write_encoder(folder, texts, layers=4, width=256)
-        print("\n| tokens held, of the batch's | time against the direct step |\n|---|---:|", flush=True)
-        for name, ratio in against_direct(folder, arguments.rounds).items():
-            print(f"| {name} | {ratio:.2f} |", flush=True)
-        write_encoder(folder, texts, layers=2, width=128)
-        write_encoder(tiny, texts, layers=1, width=64)
-        print("\n| model | batch | passages | s | MB above the start |\n|---|---:|---:|---:|---:|", flush=True)
-        cases = [("2 x 128", folder, size) for size in arguments.sizes]
-        cases += [("1 x 64", tiny, arguments.largest)] if arguments.largest else []
-        for label, model, size in cases:
-            command = [sys.executable, "-m", "benchmarks.large_batch", "--one", str(model), str(size), "8192"]
-            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-            print(f"| {label} | {size:,} | {2 * size:,} | {found['seconds']:.1f} | {found['mb']:.0f} |", flush=True)
+    print(direct_table(arguments.rounds, size=128), end="\n\n", flush=True)
+    largest = [(1, 64, arguments.largest)] if arguments.largest else []
+    print(memory_table([*((2, 128, size) for size in arguments.sizes), *largest]))
 
 
 if __name__ == "__main__":

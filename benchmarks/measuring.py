@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -25,10 +26,33 @@ class Figures:
     def share(self) -> float:
         return statistics.median(self.shares)
 
-    def ratio_to(self, other: Figures) -> tuple[float, float, float]:
-        """Median, least and greatest of the rounds' ratios."""
-        ratios = [mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)]
-        return statistics.median(ratios), min(ratios), max(ratios)
+    def ratios_to(self, other: Figures) -> list[float]:
+        """How many times as fast this side is, a round."""
+        return [mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)]
+
+
+def median_and_range(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least and greatest."""
+    return statistics.median(values), min(values), max(values)
+
+
+class PeakMemory:
+    """The greatest anonymous resident memory of this process since ``__init__``, above what it was then. Linux only."""
+
+    def __init__(self) -> None:
+        self._before = _status_kib("RssAnon")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts again
+        self._files = _status_kib("RssFile")
+
+    @property
+    def mb(self) -> float:
+        """In MB of 2^20 bytes."""
+        return (_status_kib("VmHWM") - self._files - self._before) / 1024
+
+
+def _status_kib(key: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith(key + ":")).split()[1])
 
 
 def matrix_peak(device: torch.device, size: int = 2048, repeats: int = 3) -> float:
@@ -49,7 +73,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def take_turns(
-    sides: Mapping[str, Callable[[], None]], *, units: float, flops: float, rounds: int, device: torch.device, warmups: int = 1
+    sides: Mapping[str, Callable[[], object]], *, units: float, flops: float, rounds: int, device: torch.device, warmups: int = 1
 ) -> dict[str, Figures]:
     """Runs every side once a round; each does ``units`` of work, which takes ``flops`` operations on real tokens.
 
@@ -74,7 +98,7 @@ def table(figures: Mapping[str, Figures], *, ours: str, unit: str) -> str:
     """A Markdown table: rate, share of peak, and how many times faster ours is."""
     lines = [f"| | {unit} | share of peak | ours is faster by |", "|---|---:|---:|---:|"]
     for name, side in figures.items():
-        median, low, high = figures[ours].ratio_to(side)
+        median, low, high = median_and_range(figures[ours].ratios_to(side))
         ratio = "" if name == ours else f"{median:.2f} ({low:.2f} to {high:.2f})"
         lines.append(f"| {name} | {side.rate:,.0f} | {side.share:.0%} | {ratio} |")
     return "\n".join(lines)

@@ -1,9 +1,13 @@
-"""The sides of the comparison. Each is given the same weights, texts, batches and optimizer, and returns what does one round of work."""
+"""The sides of the comparison. Each is given the same weights, texts, batches and optimizer, and returns what does one round of work.
+
+A round of training returns the loss of each of its batches, so that a test can see that the sides compute the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +20,13 @@ from dpr.data.collator import Collator, DataRow, SetOptions
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
+from dpr.training.grad_cache import CachedStep
 from dpr.training.optimizer import OptimizerSettings, make_optimizer
-from dpr.training.step import DirectStep
+from dpr.training.step import DirectStep, Step
 
-Work = Callable[[], None]
-LEARNING_RATE = 2e-5
+Training = Callable[[], list[float]]
+Encoding = Callable[[], None]
+LEARNING_RATE, MAX_GRAD_NORM = 2e-5, 2.0
 
 
 def our_model(folder: Path, *, dropout: float, length: int) -> BiEncoder:
@@ -47,22 +53,32 @@ def our_batches(model: BiEncoder, texts: Texts, *, batch: int) -> list[BiEncoder
     ]
 
 
-def our_training(model: BiEncoder, batches: Sequence[BiEncoderBatch], device: torch.device) -> Work:
+def our_training(model: BiEncoder, batches: Sequence[BiEncoderBatch], device: torch.device, *, grad_cache_tokens: int = 0) -> Training:
+    """The trainer's step, direct or with gradients cached."""
     model.to(device).train()
     optimizer = make_optimizer(model, OptimizerSettings(learning_rate=LEARNING_RATE))
-    step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=device)
+    step: Step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=device)
+    if grad_cache_tokens:
+        step = CachedStep(model, BiEncoderNllLoss(), max_tokens=grad_cache_tokens, ranks=Ranks(), device=device)
 
-    def work() -> None:
+    def work() -> list[float]:
+        losses = []
         for batch in batches:
-            step(batch, num_pools=1, is_last=True)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            result = step(batch, num_pools=1, is_last=True)
+            _update(model, optimizer)
+            losses.append(float(result.loss_sum) / result.num_questions)
+        return losses
 
     return work
 
 
-def plain_training(folder: Path, batches: Sequence[BiEncoderBatch], device: torch.device, *, dropout: float, pad_to: int = 0) -> Work:
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def plain_training(folder: Path, batches: Sequence[BiEncoderBatch], device: torch.device, *, dropout: float, pad_to: int = 0) -> Training:
     """A plain loop on a Hugging Face BERT: padded to the longest of the batch, or to ``pad_to`` as DPR runs it."""
     from transformers import AutoConfig, AutoModel
 
@@ -72,13 +88,15 @@ def plain_training(folder: Path, batches: Sequence[BiEncoderBatch], device: torc
     padded = [[_padded(tokens, pad_to, device) for tokens in (batch.questions, batch.contexts)] for batch in batches]
     targets = [batch.context_row[batch.positive_idx].to(device) for batch in batches]
 
-    def work() -> None:
+    def work() -> list[float]:
+        losses = []
         for (questions, contexts), target in zip(padded, targets, strict=True):
             vectors = [model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in (questions, contexts)]
-            nn.functional.cross_entropy(vectors[0] @ vectors[1].T, target).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(vectors[0] @ vectors[1].T, target)
+            loss.backward()
+            _update(model, optimizer)
+            losses.append(loss.item())
+        return losses
 
     return work
 
@@ -89,14 +107,24 @@ def _padded(tokens: TokenBatch, pad_to: int, device: torch.device) -> tuple[Tens
     return nn.functional.pad(ids, (0, extra)).to(device), nn.functional.pad(mask, (0, extra)).to(device, torch.int64)
 
 
-def st_training(folder: Path, texts: Texts, device: torch.device, *, batch: int, length: int, dropout: float) -> Work:
-    """sentence-transformers: its loss on its own padded features (question, positive, negative columns), tokenised beforehand."""
+def st_training(
+    folder: Path, texts: Texts, device: torch.device, *, batch: int, length: int, dropout: float, mini_batch_size: int = 0
+) -> Training:
+    """sentence-transformers: its loss on its own padded features (question, positive, negative columns), tokenised beforehand.
+
+    With ``mini_batch_size`` the loss is its gradient-cached one.
+    """
     from sentence_transformers import SentenceTransformer, util
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss, MultipleNegativesRankingLoss
 
     model = _st_model(folder, length, dropout, device).train()
     assert isinstance(model, SentenceTransformer)
-    loss = MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=util.dot_score)
+    kind: dict[str, Any] = {"scale": 1.0, "similarity_fct": util.dot_score}
+    loss: nn.Module = (
+        CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **kind)
+        if mini_batch_size
+        else MultipleNegativesRankingLoss(model, **kind)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     half = len(texts.questions) // 2
     columns = (texts.questions[:half], texts.passages[:half], texts.passages[half : 2 * half])
@@ -109,12 +137,14 @@ def st_training(folder: Path, texts: Texts, device: torch.device, *, batch: int,
     ]
     labels = torch.arange(batch, device=device)
 
-    def work() -> None:
+    def work() -> list[float]:
+        losses = []
         for features in batches:
-            loss([dict(column) for column in features], labels).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            value = loss([dict(column) for column in features], labels)
+            value.backward()
+            _update(model, optimizer)
+            losses.append(value.item())
+        return losses
 
     return work
 
@@ -128,16 +158,16 @@ def _st_model(folder: Path, length: int, dropout: float, device: torch.device) -
     return SentenceTransformer(modules=[body, Pooling(body.get_embedding_dimension(), pooling_mode="cls")], device=str(device))
 
 
-def our_encoding(model: BiEncoder, passages: Sequence[str]) -> Work:
+def our_encoding(model: BiEncoder, passages: Sequence[str]) -> Encoding:
     return lambda: [model.encode_passages(list(passages))].clear()
 
 
-def st_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, length: int) -> Work:
+def st_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, length: int) -> Encoding:
     model = _st_model(folder, length, 0.1, device).eval()
     return lambda: [model.encode(list(passages), batch_size=32, show_progress_bar=False)].clear()  # type: ignore[operator]
 
 
-def plain_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, length: int, pad_to: int = 0) -> Work:
+def plain_encoding(folder: Path, passages: Sequence[str], device: torch.device, *, length: int, pad_to: int = 0) -> Encoding:
     """Batches of 32 in file order, padded to the longest or to ``pad_to``; tokenising included, as on the other sides."""
     from transformers import AutoModel, AutoTokenizer
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 SQUAD = SHARED / "data" / "squad" / "squad-v1.1-train.800-paragraphs.jsonl.gz"
 VOCABULARY = SHARED / "models" / "bert-base-uncased-vocab" / "vocab.txt"
@@ -51,7 +53,9 @@ def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int) -> Any
     config = BertConfig(
         vocab_size=30522, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
     )
-    BertModel(config, add_pooling_layer=False).save_pretrained(str(folder))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(config, add_pooling_layer=False).save_pretrained(str(folder))
     return config
 
 

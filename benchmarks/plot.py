@@ -1,0 +1,68 @@
+"""The ratios of the page as horizontal bars, with their spread over the rounds, in one SVG that follows a dark or light screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from benchmarks.page import Ratio, Section
+from dpr.evaluation.report.charts import Axis, nice_ticks, number_text
+from dpr.evaluation.report.markup import Markup, tag
+
+WIDTH, ROW, HEAD, TOP, BOTTOM = 760, 24, 26, 12, 44
+LEFT, RIGHT = 300, 60
+STYLE = (
+    "text { font: 13px system-ui, sans-serif; fill: #1b2330 } .soft { fill: #566274 } .head { font-weight: 600 } .bar { fill: #2563eb } "
+    ".grid { stroke: #dde2e9 } .even { stroke: #566274 } .spread { stroke: #1b2330; stroke-width: 1.5 } "
+    ".bar.missed { fill: #c2410c } .wanted { stroke: #12683a; stroke-width: 2.5 } "
+    "@media (prefers-color-scheme: dark) { text { fill: #e6eaf1 } .soft { fill: #a3aec0 } .grid { stroke: #303948 } "
+    ".even { stroke: #a3aec0 } .bar { fill: #7aa7ff } .bar.missed { fill: #ff9a62 } .spread { stroke: #e6eaf1 } "
+    ".wanted { stroke: #84e0ae } }"
+)
+
+
+def bars(sections: Iterable[Section]) -> str:
+    """A bar for every ratio under the title of its section; a green mark stands at what the ratio has to be."""
+    shown = [section for section in sections if section.ratios]
+    ratios = [ratio for section in shown for ratio in section.ratios]
+    height = TOP + BOTTOM + HEAD * len(shown) + ROW * len(ratios)
+    ticks = nice_ticks([0.0, 1.0, *(ratio.high for ratio in ratios), *(ratio.at_least or 0.0 for ratio in ratios)])
+    axis = Axis(ticks[0], ticks[-1], LEFT, WIDTH - RIGHT)
+    base = height - BOTTOM
+    parts = [tag("style", STYLE), tag("title", "How many times as fast: ours against others")]
+    for value in sorted({*ticks, 1.0}):
+        x = _n(axis.place(value))
+        parts.append(tag("line", x1=x, y1=TOP, x2=x, y2=base, class_="even" if value == 1 else "grid"))
+        parts.append(tag("text", number_text(value), x=x, y=base + 17, text_anchor="middle", class_="soft"))
+    parts.append(
+        tag("text", "times as fast (1: equal)", x=_n((LEFT + WIDTH - RIGHT) / 2), y=height - 8, text_anchor="middle", class_="soft")
+    )
+    y = TOP
+    for section in shown:
+        parts.append(tag("text", section.title, x=10, y=y + 18, class_="head"))
+        y += HEAD
+        for ratio in section.ratios:
+            parts += _row(ratio, axis, y)
+            y += ROW
+    drawing = tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH, height=height)
+    return f"{drawing}\n"
+
+
+def _row(ratio: Ratio, axis: Axis, y: float) -> list[Markup]:
+    middle, (start, end, low, high) = y + ROW / 2, (axis.place(value) for value in (0.0, ratio.median, ratio.low, ratio.high))
+    colour = "bar missed" if ratio.is_missed else "bar"
+    hint = tag("title", f"{ratio.what}: {ratio.text}")
+    parts = [
+        tag("text", ratio.what, x=LEFT - 8, y=_n(middle), dy="0.35em", text_anchor="end"),
+        tag("rect", hint, x=_n(start), y=y + 4, width=_n(end - start), height=ROW - 8, rx=2, class_=colour),
+        tag("line", x1=_n(low), y1=_n(middle), x2=_n(high), y2=_n(middle), class_="spread"),
+        *(tag("line", x1=_n(x), y1=_n(middle - 4), x2=_n(x), y2=_n(middle + 4), class_="spread") for x in (low, high)),
+        tag("text", f"{ratio.median:.2f}", x=_n(max(end, high) + 6), y=_n(middle), dy="0.35em"),
+    ]
+    if ratio.at_least is not None:
+        wanted = _n(axis.place(ratio.at_least))
+        parts.append(tag("line", x1=wanted, y1=y + 1, x2=wanted, y2=y + ROW - 1, class_="wanted"))
+    return parts
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
