@@ -1,4 +1,4 @@
-"""Twenty training steps against an independent loop: plain Hugging Face BERT, plain softmax over the pool, plain AdamW.
+"""Twenty pools of training against an independent loop: plain Hugging Face BERT, plain softmax over the pool, plain AdamW.
 
 pytest tests/invariants/test_loss_curve.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
@@ -18,19 +19,20 @@ from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
-STEPS, BATCH = 20, 4
+POOLS, BATCH, LIMIT = 20, 4, 0.05
 
 
 def plain_samples() -> list[TrainingSample]:
     """Every passage occurs once in the file, so that a plain softmax over the pool is the whole truth."""
     samples = []
-    for number, sample in enumerate(make_samples(STEPS * BATCH, seed=3)):
+    for number, sample in enumerate(make_samples(POOLS * BATCH, seed=3)):
         positive, negative = (Passage(f"{sample.positives[0].text} {kind} {number}", sample.positives[0].title) for kind in ("ba", "de"))
         samples.append(TrainingSample(sample.question, (positive,), (negative,)))
     return samples
 
 
-def reference_curve(folder: Path, samples: list[TrainingSample], order: list[int]) -> list[float]:
+def reference_curve(folder: Path, samples: list[TrainingSample], order: list[int], accumulation: int) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of the updates; the gradient of an update is the mean over its pools, clipped once."""
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = tiny_model(folder)
     towers = []
@@ -40,28 +42,31 @@ def reference_curve(folder: Path, samples: list[TrainingSample], order: list[int
         towers.append(tower.train())
     parameters = [parameter for tower in towers for name, parameter in tower.named_parameters() if "pooler" not in name]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0)
-    losses = []
-    for step in range(STEPS):
-        batch = [samples[row] for row in order[step * BATCH : (step + 1) * BATCH]]
-        texts = [(passage.title, passage.text) for sample in batch for passage in (sample.positives[0], sample.hard_negatives[0])]
-        vectors = []
-        for tower, inputs in zip(towers, ([sample.question for sample in batch], texts), strict=True):
-            encoded = [
-                tokenizer(*((text,) if isinstance(text, str) else text if text[0] else text[1:]), truncation=True, max_length=24)
-                for text in inputs
-            ]
-            padded = tokenizer.pad([{"input_ids": item["input_ids"]} for item in encoded], return_tensors="pt")
-            vectors.append(tower(**padded).last_hidden_state[:, 0])
-        scores = vectors[0] @ vectors[1].T
-        loss = torch.nn.functional.cross_entropy(scores, torch.arange(BATCH) * 2)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    losses, norms = [], []
+    for step in range(updates := POOLS // accumulation):
+        total = 0.0
+        for pool in range(step * accumulation, (step + 1) * accumulation):
+            batch = [samples[row] for row in order[pool * BATCH : (pool + 1) * BATCH]]
+            texts = [(passage.title, passage.text) for sample in batch for passage in (sample.positives[0], sample.hard_negatives[0])]
+            vectors = []
+            for tower, inputs in zip(towers, ([sample.question for sample in batch], texts), strict=True):
+                encoded = [
+                    tokenizer(*((text,) if isinstance(text, str) else text if text[0] else text[1:]), truncation=True, max_length=24)
+                    for text in inputs
+                ]
+                padded = tokenizer.pad([{"input_ids": item["input_ids"]} for item in encoded], return_tensors="pt")
+                vectors.append(tower(**padded).last_hidden_state[:, 0])
+            scores = vectors[0] @ vectors[1].T
+            loss = torch.nn.functional.cross_entropy(scores, torch.arange(BATCH) * 2) / accumulation
+            loss.backward()
+            total += float(loss.detach())
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, LIMIT)))
         for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * ((step + 1) / 5 if step < 5 else 1 - (step - 5) / (STEPS - 5))
+            group["lr"] = 1e-2 * ((step + 1) / 5 if step < 5 else 1 - (step - 5) / (updates - 5))
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
+        losses.append(total)
+    return losses, norms
 
 
 class Curve(Callback):
@@ -72,7 +77,8 @@ class Curve(Callback):
         self.losses.append(metrics["train/loss"])
 
 
-def test_twenty_steps_follow_an_independent_reference(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_twenty_pools_follow_an_independent_reference(tmp_path: Path, accumulation: int) -> None:
     folder, curve = encoder_folder(tmp_path / "encoder"), Curve()
     samples = plain_samples()
     trainer = make_trainer(
@@ -83,12 +89,14 @@ def test_twenty_steps_follow_an_independent_reference(tmp_path: Path) -> None:
         curve,
         batch_size=BATCH,
         num_train_epochs=1,
-        optimizer=OptimizerSettings(learning_rate=1e-2, max_grad_norm=1.0),
+        gradient_accumulation_steps=accumulation,
+        optimizer=OptimizerSettings(learning_rate=1e-2, max_grad_norm=LIMIT),
         schedule=Schedule("linear", warmup_steps=5),
     )
-    order = [int(row) for index in range(STEPS) for row in trainer.dataset.iterator.pool(0, index).rows]
-    assert sorted(order) == list(range(STEPS * BATCH)) != order
+    order = [int(row) for index in range(POOLS) for row in trainer.dataset.iterator.pool(0, index).rows]
+    assert sorted(order) == list(range(POOLS * BATCH)) != order
     trainer.train()
-    expected = reference_curve(folder, samples, order)
+    expected, norms = reference_curve(folder, samples, order, accumulation)
     assert max(abs(mine - theirs) for mine, theirs in zip(curve.losses, expected, strict=True)) < 1e-8
     assert max(expected) - min(expected) > 0.1, "a flat curve would prove little"
+    assert min(norms) > LIMIT, "every update is clipped"

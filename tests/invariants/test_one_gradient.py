@@ -112,11 +112,12 @@ def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name
                 torch.testing.assert_close(results[name][key], expected, rtol=0, atol=TOLERANCE, msg=f"{key} of {world_size} ranks")
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["two towers", "one tower"])
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])
-def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str) -> None:
+def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str, shared: bool) -> None:
     folder = encoder_folder(tmp_path / "encoder")
-    fast = gradient_of_a_step(folder, {"candidates": candidates})
-    model = tiny_model(folder)
+    fast = gradient_of_a_step(folder, {"candidates": candidates, "settings": {"shared": shared}})
+    model = tiny_model(folder, shared=shared)
     source = ListSource(make_samples(3 * POOL))
     order = MultiSetDataIterator([ShardedDataIterator(len(source), global_batch_size=POOL, seed=5)], seed=5)
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)

@@ -14,6 +14,7 @@ from dpr.core.errors import CheckpointError, InputError
 from dpr.core.records import Passage
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
+from dpr.models import encoder
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings, load_backbone
 from tests.helpers.tiny import encoder_folder, tiny_model
@@ -107,6 +108,24 @@ def test_both_sides_can_go_through_one_tower(folder: Path) -> None:
         torch.testing.assert_close(vectors.contexts, tower(batch), rtol=0, atol=0)
     vectors.questions.sum().backward()
     assert all(parameter.grad is not None for parameter in model.question_model.parameters()), "the idle tower must take part"
+
+
+@pytest.mark.parametrize(("shared", "lookups"), [(False, 2), (True, 1)])
+def test_words_are_looked_up_once_for_all_packs_and_for_both_sides_of_one_tower(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, lookups: int
+) -> None:
+    """The gradient of the table is as large as the table for every time it is read."""
+    monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 4)
+    model, calls, packs = tiny_model(folder, shared=shared), list[int](), list[int]()
+    for tower in {model.question_model, model.ctx_model}:
+        tower.backbone.get_input_embeddings().register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].numel()))
+        tower.backbone.register_forward_hook(lambda module, inputs, output: packs.append(1))
+    batch = TokenBatch.from_lists(model.tensorizer.question_tokens(TEXTS))
+    vectors = model(batch, batch)
+    assert len(calls) == lookups and sum(calls) == 2 * len(batch.tokens)
+    assert len(packs) > 3
+    for side, tower in ((vectors.questions, model.question_model), (vectors.contexts, model.ctx_model)):
+        torch.testing.assert_close(side, tower(batch), rtol=0, atol=1e-12)
 
 
 def test_autocast_keeps_vectors_in_single_precision(folder: Path) -> None:

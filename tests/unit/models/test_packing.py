@@ -99,6 +99,25 @@ def test_attention_dropout_stays_on_when_packed() -> None:
     assert not torch.equal(tower(batch_of(LENGTHS)), tower(batch_of(LENGTHS)))
 
 
+@pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.5)], ids=["hidden", "attention"])
+def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attention: float) -> None:
+    """Mean and variance of every element of the vectors, over many copies of three sequences with masks of their own."""
+    copies, lengths = 2000, [12, 7, 3]
+    torch.manual_seed(0)
+    backbone = backbone_from_config(BertConfig(**SMALL, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention))
+    towers = [Encoder(copy.deepcopy(backbone), packed=True).train(), Encoder(backbone, packed=False).train()]
+    one = batch_of(lengths)
+    many = TokenBatch(one.tokens.repeat(copies), one.lengths.repeat(copies), one.position.repeat(copies))
+    with torch.no_grad():
+        packed, padded = (tower(many).view(copies, len(lengths), -1).double() for tower in towers)
+    variances = [vectors.var(0) for vectors in (packed, padded)]
+    assert float(variances[1].min()) > 1e-8
+    error = ((variances[0] + variances[1]) / copies).sqrt()
+    assert float(((packed.mean(0) - padded.mean(0)) / error).abs().max()) < 5
+    # The logarithm of a ratio of two variances of normal values has a standard error of sqrt(4 / copies).
+    assert float((variances[0] / variances[1]).log().abs().max()) < 6 * (4 / copies) ** 0.5
+
+
 def test_a_backbone_that_computes_something_else_is_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     attention._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):

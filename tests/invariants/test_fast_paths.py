@@ -1,0 +1,99 @@
+"""Whole runs by every fast path, alone and together, against the slow one: padded, each pool at once, every score held.
+
+pytest tests/invariants/test_fast_paths.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models import encoder
+from dpr.models.biencoder import TowerOptions
+from dpr.training import grad_cache
+from dpr.training.callbacks import Callback
+from dpr.training.metrics import Metrics
+from dpr.training.optimizer import OptimizerSettings, Schedule
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+
+# Float64 sums in another order, carried through six updates.
+TOLERANCE = 1e-9
+LIMIT = 0.05
+# The limit is below the norm of every update's gradient.
+CLIPPED = OptimizerSettings(learning_rate=3e-3, weight_decay=0.1, embedding_lr_factor=5.0, max_grad_norm=LIMIT)
+
+PATHS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "some chunks cached": {"grad_cache_tokens": 150},
+    "loss in blocks": {"max_scores": 50},
+    "padded, cached in chunks": {"packed": False, "grad_cache_tokens": 150},
+    "all together": {"grad_cache_tokens": 150, "max_scores": 50, "gradient_checkpointing": True, "num_workers": 1},
+}
+TOWERS = {"two towers": {}, "one tower": {"shared": True, "pooling": "mean", "normalize": True}}
+
+
+class Curve(Callback):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+        self.losses.append(metrics["train/loss"])
+        self.norms.append(float(trainer.grad_norm))
+
+
+def trained(
+    folder: Path,
+    settings: dict[str, Any],
+    *,
+    packed: bool = True,
+    max_scores: int = 1 << 22,
+    dtype: torch.dtype = torch.float64,
+    loss_scale: float = 0.0,
+    **options: Any,
+) -> tuple[Curve, dict[str, torch.Tensor]]:
+    """Losses, norms and final weights of 6 updates of 2 pools each; ``loss_scale`` switches fp16's scaler on."""
+    tower_options = TowerOptions(packed=packed, learn_temperature=True, temperature=0.3)
+    model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings)
+    curve, run = Curve(), folder / f"run-{len(list(folder.iterdir()))}"
+    given = {"optimizer": CLIPPED, "schedule": Schedule(warmup_steps=2), "other_negatives": 1, "gradient_accumulation_steps": 2, **options}
+    loss = BiEncoderNllLoss(max_scores=max_scores)
+    job = make_trainer(model, [ListSource(make_samples(48, seed=4))], [], run, curve, loss=loss, **given)
+    if loss_scale:
+        job.step.scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
+    job.train()
+    return curve, model.weights()
+
+
+@pytest.mark.parametrize("towers", TOWERS)
+def test_every_fast_path_trains_as_the_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, towers: str) -> None:
+    monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 60)  # several packs
+    monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 1)
+    slow, weights = trained(tmp_path, TOWERS[towers], packed=False)
+    assert len(slow.losses) == 6 and max(slow.losses) - min(slow.losses) > 0.01, "a flat curve would prove little"
+    assert min(slow.norms) > LIMIT, "every update is clipped"
+    for name, path in PATHS.items():
+        curve, found = trained(tmp_path, TOWERS[towers], **path)
+        assert curve.losses == pytest.approx(slow.losses, rel=0, abs=TOLERANCE), name
+        assert found.keys() == weights.keys()
+        for key, expected in weights.items():
+            torch.testing.assert_close(found[key], expected, rtol=0, atol=TOLERANCE, msg=f"{name}, {key}")
+
+
+@pytest.mark.parametrize("grad_cache_tokens", [0, 150])
+def test_a_loss_scale_changes_no_bit_of_the_weights(tmp_path: Path, grad_cache_tokens: int) -> None:
+    """It is a power of two: scaled and unscaled before it is clipped, the gradient is the same number."""
+    results = [
+        trained(tmp_path, {}, dtype=torch.float32, grad_cache_tokens=grad_cache_tokens, loss_scale=scale) for scale in (0.0, 2.0**10)
+    ]
+    (plain, expected), (scaled, found) = results
+    assert min(plain.norms) > LIMIT, "every update is clipped"
+    assert plain.norms == scaled.norms and plain.losses == scaled.losses
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
