@@ -29,8 +29,9 @@ and optimizer, and each ratio is of two measurements seconds apart; given are th
 training,search --out docs/benchmarks.md` some sections of it, and the others keep what was measured before.
 
 "Share of peak" counts operations on real tokens only, against the fp32 matrix product (2048^3) measured beside each run. Nothing here was
-measured on a GPU: not training, not encoding, not search. Related: [memory](memory.md), `python -m benchmarks.grouping` (pools of rows of
-like length), `python -m benchmarks.token_store` (large training files)."""
+measured on a GPU: not training, not encoding, not search. Measured elsewhere: [memory](memory.md), mining
+([training data](training_data.md)), pools of rows of like length ([training](training.md)), large training files
+([file formats](file_formats.md))."""
 
 
 @dataclass(frozen=True)

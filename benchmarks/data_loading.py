@@ -29,7 +29,7 @@ from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
 from dpr.data.tokens import open_tokens
 
 BATCH, LENGTH, MEGABYTES = 32, 256, 40
-SECONDS = 4.0
+SECONDS = 2.5
 PLAIN = "plain DataLoader, fast tokenizer"
 
 

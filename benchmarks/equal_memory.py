@@ -29,10 +29,11 @@ MINI_BATCH_SIZE, GRAD_CACHE_TOKENS = 32, 16384
 
 def serve(side: str, budget: int, folder: Path) -> None:
     """A step for every line of standard input; answers each with seconds, the loss, and the growth of memory since before the first."""
-    device, texts = torch.device("cpu"), load_texts(2 * BATCH)
+    device, texts, tokens = torch.device("cpu"), load_texts(2 * BATCH), 0
     if side == "dpr":
         model = sides.our_model(folder, dropout=DROPOUT, length=LENGTH)
         batches = sides.our_batches(model, texts, batch=BATCH)
+        tokens = batches[0].num_tokens
         step = sides.our_training(model, batches, device, grad_cache_tokens=budget)
     else:
         step = sides.st_training(folder, texts, device, batch=BATCH, length=LENGTH, dropout=DROPOUT, mini_batch_size=budget)
@@ -42,7 +43,7 @@ def serve(side: str, budget: int, folder: Path) -> None:
     for _ in sys.stdin:
         start = time.perf_counter()
         (loss,) = step()
-        print(json.dumps({"seconds": time.perf_counter() - start, "mb": memory.mb, "loss": loss}), flush=True)
+        print(json.dumps({"seconds": time.perf_counter() - start, "mb": memory.mb, "loss": loss, "tokens": tokens}), flush=True)
 
 
 @contextmanager

@@ -129,6 +129,11 @@ def against_rival(rounds: int) -> Section:
         "chosen so that memory is about equal. Memory is the peak of what the process owns (VmHWM less files) above what it was before its "
         "first step."
     )
+    tokens = int(found["dpr"][0]["tokens"])
+    what += (
+        f" Of the pool's {tokens:,} tokens ours computes those twice that it may not hold, {max(0, 1 - budgets['dpr'] / tokens):.0%}; "
+        "the other side computes all of them twice, and their padding."
+    )
     lines = ["| | budget | MB above the start | questions/s |", "|---|---|---:|---:|"]
     kinds = {"dpr": f"grad_cache_tokens={budgets['dpr']}", RIVAL: f"mini_batch_size={budgets[RIVAL]}"}
     for side, answers in found.items():

@@ -8,8 +8,8 @@ from benchmarks.page import Ratio, Section
 from dpr.evaluation.report.charts import Axis, nice_ticks, number_text
 from dpr.evaluation.report.markup import Markup, tag
 
-WIDTH, ROW, HEAD, TOP, BOTTOM = 760, 24, 26, 12, 44
-LEFT, RIGHT = 300, 60
+WIDTH, ROW, HEAD, TOP, BOTTOM = 790, 24, 26, 12, 44
+LEFT, RIGHT = 330, 60
 STYLE = (
     "text { font: 13px system-ui, sans-serif; fill: #1b2330 } .soft { fill: #566274 } .head { font-weight: 600 } .bar { fill: #2563eb } "
     ".grid { stroke: #dde2e9 } .even { stroke: #566274 } .spread { stroke: #1b2330; stroke-width: 1.5 } "
