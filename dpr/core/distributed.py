@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from dpr.core import connections, lost_ranks
 from dpr.core.errors import ConfigError, DprError
@@ -82,34 +84,90 @@ def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
 
 
-class _Gather(torch.autograd.Function):
-    """All ranks' rows in rank order; backward sums the gradient over ranks and returns this rank's rows."""
+class _Transfer:
+    """The collective that a gather has under way, forward and later backward, and where its result arrives."""
+
+    def __init__(self) -> None:
+        self._work: dist.Work | None = None
+        self._result: Tensor | None = None
+
+    def begin(self, collective: Callable[..., dist.Work], rows: Tensor, source: Tensor) -> None:
+        self._work, self._result = collective(rows, source, async_op=True), rows
+
+    def end(self) -> Tensor:
+        assert self._work is not None and self._result is not None
+        work, rows = self._work, self._result
+        # The handle knows the tensor, the tensor its graph, and the graph this object: kept, they would never be freed.
+        self._work = self._result = None
+        with record_function("dpr/gather"):
+            work.wait()
+        return rows
+
+
+class _SetOff(torch.autograd.Function):
+    """Starts the all-gather; its backward is the last to run, and waits for the sum of the gradients."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, local: Tensor) -> Tensor:
-        return _all_gather(local)
+    def forward(ctx: Any, local: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer = transfer
+        rows = torch.empty(local.shape[0] * dist.get_world_size(), *local.shape[1:], dtype=local.dtype, device=local.device)
+        transfer.begin(_all_gather_single, rows, local.contiguous())
+        return rows
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
-        (grad,) = grads
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.transfer.end(), None
+
+
+class _Arrive(torch.autograd.Function):
+    """Waits for the rows; its backward is the first to run, and starts summing the gradients over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer = transfer
+        transfer.end()
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0].contiguous()
         mine = torch.empty(grad.shape[0] // dist.get_world_size(), *grad.shape[1:], dtype=grad.dtype, device=grad.device)
-        _reduce_scatter_single(mine, grad.contiguous())
-        return mine
+        ctx.transfer.begin(_reduce_scatter_single, mine, grad)
+        return grad, None  # read by nobody: handed on so that it lives until the sums are there
 
 
-def _all_gather(local: Tensor) -> Tensor:
-    gathered = torch.empty(local.shape[0] * dist.get_world_size(), *local.shape[1:], dtype=local.dtype, device=local.device)
-    _all_gather_single(gathered, local.contiguous())
-    return gathered
+class PendingRows:
+    """Rows of all ranks that are on their way; made by ``start_gather``. ``wait`` is called once."""
+
+    def __init__(self, rows: Tensor, transfer: _Transfer | None = None) -> None:
+        self._rows, self._transfer = rows, transfer
+
+    def wait(self) -> Tensor:
+        """The rows of all ranks in rank order, (W*n, ...)."""
+        if self._transfer is None:
+            return self._rows
+        rows: Tensor = _Arrive.apply(self._rows, self._transfer)
+        return rows
+
+
+def start_gather(local: Tensor) -> PendingRows:
+    """As ``gather_rows``, without waiting: what is computed before ``wait()`` runs beside it.
+
+    So does, in backward, the backward of what was computed meanwhile: the engine takes of all that is ready what was made last, so it
+    starts the reduce-scatter (``_Arrive``), goes through what lies between, and only then asks for the result (``_SetOff``).
+    """
+    if current_ranks().world_size == 1:
+        return PendingRows(local)
+    transfer = _Transfer()
+    return PendingRows(_SetOff.apply(local, transfer), transfer)
 
 
 def gather_rows(local: Tensor) -> Tensor:
-    """Joins the rows of all ranks in rank order: (n, ...) -> (W*n, ...). Differentiable; ``n`` must be equal on all ranks."""
-    if current_ranks().world_size == 1:
-        return local
-    if local.requires_grad:
-        return _Gather.apply(local)
-    return _all_gather(local)
+    """Joins the rows of all ranks in rank order: (n, ...) -> (W*n, ...); ``n`` must be equal on all ranks.
+
+    Differentiable: backward sums the gradient over ranks and returns this rank's rows.
+    """
+    return start_gather(local).wait()
 
 
 def gather_uneven_rows(local: Tensor) -> Tensor:
@@ -119,7 +177,7 @@ def gather_uneven_rows(local: Tensor) -> Tensor:
     counts = gather_rows(torch.tensor([local.shape[0]], device=local.device)).tolist()
     longest = max(counts)
     padding = torch.zeros(longest - local.shape[0], *local.shape[1:], dtype=local.dtype, device=local.device)
-    gathered = _all_gather(torch.cat([local.detach(), padding]))
+    gathered = gather_rows(torch.cat([local.detach(), padding]))
     return torch.cat([gathered[rank * longest : rank * longest + count] for rank, count in enumerate(counts)])
 
 

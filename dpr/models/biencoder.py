@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -67,8 +67,18 @@ class BiEncoder(nn.Module):
             for tower in (question_model, ctx_model):
                 tower.attend_to_last(tensorizer.sep_id, settings.sequence_length - 1)
 
-    def forward(self, questions: TokenBatch, contexts: TokenBatch, encoder_type: str = "") -> BiEncoderVectors:
+    def forward(
+        self,
+        questions: TokenBatch,
+        contexts: TokenBatch,
+        encoder_type: str = "",
+        *,
+        on_contexts: Callable[[Tensor], None] = lambda vectors: None,
+    ) -> BiEncoderVectors:
         """Encodes both sides. ``encoder_type`` question | ctx sends both through that tower (DPR's per-set option).
+
+        ``on_contexts`` is given the context vectors as soon as they are there, with two towers before the questions are encoded: what
+        it starts, such as sending them to other ranks, goes on meanwhile.
 
         Every tower takes part in every call, with weight zero where a pool does not need it: under data-parallel training a rank that
         skips a tower leaves the others waiting.
@@ -78,9 +88,11 @@ class BiEncoder(nn.Module):
         if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
             # Together, the packs are fuller and the gradient of the word table, as large as the table, is made once.
             question_vectors, context_vectors = question_tower(questions.followed_by(contexts)).split([len(questions), len(contexts)])
+            on_contexts(context_vectors)
         else:
-            question_vectors = question_tower(questions)
             context_vectors = self._encode_contexts(context_tower, contexts)
+            on_contexts(context_vectors)
+            question_vectors = question_tower(questions)
         for tower in (self.question_model, self.ctx_model):
             if tower is not question_tower and tower is not context_tower and any(p.requires_grad for p in tower.parameters()):
                 idle = tower(questions.select(torch.zeros(1, dtype=torch.int64, device=questions.lengths.device)))

@@ -8,11 +8,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
-from dpr.core.batch import BiEncoderBatch, ContextVectors
-from dpr.core.distributed import Ranks, gather_rows
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import Ranks
 from dpr.losses.nll import BiEncoderNllLoss, LossResult
 from dpr.models.biencoder import BiEncoder, BiEncoderVectors
+from dpr.training.pool_gather import PoolGather
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,34 +37,20 @@ class Step(Protocol):
         ...
 
 
-def context_slots(vectors: Tensor, batch: BiEncoderBatch) -> ContextVectors:
-    """Spreads the vectors of distinct contexts (C, D) over the slots (N, D) that list them."""
-    return ContextVectors(vectors[batch.context_row], batch.context_valid, batch.context_ids)
-
-
-def gather_contexts(local: ContextVectors) -> ContextVectors:
-    """Joins the context slots of all ranks into the pool, in rank order.
-
-    Shapes: vectors (N, D) -> (W*N, D), valid (N,) -> (W*N,), ids (N, 2) -> (W*N, 2); N is equal on all ranks by construction.
-    Differentiable: backward sums the gradient over ranks and returns this rank's rows (docs/numerics.md).
-    With one rank, the identity. Replaces DPR's gather of pickled vectors.
-    """
-    return ContextVectors(gather_rows(local.vectors), gather_rows(local.valid), gather_rows(local.ids))
-
-
 def pool_loss(
-    loss: BiEncoderNllLoss, questions: Tensor, contexts: Tensor, batch: BiEncoderBatch, ranks: Ranks, temperature: Tensor | float
+    loss: BiEncoderNllLoss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, ranks: Ranks, temperature: Tensor | float
 ) -> LossResult:
-    """The loss of this rank's question vectors (B, D) in the pool that all ranks' distinct context vectors (C, D) make up."""
-    slots = context_slots(contexts, batch)
-    return loss(
-        questions,
-        gather_contexts(slots),
-        batch.positive_idx + ranks.rank * len(slots.valid),
-        batch.known_positive_ids,
-        batch.known_positive_valid,
-        temperature,
-    )
+    """The loss of this rank's question vectors (B, D) in the pool that all ranks' contexts make up."""
+    pool = gather.wait()
+    with record_function("dpr/loss"):
+        return loss(
+            questions,
+            pool,
+            batch.positive_idx + ranks.rank * len(batch.context_valid),
+            batch.known_positive_ids,
+            batch.known_positive_valid,
+            temperature,
+        )
 
 
 def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -> Tensor:
@@ -86,13 +74,18 @@ class DirectStep:
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)
+        gather = PoolGather(batch)
         with self._reduction(is_last):
-            with torch.autocast(self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None):
-                vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type)
+            with self._autocast(), record_function("dpr/encode"):
+                vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type, on_contexts=gather.start)
             temperature = self._fixed_temperature if vectors.temperature is None else vectors.temperature
-            result = pool_loss(self.loss, vectors.questions, vectors.contexts, batch, self.ranks, temperature)
-            self.scaler.scale(objective_share(result, batch, num_pools)).backward()
+            result = pool_loss(self.loss, vectors.questions, gather, batch, self.ranks, temperature)
+            with record_function("dpr/backward"):
+                self.scaler.scale(objective_share(result, batch, num_pools)).backward()
         return StepResult(result.loss.detach(), result.num_correct, len(batch))
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None)
 
     def _reduction(self, is_last: bool) -> AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel) and not is_last:

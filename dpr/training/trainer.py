@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
@@ -152,8 +153,9 @@ class BiEncoderTrainer:
             self.emit("on_epoch_begin")
             end = min((self.epoch + 1) * self.steps_per_epoch, self.last_step)
             while self.progress.step < end and not self.is_stopping:
-                self.results = [self.forward_backward(next(batches), number) for number in range(self.accumulation)]
-                self.update()
+                self.results = [self.forward_backward(_next(batches), number) for number in range(self.accumulation)]
+                with record_function("dpr/update"):
+                    self.update()
                 self.progress.step += 1
                 self.guard.stop_if_hopeless(self.progress.step)
                 self.emit("on_step_end")
@@ -312,6 +314,11 @@ class BiEncoderTrainer:
             self.total_steps,
             self.accumulation,
         )
+
+
+def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:
+    with record_function("dpr/data"):
+        return next(batches)
 
 
 def _with_options(item: SampleSource | tuple[SampleSource, SetOptions]) -> tuple[SampleSource, SetOptions]:

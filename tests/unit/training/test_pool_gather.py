@@ -1,0 +1,201 @@
+"""The pool is gathered beside the towers' work, in the same order on all ranks, and nothing of it stays behind.
+
+pytest tests/unit/training/test_pool_gather.py
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from dpr.core import distributed
+from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.distributed import current_ranks, gather_rows, start_gather
+from dpr.data.collator import Collator, SetOptions
+from dpr.data.loader import data_row
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training import grad_cache
+from dpr.training.grad_cache import CachedStep
+from dpr.training.pool_gather import PoolGather
+from dpr.training.step import DirectStep, Step
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+
+CPU = torch.device("cpu")
+FACTS, VECTORS = torch.int64, torch.float64
+
+
+class _Handle:
+    """A collective's handle that notes when it is waited for."""
+
+    def __init__(self, work: dist.Work, done: Callable[[], None]) -> None:
+        self._work, self._done = work, done
+
+    def wait(self) -> None:
+        self._done()
+        self._work.wait()
+
+
+def note_collectives(events: list[str]) -> None:
+    """From now on ``events`` gets "start NAME" and "wait NAME" of each gather of this process."""
+    for name in ("_all_gather_single", "_reduce_scatter_single"):
+        real = getattr(distributed, name)
+
+        def noted(target: torch.Tensor, source: torch.Tensor, *, real: Any = real, name: str = name, **options: Any) -> _Handle:
+            label = f"{'facts' if source.dtype == FACTS else 'vectors' if 'gather' in name else 'gradient'}"
+            events.append(f"start {label}")
+            return _Handle(real(target, source, **options), lambda: events.append(f"wait {label}"))
+
+        setattr(distributed, name, noted)
+
+
+def note_towers(model: BiEncoder, events: list[str]) -> None:
+    """``events`` also gets "NAME forward" of each tower, and "NAME backward" when the last of its gradients is there."""
+    towers = {model.ctx_model: "ctx", model.question_model: "question"}  # one where they are shared
+    for tower, name in towers.items():
+        tower.register_forward_hook(lambda *_, name=name: events.append(f"{name} forward"))
+        parameter = tower.backbone.get_input_embeddings().weight
+        if parameter.requires_grad:
+            parameter.register_hook(lambda _, name=name: events.append(f"{name} backward"))
+
+
+def batch_of_rank(model: BiEncoder, encoder_type: str = "") -> BiEncoderBatch:
+    ranks, size = current_ranks(), 4
+    source = ListSource(make_samples(size * ranks.world_size))
+    rows = range(size * ranks.rank, size * (ranks.rank + 1))
+    options = SetOptions("tiny", encoder_type=encoder_type)
+    return Collator(model.tensorizer, num_hard=2, num_other=1)([data_row(source, row, options) for row in rows])
+
+
+def events_of_a_step(folder: Path, case: dict[str, Any]) -> list[str]:
+    model = tiny_model(folder, options=TowerOptions(**case.get("options", {})), **case.get("settings", {})).train()
+    events: list[str] = []
+    note_towers(model, events)
+    ranks = current_ranks()
+    step: Step
+    if cached := case.get("grad_cache_tokens"):
+        grad_cache.MIN_CHUNK_TOKENS = 1
+        step = CachedStep(model, BiEncoderNllLoss(), max_tokens=cached, ranks=ranks, device=CPU)
+    else:
+        step = DirectStep(DistributedDataParallel(model), BiEncoderNllLoss(), ranks=ranks, device=CPU)
+    note_collectives(events)
+    step(batch_of_rank(model, case.get("encoder_type", "")), num_pools=1, is_last=True)
+    return events
+
+
+GATHER = ["wait facts", "wait vectors", "start gradient"]
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "two towers": (
+        {},
+        ["start facts", "ctx forward", "start vectors", "question forward", *GATHER, "question backward", "wait gradient", "ctx backward"],
+    ),
+    "frozen context tower": (
+        {"options": {"fix_ctx_encoder": True}},
+        ["start facts", "ctx forward", "start vectors", "question forward", "wait facts", "wait vectors", "question backward"],
+    ),
+    "shared tower": (
+        {"settings": {"shared": True}},
+        ["start facts", "question forward", "start vectors", *GATHER, "wait gradient", "question backward"],
+    ),
+}
+
+
+def events_of_every_case(folder: Path) -> dict[str, list[str]]:
+    real = distributed._all_gather_single, distributed._reduce_scatter_single
+    events = {}
+    for name, case in [*((name, case) for name, (case, _) in CASES.items()), ("cached", {"grad_cache_tokens": 60})]:
+        events[name] = events_of_a_step(folder, case)
+        distributed._all_gather_single, distributed._reduce_scatter_single = real
+    return events
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]]]:
+    """What each of two ranks did, in order, by case."""
+    return run_on_ranks(events_of_every_case, 2, encoder_folder(tmp_path_factory.mktemp("model") / "encoder"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_collectives_run_beside_the_question_tower_in_one_order(events: list[dict[str, list[str]]], name: str) -> None:
+    """Forward and backward; the same list on both ranks, which is what keeps them from waiting for each other."""
+    assert events[0][name] == events[1][name] == CASES[name][1]
+
+
+def test_with_caching_the_vectors_travel_while_the_questions_are_encoded(events: list[dict[str, list[str]]]) -> None:
+    for of_rank in events:
+        seen = [event for event in of_rank["cached"] if event.startswith(("start", "wait"))]
+        assert seen == ["start facts", "start vectors", *GATHER, "wait gradient"]
+        before, after = (of_rank["cached"].index(event) for event in ("start vectors", "wait vectors"))
+        assert set(of_rank["cached"][1:before]) == {"ctx forward"}, "all contexts are encoded before they travel"
+        assert "question forward" in of_rank["cached"][before:after]
+
+
+def gathered_both_ways(seed: int) -> list[torch.Tensor]:
+    """Value and gradient of a started gather with other work in between, of a plain one, and of the sum written out."""
+    ranks = current_ranks()
+    generator = torch.Generator().manual_seed(seed + ranks.rank)
+    local = torch.randn(3, 4, dtype=torch.float64, generator=generator).t().requires_grad_()  # not contiguous
+    weights = torch.arange(4.0 * ranks.world_size * 3).view(-1, 3).double() * (ranks.rank + 1)
+    results = []
+    for wait in (lambda: start_gather(local).wait(), lambda: gather_rows(local)):
+        rows = wait()
+        (gradient,) = torch.autograd.grad((rows * weights).sum(), local)
+        results += [rows.detach(), gradient]
+    factor = sum(range(1, ranks.world_size + 1))
+    mine = torch.arange(4.0 * ranks.world_size * 3).view(-1, 3).double()[4 * ranks.rank : 4 * (ranks.rank + 1)]
+    return [*results, mine * factor]
+
+
+def test_a_started_gather_is_a_gather() -> None:
+    for world_size in (1, 2, 3):
+        by_rank = run_on_ranks(gathered_both_ways, world_size, 7)
+        for rows, gradient, plain_rows, plain_gradient, expected in by_rank:
+            torch.testing.assert_close(rows, plain_rows, rtol=0, atol=0)
+            torch.testing.assert_close(rows, by_rank[0][0], rtol=0, atol=0)
+            torch.testing.assert_close(gradient, plain_gradient, rtol=0, atol=0)
+            torch.testing.assert_close(gradient, expected)
+
+
+def rows_left_after_a_step() -> int:
+    """How many of ten steps' gathered vectors are still in memory, without the help of the garbage collector."""
+    gc.disable()
+    references = []
+    for _ in range(10):
+        local = torch.randn(4, 8, requires_grad=True)
+        pending = start_gather(local * 2)
+        rows = pending.wait()
+        references += [weakref.ref(rows.untyped_storage()), weakref.ref(rows.grad_fn), weakref.ref(pending._rows)]
+        rows.square().sum().backward()
+        assert local.grad is not None and bool(local.grad.any())
+        del rows, pending, local
+    return sum(reference() is not None for reference in references)
+
+
+def test_gathered_vectors_are_freed_with_their_step() -> None:
+    assert run_on_ranks(rows_left_after_a_step, 2) == [0, 0]
+
+
+def test_the_facts_of_a_pool_are_those_of_its_ranks() -> None:
+    for (ids, valid), (all_ids, all_valid) in run_on_ranks(facts_of_rank, 2)[0]:
+        assert torch.equal(ids, all_ids) and torch.equal(valid, all_valid) and not valid.all()
+
+
+def facts_of_rank() -> list[tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]:
+    ids = torch.stack([torch.full((6,), -(2**63)) + torch.arange(6), torch.full((6,), 2**63 - 1) - current_ranks().rank], dim=1)
+    valid = torch.tensor([True, False, True]).repeat(2)
+    tokens = TokenBatch.from_lists([[1, 2], [3]])
+    known, rows, positives = torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(6).long(), torch.zeros(2).long()
+    batch = BiEncoderBatch(tokens, tokens, rows, valid, ids, positives, known, torch.zeros(2, 0).bool(), torch.ones(2))
+    gather = PoolGather(batch)
+    gather.start(torch.randn(1, 4))
+    pool = gather.wait()
+    return [((gather_rows(ids), gather_rows(valid)), (pool.ids, pool.valid))]
