@@ -8,9 +8,12 @@ from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
 from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
 
 Options = TypeVar("Options")
 
+logger = get_logger(__name__)
+_PREFIXES = {"query_prefix", "passage_prefix"}
 _KINDS = {bool: "true or false", int: "a whole number", str: "a text"}
 
 
@@ -54,7 +57,17 @@ def read_entry(
             raise ConfigError(f"unknown setting {key}.{name}; did you mean {', '.join(near or known)}?")
         if value is not None:
             values[name] = _checked(f"{key}.{name}", value, hints[name])
+    for name in _PREFIXES & values.keys():
+        warn_of_lost_space(f"{key}.{name}", values[name])
     return options_class(**values)
+
+
+def warn_of_lost_space(key: str, prefix: str) -> None:
+    """Warns of a prefix that ends in a colon: most models know "query: ", and its space is easily lost on the way here."""
+    if prefix.endswith(":"):
+        logger.warning(
+            "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there", key, prefix, prefix + " "
+        )
 
 
 def _checked(key: str, value: Any, hint: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dpr.build.catalogue import warn_of_lost_space
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.source import PassageSource
@@ -58,23 +59,34 @@ def dense_search(
     precision: str = "fp32",
     batch_tokens: int = 0,
     pretrained_model_cfg: str | None = None,
+    query_prefix: str = "",
+    passage_prefix: str = "",
 ) -> Search:
     """A bi-encoder's search, over vectors that ``dpr embed`` made, or over its own.
 
     Raises:
         ConfigError: vectors without a corpus.
-        InputError: vectors of another model or corpus, or unfinished ones.
+        InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
         CheckpointError: there is no model.
     """
     if vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
+    for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
+        warn_of_lost_space(key, prefix)
     where = resolve_device(device)
     model = BiEncoder.load(model_file, device=where, pretrained_model_cfg=pretrained_model_cfg)
     shards = open_shards(list(vectors)) if vectors else []
     check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
     if corpus is not None:
-        _check_vectors_are_of_corpus(shards, corpus)
-    return DenseSearch(model, shards=shards, batch_tokens=batch_tokens or _tokens_for(where), precision=precision)
+        _check_vectors_are_of_corpus(shards, corpus, passage_prefix)
+    return DenseSearch(
+        model,
+        shards=shards,
+        batch_tokens=batch_tokens or _tokens_for(where),
+        precision=precision,
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+    )
 
 
 def open_cross_encoder(folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0) -> PairScorer:
@@ -91,7 +103,7 @@ def _tokens_for(device: torch.device) -> int:
     return _TOKENS_CUDA if device.type == "cuda" else _TOKENS_CPU
 
 
-def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path) -> None:
+def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:
     own = PassageSource(corpus).fingerprint() if shards else ""
     for shard in shards:
         if (found := shard.metadata.get("corpus_fingerprint")) != own:
@@ -100,4 +112,11 @@ def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path) ->
                 file=shard.path,
                 expected=f"those of {corpus} ({own!r})",
                 hint="embed this corpus, name the one they were made of, or leave vectors out",
+            )
+        if (found := shard.metadata.get("passage_prefix", "")) != passage_prefix:
+            raise InputError(
+                f"vectors made with passage_prefix={found!r}",
+                file=shard.path,
+                expected=f"passage_prefix={passage_prefix!r}",
+                hint="give the prefix of the training to both, dpr embed and dpr mine",
             )

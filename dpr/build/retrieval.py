@@ -104,6 +104,7 @@ def _question_form(config: RetrievalConfig, question_set: QuestionSet) -> Questi
     options = question_set.options
     return QuestionForm(
         prefix=options.special_query_token,
+        query_prefix=options.query_prefix,
         suffix=options.query_special_suffix,
         selector=options.selector,
         encoder_type="ctx" if config.encoder_path == "ctx_model" else "question",

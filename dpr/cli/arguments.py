@@ -19,6 +19,7 @@ _MAYBE_VALUE = ("--info", "-i")
 _ANSWERED_BY_HYDRA = {"--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
+_KEEP_SPACES = ("query_prefix", "passage_prefix")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
@@ -55,10 +56,10 @@ def parse(argv: list[str]) -> Arguments:
     """Sorts the tokens.
 
     ``--local-rank=N`` from a launcher is dropped (the environment says the same), other ``--a.b=c`` become ``a.b=c``. Spaces around a
-    token and a stray backslash at its end (a line continuation gone wrong) are dropped.
+    token and a stray backslash at its end (a line continuation gone wrong) are dropped, but for the spaces at the end of a prefix.
     """
     result = Arguments()
-    tokens = [token for token in (token.strip().rstrip("\\").rstrip() for token in argv) if token]
+    tokens = [token for token in map(_trimmed, argv) if token]
     while tokens:
         token = tokens.pop(0)
         name, has_value, value = token.partition("=")
@@ -77,6 +78,13 @@ def parse(argv: list[str]) -> Arguments:
         else:
             result.overrides.append(token.removeprefix("--").replace("local-rank", "local_rank", 1) if token.startswith("--") else token)
     return result
+
+
+def _trimmed(token: str) -> str:
+    key, _, value = token.lstrip().partition("=")
+    if key.rpartition(".")[2] in _KEEP_SPACES and value.strip() and value[-1].isspace() and not _is_ready(value.strip()):
+        return f"{key}={_quoted(value)}"
+    return token.strip().rstrip("\\").rstrip()
 
 
 def quote_values(overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool) -> list[str]:

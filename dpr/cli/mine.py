@@ -19,10 +19,11 @@ EXAMPLES = """examples:
   dpr mine train.jsonl corpus=corpus.tsv out=train_bm25.jsonl per_question=10 from_rank=5 to_rank=100 pick=sample
   dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first max_relative_score=0.95
   dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first vectors=runs/first/vectors_0 absolute_margin=0.1
+  dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/e5 "query_prefix=query: " "passage_prefix=passage: "
   dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
 """
 _BM25_ONLY = ("k1", "b")
-_DENSE_ONLY = ("vectors", "pretrained_model_cfg")
+_DENSE_ONLY = ("vectors", "pretrained_model_cfg", "query_prefix", "passage_prefix")
 _MODELS_ONLY = ("device", "precision", "batch_tokens")
 
 
@@ -105,6 +106,9 @@ def _parser() -> PlainParser:
     parser.setting("model_file", metavar="FOLDER", help=model_file)
     vectors = "vectors of the corpus by this model, by dpr embed; again for more (default: they are made)"
     parser.setting("vectors", also=("encoded_ctx_files",), action="append", metavar="FOLDER", help=vectors)
+    query_prefix = "put before every question as it is for model_file, as in training (datasets.<name>.query_prefix); none by default"
+    parser.setting("query_prefix", metavar="TEXT", help=query_prefix)
+    parser.setting("passage_prefix", metavar="TEXT", help="the same before every passage; vectors must have been made with it")
     cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
     parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
     veto_above = "probability of being relevant from which the cross-encoder leaves a passage out (default 0.5)"

@@ -58,7 +58,9 @@ class QuestionSetConfig:
     id_attr: str = "id"
     """Keys of JSON lines."""
     special_query_token: str | None = None
-    """Put before every question."""
+    """Put before every question, with a space between."""
+    query_prefix: str | None = None
+    """Put before every question as it is; must be as in training ("query: "). After special_query_token, if there is one."""
     query_special_suffix: str | None = None
     """Appended to questions that do not end with it."""
     selector: Any = None

@@ -1,4 +1,4 @@
-"""One run to a folder: ``run.lock`` names the processes that write there, and is taken over when all of them are gone.
+"""One run to a folder, or to an output file: a lock file names the processes that write there, and is taken over when all of them are gone.
 
 A process of this machine is known by its number and start time. For other machines there is only the file's age: the holder touches it
 every half minute. A lock that is not what it seems can be removed by hand; the message says so.
@@ -57,13 +57,13 @@ def this_process() -> ProcessName:
 
 
 class RunLock:
-    """The right to write into a run's folder. On rank 0, in the name of all ranks' processes.
+    """The right to write into a run's folder, or what else is the ``target``. On rank 0, in the name of all ranks' processes.
 
-    Held from ``acquire`` to ``release``, to the end of the process, or until nobody has this object any more.
+    The lock is ``run.lock`` in the folder, or the ``file`` that is named. Held from ``acquire`` to ``release``, to the end of the process, or until nobody has this object any more.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / LOCK_FILE
+    def __init__(self, target: Path, *, file: Path | None = None) -> None:
+        self._target, self._file = target, file or target / LOCK_FILE
         self._token = ""
         self._release: weakref.finalize[..., RunLock] | None = None
 
@@ -78,7 +78,7 @@ class RunLock:
             if time.monotonic() >= deadline:
                 raise CheckpointError(
                     f"another run is writing here: {holder}",
-                    file=self._file.parent,
+                    file=self._target,
                     hint=f"wait for it or end it; if it is certainly gone, remove {self._file}",
                 )
             time.sleep(0.2)
@@ -135,7 +135,7 @@ class RunLock:
 
     def _age_s(self) -> float:
         """Seconds since the file was touched, by the clock of the file system, which may not be ours."""
-        now = self._file.with_name(f".tmp-{LOCK_FILE}-{os.getpid()}@{socket.gethostname()[:_HOST_BYTES].replace('-', '_')}")
+        now = self._file.with_name(f".tmp-{self._file.name}-{os.getpid()}@{socket.gethostname()[:_HOST_BYTES].replace('-', '_')}")
         try:
             now.touch()
             return now.stat().st_mtime - self._file.stat().st_mtime

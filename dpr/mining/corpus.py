@@ -40,7 +40,7 @@ class MiningCorpus:
             order = np.argsort(hashes, kind="stable").astype(np.uint64)
             with durable_folder(work / _BY_TEXT) as folder:
                 np.save(folder / "by_text.npy", np.stack([hashes[order.astype(np.int64)], order]), allow_pickle=False)
-        self._hashes, self._rows = np.load(work / _BY_TEXT / "by_text.npy", mmap_mode="r", allow_pickle=False)
+        self._hashes, self._rows = np.load(work / _BY_TEXT / "by_text.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
 
     @property
     def num_passages(self) -> int:
@@ -72,9 +72,9 @@ class MiningCorpus:
         key = _MADE if row is None else self._texts.id_at(row)
         return passage if key.startswith(_MADE) else replace(passage, id=key)
 
-    def source(self) -> PassageSource:
+    def source(self, passage_prefix: str = "") -> PassageSource:
         """The passages as an embedding job reads them, whatever the format of the file."""
-        return _StoredPassages(self.file, name=self.file.name, texts=self._texts)
+        return _StoredPassages(self.file, name=self.file.name, texts=self._texts, passage_prefix=passage_prefix)
 
 
 @dataclass(frozen=True, slots=True)

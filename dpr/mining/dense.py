@@ -41,11 +41,22 @@ class DenseSearch:
     Args:
         shards: vectors of the corpus by this model, in the order of the corpus; none = they are made in the work folder.
         batch_tokens, precision: of the forward passes.
+        query_prefix, passage_prefix: put before what is encoded here, as in training; the shards must have been made with the latter.
     """
 
-    def __init__(self, model: BiEncoder, *, shards: Sequence[VectorShard] = (), batch_tokens: int = 4096, precision: str = "fp32") -> None:
+    def __init__(
+        self,
+        model: BiEncoder,
+        *,
+        shards: Sequence[VectorShard] = (),
+        batch_tokens: int = 4096,
+        precision: str = "fp32",
+        query_prefix: str = "",
+        passage_prefix: str = "",
+    ) -> None:
         self._model, self._shards = model, list(shards)
         self._batch_tokens, self._precision = batch_tokens, precision
+        self._query_prefix, self._passage_prefix = query_prefix, passage_prefix
         self._fingerprint = model.fingerprint
 
     @property
@@ -58,7 +69,9 @@ class DenseSearch:
 
     def facts(self) -> dict[str, Any]:
         vectors = [describe_file(shard.path / MANIFEST)["sha256"] for shard in self._shards]
-        return {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self._precision, "vectors": vectors}
+        facts = {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self._precision, "vectors": vectors}
+        prefixes = {"query_prefix": self._query_prefix, "passage_prefix": self._passage_prefix}
+        return facts | {name: prefix for name, prefix in prefixes.items() if prefix}
 
     def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedDense:
         shards = self._shards or [self._embed(corpus, work)]
@@ -72,18 +85,25 @@ class DenseSearch:
 
     def _embed(self, corpus: MiningCorpus, work: Path) -> VectorShard:
         settings = EmbedSettings(batch_tokens=self._batch_tokens, precision=self._precision)
-        return VectorShard(embed_shard(self._model, corpus.source(), work / "vectors", settings=settings).folder, verify=False)
+        return VectorShard(
+            embed_shard(self._model, corpus.source(self._passage_prefix), work / "vectors", settings=settings).folder, verify=False
+        )
 
     def _encode_questions(self, train: TrainingSet, rows: range, corpus: MiningCorpus, work: Path) -> int:
         """Vectors of a block of questions, and the best score of those positives of each that are not in the corpus (NaN: all are);
         returns the tokens of the questions."""
         samples = [train[row] for row in rows]
         tensorizer = self._model.tensorizer
-        tokens = TokenBatch.from_lists(tensorizer.question_tokens([sample.question for sample in samples]))
+        questions = [sample.question for sample in samples]
+        tokens = TokenBatch.from_lists(tensorizer.question_tokens(questions, prefix=self._query_prefix))
         vectors = self._encode(tokens, "question")
         best = np.full(len(rows), np.nan, dtype=np.float32)
+        source = corpus.source(self._passage_prefix)
         outside = [
-            (place, passage) for place, sample in enumerate(samples) for passage in sample.positives if corpus.row_of(passage) is None
+            (place, source.as_encoded(passage))
+            for place, sample in enumerate(samples)
+            for passage in sample.positives
+            if corpus.row_of(passage) is None
         ]
         for places, passages in _portions(outside, _AT_ONCE):
             others = self._encode(tokenize_passages(tensorizer, passages), self._encoder_type)

@@ -21,6 +21,7 @@ from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.formats.checksums import checksummed
 from dpr.formats.durable import describe_file, read_json, remove_folder, remove_leftovers, write_json
+from dpr.formats.run_lock import RunLock, this_process
 from dpr.formats.training_files.dpr_json import join_record_files
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import combine
@@ -63,9 +64,29 @@ def mine(
         InputError: ``out`` exists, is something else, and ``overwrite`` is false; the corpus cannot be read.
         ConfigError: settings out of range.
         LostRankError: one of the ``processes`` was killed.
+        CheckpointError: another run is writing ``out``.
     """
     settings.check()
-    search = search or LexicalSearch()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(out, file=out.with_name(f"{out.name}.lock"))
+    lock.acquire([this_process()])
+    try:
+        return _mine(train, out, settings, search or LexicalSearch(), scorer, corpus=corpus, processes=processes, overwrite=overwrite)
+    finally:
+        lock.release()
+
+
+def _mine(
+    train: TrainingSet,
+    out: Path,
+    settings: MiningSettings,
+    search: Search,
+    scorer: PairScorer | None,
+    *,
+    corpus: Path | None,
+    processes: int,
+    overwrite: bool,
+) -> dict[str, Any]:
     base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and _content(corpus), "search": search.facts()}
     facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
     work = out.with_name(f"{out.name}.mining")

@@ -35,17 +35,24 @@ class Retriever(Protocol):
 class QuestionForm:
     """How questions of a set are presented to the model; DPR's options of a question set.
 
-    ``prefix``: a token put before the question. ``suffix``: appended unless the question ends with it. ``selector``: where the vector is
-    read (a position, or the first occurrence of a token). ``encoder_type``: the tower, ``question`` or ``ctx``.
+    ``prefix``: a token put before the question, with a space between. ``query_prefix``: a text put between them as it is. ``suffix``:
+    appended unless the question ends with it. ``selector``: where the vector is read (a position, or the first occurrence of a token).
+    ``encoder_type``: the tower, ``question`` or ``ctx``.
     """
 
     prefix: str | None = None
     suffix: str | None = None
     selector: int | str | None = None
     encoder_type: str = "question"
+    query_prefix: str | None = None
+
+    @property
+    def before_questions(self) -> str | None:
+        """Token and text before each question, as one text; as ``DatasetConfig.before_questions`` puts them in training."""
+        return (f"{self.prefix} " if self.prefix else "") + (self.query_prefix or "") or None
 
     def text(self, question: str) -> str:
-        """The question as results show it: apostrophes normalised, with suffix, without prefix token."""
+        """The question as results show it: apostrophes normalised, with suffix, without what is put before it."""
         return decorate_question(question, suffix=self.suffix)
 
 
@@ -63,8 +70,7 @@ class DenseRetriever:
         if not questions:
             return np.zeros((0, self.model.dimension), dtype=np.float32)
         tensorizer = self.model.tensorizer
-        prefix = f"{self.form.prefix} " if self.form.prefix else None
-        sequences = tensorizer.question_tokens(questions, prefix=prefix, suffix=self.form.suffix)
+        sequences = tensorizer.question_tokens(questions, prefix=self.form.before_questions, suffix=self.form.suffix)
         positions = tensorizer.representation_positions(sequences, self.form.selector)
         return encode_tokens(
             self.model,

@@ -72,6 +72,15 @@ class TestComposition:
         config = compose(" train_datasets=[a.json]", "--train.batch_size=7", "seed=3\\", "\\", "", "--seed=4 ")
         assert (config.train_datasets, config.train.batch_size, config.seed) == (["a.json"], 7, 4)
 
+    @pytest.mark.parametrize("sign", ["", "--", "++", " "])
+    def test_the_space_at_the_end_of_a_prefix_is_part_of_it(self, sign: str) -> None:
+        given = {"plain": "query: ", "quoted": "'query: '", "comma": "it's a question, so: ", "none": "query:"}
+        config = compose(*(f"{sign}datasets.{name}.query_prefix={value}" for name, value in given.items()))
+        found = {name: config.datasets[name]["query_prefix"] for name in given}
+        assert found == given | {"quoted": "query: "}
+        inside = compose("datasets.web={file: a.json, passage_prefix: 'passage: '}")
+        assert inside.datasets["web"]["passage_prefix"] == "passage: "
+
     def test_user_folder_adds_group_options(self, tmp_path: Path) -> None:
         (tmp_path / "my conf" / "train").mkdir(parents=True)
         (tmp_path / "my conf" / "train" / "tiny.yaml").write_text("batch_size: 11\n")

@@ -45,7 +45,8 @@ class Lookup:
         with pa.memory_map(str(folder / _ROWS)) as source, pa.ipc.open_stream(source) as stream:
             self._batches = list(stream)
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
-        self._index = np.load(folder / _INDEX, mmap_mode="r", allow_pickle=False)
+        # A plain view: every element that is taken from a memmap makes another memmap, for some microseconds.
+        self._index = np.load(folder / _INDEX, mmap_mode="r", allow_pickle=False).view(np.ndarray)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

@@ -1,0 +1,58 @@
+"""``dpr mine cross_encoder=FOLDER`` from the command line: one result, for any number of processes and however often it was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.cli.main import main
+from dpr.core.records import Passage
+from dpr.formats.training_sets import TrainingSet
+from dpr.mining import dense
+from dpr.models.cross_encoder import CrossEncoder
+from tests.unit.mining.test_kills import run_until
+from tests.unit.models.test_cross_encoder import classifier_folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return classifier_folder(tmp_path_factory.mktemp("classifier") / "folder", num_labels=2)
+
+
+def negatives(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Question and entry of every negative."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(record["question"], entry) for record in records for entry in record["hard_negative_ctxs"]]
+
+
+def test_the_command_asks_the_classifier_and_keeps_its_bytes(
+    tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "BLOCK_ROWS", 7)
+    arguments = [str(tmp_path / "train.jsonl"), f"corpus={corpus_file}", f"model_file={model_folder}", "device=cpu", "per_question=3"]
+    arguments.append(f"cross_encoder={classifier}")
+    assert main(["mine", *arguments, f"out={tmp_path}/all.jsonl", "veto_above=1"]) == 0
+    middle = float(np.median([entry["cross_encoder_score"] for _, entry in negatives(tmp_path / "all.jsonl")]))
+    arguments.append(f"veto_above={middle}")
+
+    whole, two, killed = (tmp_path / f"{name}.jsonl" for name in ("whole", "two", "killed"))
+    assert main(["mine", *arguments, f"out={whole}"]) == 0
+    assert main(["mine", *arguments, f"out={two}", "processes=2"]) == 0
+    # while vectors are made, then over the blocks, then to the end
+    assert [run_until(count, [*arguments, f"out={killed}"]) for count in (8, 9, 1000)] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    for out in (two, killed):
+        assert out.read_bytes() == whole.read_bytes()
+        assert out.with_name(f"{out.name}.audit.json").read_bytes() == whole.with_name(f"{whole.name}.audit.json").read_bytes()
+
+    kept = negatives(whole)
+    pairs = [(question, Passage(entry["text"], entry["title"])) for question, entry in kept]
+    scores = CrossEncoder.load(classifier).score(pairs)
+    assert [entry["cross_encoder_score"] for _, entry in kept] == pytest.approx(scores, abs=1e-3)
+    assert kept
+    assert max(scores) < middle + 1e-4
+    assert json.loads(Path(f"{whole}.audit.json").read_text())["left_out"]["vetoed by the cross-encoder"] > 0

@@ -1,0 +1,80 @@
+"""Mining takes the memory of a block of questions, not of the data set."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.memory import MEBI, Watch
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.formats.vector_shards import VectorShardWriter
+from dpr.mining.corpus import MiningCorpus
+from dpr.mining.dense import PreparedDense, question_folder
+from dpr.mining.job import mine
+from dpr.mining.negatives import MiningSettings
+from tests.architecture.source_files import REPOSITORY
+
+FEW, MANY, DEPTH, DIMENSION, PASSAGES = 1000, 5000, 100, 64, 400
+
+
+@dataclass(frozen=True)
+class RandomVectors:
+    """A search by vectors that no model made."""
+
+    folder: Path
+    mined_by: str = "dense"
+    block_rows: int = 250
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "random"}
+
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedDense:
+        for rows in blocks:
+            with durable_folder(question_folder(work, rows)) as target:
+                np.save(target / "vectors.npy", np.random.default_rng(rows.start).standard_normal((len(rows), DIMENSION), dtype=np.float32))
+                np.save(target / "outside.npy", np.full(len(rows), np.nan, dtype=np.float32))
+        return PreparedDense((self.folder / "vectors",), work, "cpu")
+
+
+def main(folder: Path) -> None:
+    """Prints the growth of anonymous memory over mining for few and then for many questions."""
+    passages = [Passage(f"word{number} " * 3 + f"and{number}", "", f"p{number}") for number in range(PASSAGES)]
+    write_passages(folder / "corpus.tsv", passages)
+    writer = VectorShardWriter(folder / "vectors", metadata={}, dimension=DIMENSION)
+    writer.write_chunk(
+        0, [f"p{n}" for n in range(PASSAGES)], np.random.default_rng(1).standard_normal((PASSAGES, DIMENSION), dtype=np.float32)
+    )
+    writer.finish()
+    sizes = {"first": 250, "few": FEW, "many": MANY}
+    for name, count in sizes.items():
+        samples = (TrainingSample(f"question {number}", (passages[number % PASSAGES],)) for number in range(count))
+        write_training_set(folder / f"{name}.jsonl", samples)
+    trains = {name: open_training_set(folder / f"{name}.jsonl", name=name) for name in sizes}
+    settings, growth = MiningSettings(per_question=3, to_rank=DEPTH), {}
+    for name, train in trains.items():  # what is loaded at first use belongs to the first
+        with Watch() as watch:
+            audit = mine(train, folder / f"{name}.out.jsonl", settings, search=RandomVectors(folder), corpus=folder / "corpus.tsv")
+        assert audit["counts"]["negatives"] == 3 * sizes[name]
+        growth[name] = watch.growth
+    print(json.dumps(growth))
+
+
+def test_memory_does_not_grow_with_the_number_of_questions(tmp_path: Path) -> None:
+    code = f"from pathlib import Path; from tests.unit.mining.test_memory import main; main(Path({str(tmp_path)!r}))"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "DPR_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    growth = json.loads(done.stdout.splitlines()[-1])
+    # What was found for 4,000 questions more, 100 pairs each, would be 40 MB and more.
+    assert growth["many"] < growth["few"] + 8 * MEBI, growth
