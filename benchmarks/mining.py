@@ -30,6 +30,7 @@ import torch
 
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
+from dpr.data.likeness import NEAR_DUPLICATE
 from dpr.formats.corpora import read_passages, write_passages
 from dpr.formats.durable import durable_folder, read_json, write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
@@ -39,13 +40,19 @@ from dpr.mining.dense import BLOCK_ROWS, PreparedDense, question_folder
 from dpr.mining.job import mine
 from dpr.mining.negatives import MiningSettings
 
-OURS, OURS_TWICE, THEIRS = "dpr mine", "dpr mine, processes=2", f"sentence-transformers {version('sentence-transformers')}"
+OURS, OURS_WITHOUT, OURS_TWICE = "dpr mine", "dpr mine, near_duplicate=0", "dpr mine, processes=2"
+THEIRS = f"sentence-transformers {version('sentence-transformers')}"
 SHARE, PER_QUESTION, DEPTH = 0.95, 5, 100
 INTRODUCTION = """# The cost of dense mining
 
 `python -m benchmarks.mining --out docs/mining.md` makes this page: the same vectors, the same questions, everything but encoding. The sides
 take turns; ratios are medians over the rounds, of a measurement and its neighbour in time. Time begins after the imports and ends when the
-negatives are written (ours) or in a `Dataset` (theirs). Memory is the growth of anonymous resident memory (`RssAnon`) after the imports,
+negatives are written (ours) or in a `Dataset` (theirs).
+
+Both sides leave out what scores above the stated share of the positive's score, and the positive itself. `dpr mine` also leaves out
+other known positives by id and by text and passages that hold an answer (there are none here) and, but for `near_duplicate=0`,
+near-duplicates of positives and of other negatives; theirs has no such filters. Ours stores the corpus on disk, to look texts up there;
+theirs holds all texts in memory before the time begins. Memory is the growth of anonymous resident memory (`RssAnon`) after the imports,
 all processes together."""
 
 
@@ -99,10 +106,10 @@ def prepare(folder: Path, num_questions: int, num_passages: int, dimension: int)
     open_training_set(folder / "train.jsonl", name="train")  # parsed once, as a data set for both sides
 
 
-def ours(folder: Path, processes: int) -> list[list[str]]:
-    """The whole of ``dpr mine`` but for the model: the corpus is stored to be looked into, all filters are on, the output is written."""
+def ours(folder: Path, processes: int = 1, near_duplicate: float = NEAR_DUPLICATE) -> list[list[str]]:
+    """The whole of ``dpr mine`` but for the model: the corpus is stored to be looked into, the output is written."""
     train = open_training_set(folder / "train.jsonl", name="train")
-    settings = MiningSettings(per_question=PER_QUESTION, to_rank=DEPTH, max_relative_score=SHARE)
+    settings = MiningSettings(per_question=PER_QUESTION, to_rank=DEPTH, max_relative_score=SHARE, near_duplicate=near_duplicate)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         out = Path(temporary) / "out.jsonl"
         mine(train, out, settings, search=GivenVectors(folder), corpus=folder / "corpus.tsv", processes=processes)
@@ -157,7 +164,8 @@ def theirs(folder: Path) -> Callable[[], list[list[str]]]:
 
 def measure(side: str, folder: Path) -> dict[str, Any]:
     """Seconds, growth in bytes, and the ids found."""
-    work = theirs(folder) if side == THEIRS else lambda: ours(folder, 2 if side == OURS_TWICE else 1)
+    options: dict[str, Any] = {OURS_WITHOUT: {"near_duplicate": 0.0}, OURS_TWICE: {"processes": 2}}.get(side, {})
+    work = theirs(folder) if side == THEIRS else lambda: ours(folder, **options)
     from dpr.mining import blocks  # noqa: F401
 
     with Watch(every_s=0.01, children=True) as watch:
@@ -171,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=20_000)
     parser.add_argument("--passages", type=int, default=100_000)
-    parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--dimension", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="write the page to this Markdown file")
     parser.add_argument("--side", default=None, help="used by the benchmark itself")
@@ -184,7 +192,9 @@ def main() -> None:
         os.environ["DPR_CACHE"] = f"{temporary}/cache"
         folder = Path(temporary)
         prepare(folder, arguments.questions, arguments.passages, arguments.dimension)
-        rounds = [{side: in_own_process(side, folder) for side in (OURS, THEIRS, OURS_TWICE)} for _ in range(arguments.rounds)]
+        rounds = [
+            {side: in_own_process(side, folder) for side in (OURS, THEIRS, OURS_WITHOUT, OURS_TWICE)} for _ in range(arguments.rounds)
+        ]
     page = "\n\n".join([INTRODUCTION, _heading(arguments), _table(rounds), _agreement(rounds[0])])
     print(page)
     if arguments.out is not None:

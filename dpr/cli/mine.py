@@ -96,7 +96,8 @@ def _parser() -> PlainParser:
     parser.setting("pick", choices=("top", "sample"), default="top", help="the best that pass, or any of them (default top)")
     parser.setting("seed", type=int, default=0, metavar="N", help="decides what is drawn with pick=sample (default %(default)s)")
     parser.setting("keep_answers", action="store_true", help="keep passages that hold an answer string")
-    parser.setting("near_duplicate", type=float, default=0.8, metavar="X", help="share of common words of repeats (default %(default)s)")
+    repeats = "share of common words from which two passages are the same (default %(default)s; 0: not looked at)"
+    parser.setting("near_duplicate", type=float, default=0.8, metavar="X", help=repeats)
     relative = "highest share of the positive's score p: leaves out what scores above p - (1 - X) |p| (default: any)"
     parser.setting("max_relative_score", type=float, default=0.0, metavar="X", help=relative)
     absolute = "leaves out what scores above the positive's score - X (default: any)"

@@ -59,7 +59,8 @@ def this_process() -> ProcessName:
 class RunLock:
     """The right to write into a run's folder, or what else is the ``target``. On rank 0, in the name of all ranks' processes.
 
-    The lock is ``run.lock`` in the folder, or the ``file`` that is named. Held from ``acquire`` to ``release``, to the end of the process, or until nobody has this object any more.
+    The lock is ``run.lock`` in the folder, or the ``file`` that is named. Held from ``acquire`` to ``release``, to the end of the process,
+    or until nobody has this object any more.
     """
 
     def __init__(self, target: Path, *, file: Path | None = None) -> None:

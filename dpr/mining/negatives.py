@@ -32,7 +32,7 @@ class MiningSettings:
     keep_answers: bool = False
     """Keep passages that hold an answer string."""
     near_duplicate: float = NEAR_DUPLICATE
-    """Share of common words from which two passages are the same."""
+    """Share of common words from which two passages are the same; 0 = not looked at."""
     max_relative_score: float = 0.0
     """Leave out what scores above p - (1 - this) * |p|, where the positive's score p is known; 0 = off."""
     absolute_margin: float | None = None
@@ -48,8 +48,8 @@ class MiningSettings:
             raise ConfigError("per_question must be at least 1, and 1 <= from_rank <= to_rank")
         if self.pick not in ("top", "sample"):
             raise ConfigError(f"pick={self.pick} is not known; choose one of top, sample")
-        if not 0 < self.near_duplicate <= 1 or not self.max_relative_score >= 0:
-            raise ConfigError("near_duplicate must be above 0 and at most 1, max_relative_score at least 0")
+        if not 0 <= self.near_duplicate <= 1 or not self.max_relative_score >= 0:
+            raise ConfigError("near_duplicate must be at least 0 and at most 1, max_relative_score at least 0")
         if self.absolute_margin is not None and not abs(self.absolute_margin) < float("inf"):
             raise ConfigError(f"absolute_margin={self.absolute_margin} is no number to subtract from a score")
         if self.veto_above is not None and not 0 < self.veto_above <= 1:
@@ -179,11 +179,12 @@ class _Filters:
             return _KNOWN, passage
         if score > self._highest:
             return "scores too high", passage
-        self._words = words_of(text)
-        if self._own_words is None:
-            self._own_words = [words_of(positive.text) for positive in self._positives]
-            self._taken_words = [words_of(negative.text) for negative in self._existing]
-        if self._resembles(self._own_words):
+        if self._limit:
+            self._words = words_of(text)
+            if self._own_words is None:
+                self._own_words = [words_of(positive.text) for positive in self._positives]
+                self._taken_words = [words_of(negative.text) for negative in self._existing]
+        if self._resembles(self._own_words or []):
             return "near-duplicate of a positive", passage
         if self._answers and has_answer(self._answers, text):
             return "holds an answer", passage
@@ -191,8 +192,8 @@ class _Filters:
 
     def take(self) -> None:
         """Notes the passage that was judged last as a negative, so that none repeats it."""
-        assert self._taken_words is not None
-        self._taken_words.append(self._words)
+        if self._taken_words is not None:
+            self._taken_words.append(self._words)
 
     def _resembles(self, others: Sequence[frozenset[str]]) -> bool:
         words, limit = self._words, self._limit

@@ -59,6 +59,13 @@ def test_near_duplicates_of_a_positive_are_left_out() -> None:
     # 9 of 11 words in common is above 0.8, 8 of 12 is not
     found = candidates("one two three four five six seven eight nine X", "one two three four five six seven eight X Y")
     assert chosen(found) == ([2], {"near-duplicate of a positive": 1})
+    assert chosen(found, MiningSettings(near_duplicate=0))[0] == [1, 2]
+
+
+def test_repeats_of_a_negative_are_kept_where_they_are_not_looked_for() -> None:
+    found = candidates("X Y Z", "Z Y X")
+    assert chosen(found) == ([1], {"repeats another negative": 1})
+    assert chosen(found, MiningSettings(near_duplicate=0))[0] == [1, 2]
 
 
 def test_passages_that_hold_an_answer_are_left_out_unless_kept() -> None:
@@ -165,7 +172,7 @@ def test_a_sample_depends_on_seed_and_row_and_covers_the_window() -> None:
         {"from_rank": 0},
         {"from_rank": 9, "to_rank": 8},
         {"pick": "best"},
-        {"near_duplicate": 0},
+        {"near_duplicate": -0.1},
         {"max_relative_score": -1},
         {"max_relative_score": float("nan")},
         {"absolute_margin": float("inf")},
