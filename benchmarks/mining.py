@@ -1,4 +1,4 @@
-"""``python -m benchmarks.mining [--out docs/mining.md]``: dense mining against sentence-transformers', on the same vectors.
+"""``python -m benchmarks.mining [--out FILE]``: dense mining against sentence-transformers', on the same vectors.
 
 Texts and vectors are made here. Every measurement runs in a process of its own, which imports everything first; the sides take turns, and
 the ratios are those of neighbours in time. Encoding is no part of it: ours finds the vectors on disk, theirs gets them from a model that
@@ -45,7 +45,7 @@ THEIRS = f"sentence-transformers {version('sentence-transformers')}"
 SHARE, PER_QUESTION, DEPTH = 0.95, 5, 100
 INTRODUCTION = """# The cost of dense mining
 
-`python -m benchmarks.mining --out docs/mining.md` makes this page: the same vectors, the same questions, everything but encoding. The sides
+`python -m benchmarks.mining` makes this page: the same vectors, the same questions, everything but encoding. The sides
 take turns; ratios are medians over the rounds, of a measurement and its neighbour in time. Time begins after the imports and ends when the
 negatives are written (ours) or in a `Dataset` (theirs).
 
