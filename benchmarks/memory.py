@@ -1,4 +1,4 @@
-"""``python -m benchmarks.memory [--out docs/memory.md]``: how much anonymous memory the jobs take that meet the largest files.
+"""``python -m benchmarks.memory [--only jobs|embedding] [--out docs/memory.md]``: how much anonymous memory the jobs take that meet the largest files.
 
 Every case runs in a process of its own (or two, for a group), which imports everything first and then watches ``RssAnon`` of
 ``/proc/self/status``: memory that belongs to the process alone. Pages of mapped files, which the system takes back when it needs them, are
@@ -13,18 +13,20 @@ import json
 import os
 import platform
 import random
+import resource
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.memory_cases import CASES, MEBI, SIZES, prepare
+from benchmarks.memory_cases import CASES, MEBI, SIZES, prepare, prepare_corpora
 
 INTRODUCTION = """# Memory
 
@@ -91,8 +93,17 @@ class Row:
         return f"| {self.what} | {self.growth / MEBI:.0f} | {bar} |"
 
 
-def measure(name: str, folder: Path, *, processes: int = 1) -> int:
-    """Runs a case in fresh processes; the greatest growth of them, in bytes."""
+@dataclass(frozen=True)
+class Measured:
+    """Of a case's processes the greatest growth and the highest resident memory, mapped files included, in bytes; and its seconds."""
+
+    growth: int
+    peak: int
+    seconds: float
+
+
+def measure(name: str, folder: Path, *, processes: int = 1) -> Measured:
+    """Runs a case in fresh processes."""
     command = [sys.executable, "-m", "benchmarks.memory", "--case", name, "--folder", str(folder)]
     environment = os.environ | {"DPR_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     groups = [environment | extra for extra in _group(processes)]
@@ -100,7 +111,8 @@ def measure(name: str, folder: Path, *, processes: int = 1) -> int:
     outputs = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit(f"the case {name} failed")
-    return max(int(json.loads(output.splitlines()[-1])["growth"]) for output in outputs)
+    found = [Measured(**json.loads(output.splitlines()[-1])) for output in outputs]
+    return Measured(*(max(getattr(one, name) for one in found) for name in ("growth", "peak", "seconds")))
 
 
 def _group(processes: int) -> Iterator[dict[str, str]]:
@@ -116,54 +128,111 @@ def _group(processes: int) -> Iterator[dict[str, str]]:
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    """Every case, in the order in which they need each other."""
+    """The cases of training and validation, in the order in which they need each other."""
     size = f"{SIZES.training_bytes / 1e6:.0f} MB DPR JSON"
-    yield Row(f"{size}: first opening (parsed and converted)", measure("conversion", folder), None)
-    yield Row(f"{size}: opened again, one epoch of batches", measure("reading", folder), 150 * MEBI)
-    yield Row("the same, each of 2 processes of a group", measure("reading", folder, processes=2), 150 * MEBI)
+    yield Row(f"{size}: first opening (parsed and converted)", measure("conversion", folder).growth, None)
+    yield Row(f"{size}: opened again, one epoch of batches", measure("reading", folder).growth, 150 * MEBI)
+    yield Row("the same, each of 2 processes of a group", measure("reading", folder, processes=2).growth, 150 * MEBI)
     measure("conversion_dev", folder)
     pool = f"{SIZES.questions:,} questions x {SIZES.questions * SIZES.passages_per_question:,} passages"
-    yield Row(f"average rank of {pool}, vectors of {SIZES.dimension}", measure("average_rank", folder), 300 * MEBI)
-    few = measure("embed_few", folder)
-    yield Row(f"embedding {SIZES.few_passages:,} short passages", few, None)
-    # Ten times as many may take what allocators make of more chunks, and 8 bytes each for the check of their ids; not ten times as much.
-    bar = int(1.5 * few) + 8 * SIZES.many_passages
-    yield Row(f"embedding {SIZES.many_passages:,} short passages", measure("embed_many", folder), bar)
+    yield Row(f"average rank of {pool}, vectors of {SIZES.dimension}", measure("average_rank", folder).growth, 300 * MEBI)
+
+
+@dataclass(frozen=True)
+class CorpusRow:
+    """A line of the table of embedding."""
+
+    passages: int
+    measured: Measured
+    bar: int | None
+
+    @property
+    def is_missed(self) -> bool:
+        return self.bar is not None and self.measured.growth > self.bar
+
+    def __str__(self) -> str:
+        bar = "" if self.bar is None else f"{self.bar / MEBI:.0f}" + (" **missed**" if self.is_missed else "")
+        found = self.measured
+        speed = f"{self.passages / found.seconds:,.0f}"
+        return f"| {self.passages:,} | {found.growth / MEBI:.0f} | {bar} | {found.peak / MEBI:.0f} | {speed} |"
+
+
+def corpus_rows(folder: Path) -> Iterator[CorpusRow]:
+    """Corpora of tenfold length each. The first is two chunks, fewer than are held at a time, so the bars begin with the third.
+
+    More passages may take what allocators make of more chunks, and 8 bytes each for the check of their ids; not ten times as much.
+    """
+    before: list[Measured] = []
+    for passages in SIZES.corpora:
+        measured = measure(f"embed_{passages}", folder)
+        yield CorpusRow(passages, measured, int(1.5 * before[-1].growth) + 8 * passages if len(before) > 1 else None)
+        before.append(measured)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=None, help="write the table to this Markdown file")
+    parser.add_argument("--only", choices=("jobs", "embedding"), help="one of the two tables")
     parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=None, help="where data is made (default: a temporary folder)")
     arguments = parser.parse_args()
     if arguments.case:
-        work: Callable[[Path], None] = CASES[arguments.case]
-        with Watch() as watch:
-            work(arguments.folder)
-        print(json.dumps({"growth": watch.growth}))
+        _run_case(CASES[arguments.case], arguments.folder)
         return
+    parts, missed = [INTRODUCTION], False
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)
-        prepare(folder, random.Random(0))
-        lines = [INTRODUCTION, _heading(), "| | growth, MB | at most |\n|---|---:|---:|"]
-        print(*lines, sep="\n\n", flush=True)
-        missed = False
-        for row in rows(folder):
-            lines[-1] += f"\n{row}"
-            print(row, flush=True)
-            missed |= row.is_missed
+        if arguments.only != "embedding":
+            prepare(folder, random.Random(0))
+            parts.append(_heading())
+            missed |= _add_table(parts, "| | growth, MB | at most |\n|---|---:|---:|", rows(folder))
+        if arguments.only != "jobs":
+            prepare_corpora(folder, random.Random(0))
+            parts.append(_embedding_heading())
+            header = "| passages | growth, MB | at most | peak with mapped files, MB | passages/s |\n|---:|---:|---:|---:|---:|"
+            missed |= _add_table(parts, header, corpus_rows(folder))
     if arguments.out is not None:
-        arguments.out.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+        arguments.out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     raise SystemExit(1 if missed else 0)
 
 
-def _heading() -> str:
+def _run_case(work: Callable[[Path], None], folder: Path) -> None:
+    start = time.perf_counter()
+    with Watch() as watch:
+        work(folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"growth": watch.growth, "peak": peak, "seconds": time.perf_counter() - start}))
+
+
+def _add_table(parts: list[str], header: str, table: Iterable[Row | CorpusRow]) -> bool:
+    """Adds a table, printing what is new as it comes; whether a bar was missed."""
+    parts.append(header)
+    missed = False
+    print(*parts[-2:], sep="\n\n", flush=True)
+    for row in table:
+        parts[-1] += f"\n{row}"
+        print(row, flush=True)
+        missed |= row.is_missed
+    return missed
+
+
+def _versions() -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "pyarrow"))
+    return f"{platform.machine()} CPU, Python {platform.python_version()}, {versions}, {datetime.date.today()}"
+
+
+def _heading() -> str:
     return (
-        f"{platform.machine()} CPU, Python {platform.python_version()}, {versions}, {datetime.date.today()}. Texts are made up, about "
-        f"{SIZES.words} words a passage ({SIZES.short_words} for the short ones); the encoder is a BERT of 1 layer x 32 with a projection. "
-        "Command: `python -m benchmarks.memory`."
+        f"{_versions()}. Texts are made up, about {SIZES.words} words a passage; the encoder is a BERT of 1 layer x 32 with a projection. "
+        "Command: `python -m benchmarks.memory --only jobs`."
+    )
+
+
+def _embedding_heading() -> str:
+    return (
+        f"## Embedding\n\n{_versions()}, {len(os.sched_getaffinity(0))} cores. `dpr embed` of short passages (about "
+        f"{SIZES.short_words} made-up words) by a BERT of 1 layer x 64, from the start of the job, loading included, to its manifest. "
+        "Command: `python -m benchmarks.memory --only embedding`."
     )
 
 

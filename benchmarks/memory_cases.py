@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dpr.core.records import Passage
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.loader import cut_into_pools
 from dpr.data.tensorizer import Tensorizer
-from dpr.embedding.job import embed_shard
+from dpr.embedding.job import EmbedSettings, embed_shard
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
@@ -38,8 +39,7 @@ class Sizes:
     negatives: int = 30  # of each kind and question of the training file: about the proportions of DPR's own
     questions: int = 2_000
     passages_per_question: int = 30
-    few_passages: int = 20_000
-    many_passages: int = 200_000
+    corpora: tuple[int, ...] = (10_000, 100_000, 1_000_000)  # short passages to embed
     words: int = 100
     short_words: int = 15
     dimension: int = 768
@@ -51,11 +51,17 @@ _VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" f
 
 def prepare(folder: Path, rng: random.Random) -> None:
     """Writes the files and the model that the cases read."""
-    _write_model(folder / "encoder", folder / "model")
+    _write_model(folder / "encoder", folder / "model", width=32, projection=SIZES.dimension)
     _write_training_file(folder / "train.json", rng)
     _write_dev_file(folder / "dev.jsonl", rng)
-    for name, count in (("few.tsv", SIZES.few_passages), ("many.tsv", SIZES.many_passages)):
-        write_passages(folder / name, (Passage(_text(rng, SIZES.short_words), "", str(number)) for number in range(count)))
+
+
+def prepare_corpora(folder: Path, rng: random.Random) -> None:
+    """Writes the corpora and the model of the embedding cases."""
+    _write_model(folder / "encoder_64", folder / "model_64", width=64)
+    for count in SIZES.corpora:
+        rows = (Passage(_text(rng, SIZES.short_words), "", str(number)) for number in range(count))
+        write_passages(folder / f"corpus_{count}.tsv", rows)
 
 
 def _text(rng: random.Random, mean: int) -> str:
@@ -91,14 +97,14 @@ def _write_dev_file(path: Path, rng: random.Random) -> None:
             out.write(json.dumps(record) + "\n")
 
 
-def _write_model(encoder: Path, checkpoint: Path) -> None:
+def _write_model(encoder: Path, checkpoint: Path, *, width: int, projection: int = 0) -> None:
     encoder.mkdir()
     (encoder / "vocab.txt").write_text("\n".join(_VOCABULARY) + "\n", encoding="utf-8")
     BertConfig(
-        vocab_size=len(_VOCABULARY), hidden_size=32, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64
+        vocab_size=len(_VOCABULARY), hidden_size=width, num_hidden_layers=1, num_attention_heads=1, intermediate_size=2 * width
     ).save_pretrained(str(encoder))
     torch.manual_seed(0)
-    settings = EncoderSettings(projection_dim=SIZES.dimension, shared=True)
+    settings = EncoderSettings(projection_dim=projection, shared=True)
     model = BiEncoder.from_pretrained(str(encoder), settings, pretrained=False)
     with durable_folder(checkpoint) as temporary:
         model.write_to(temporary)
@@ -136,8 +142,10 @@ def average_rank(folder: Path) -> None:
     assert figures["eval/avg_rank"] > 0
 
 
-def _embed(folder: Path, name: str) -> None:
-    embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / f"{name}.tsv"), folder / f"vectors_{name}")
+def _embed(folder: Path, count: int) -> None:
+    """As ``dpr embed`` does, with a CPU's token budget."""
+    model, source = BiEncoder.load(folder / "model_64"), PassageSource(folder / f"corpus_{count}.tsv")
+    embed_shard(model, source, folder / f"vectors_{count}", settings=EmbedSettings(batch_tokens=4096))
 
 
 CASES: dict[str, Callable[[Path], None]] = {
@@ -145,6 +153,5 @@ CASES: dict[str, Callable[[Path], None]] = {
     "conversion_dev": lambda folder: conversion(folder, "dev.jsonl"),
     "reading": reading,
     "average_rank": average_rank,
-    "embed_few": lambda folder: _embed(folder, "few"),
-    "embed_many": lambda folder: _embed(folder, "many"),
+    **{f"embed_{count}": partial(_embed, count=count) for count in SIZES.corpora},
 }

@@ -61,14 +61,14 @@ class EmbedConfig:
     batch_size: int = 0
     """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
     batch_tokens: int = 0
-    """Tokens of one forward pass at most; 0 = 65,536 on a GPU, 4,096 on a CPU."""
+    """Tokens of one forward pass at most, halved where memory runs out; 0 = 65,536 on a GPU, 4,096 on a CPU."""
     chunk_size: int = 8192
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per rank."""
     token_store: str = "off"
     """auto keeps the corpus's tokens in the cache folder ($DPR_CACHE), a path keeps them there: the next embedding of the same corpus with
     the same tokenizer, length and chunk_size reads them instead of tokenising. Some 2 bytes a token; off keeps nothing."""
     out_dtype: str = "float32"
-    """float32, or float16 at half the size."""
+    """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md says what each loses."""
     precision: str = "fp32"
     """fp32, bf16 or fp16 arithmetic of the model; bf16 is several times faster on recent GPUs."""
     device: str | None = None
@@ -93,7 +93,7 @@ class EmbedConfig:
             self.token_store = "off"
         if self.token_store.strip() in ("", "True", "true"):
             raise ConfigError(f"token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
-        require_choice("out_dtype", self.out_dtype, ("float32", "float16"))
+        require_choice("out_dtype", self.out_dtype, ("float32", "float16", "int8", "binary"))
         require_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
         require_at_least("num_shards", self.num_shards, 1)
         require_at_least("chunk_size", self.chunk_size, 1)

@@ -2,30 +2,26 @@
 
 1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR; it is cut into chunks of ``chunk_size`` passages.
 2. Chunks that an earlier run finished are verified and kept. The others are dealt out to the ranks, the k-th to rank k mod W.
-3. A rank reads the file as a stream and holds two chunks at a time: one is encoded while the next is read and tokenised.
+3. A rank reads the file as a stream and holds three chunks at a time: one is encoded, the next is read and tokenised, the last written.
 4. When all ranks are through, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on interruptions.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from dpr.core.batch import TokenBatch
 from dpr.core.distributed import any_rank, barrier, current_ranks, from_main, on_main, sum_over_ranks
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.core.records import Passage
-from dpr.embedding.encode import encode_tokens, tokenize_passages
+from dpr.embedding.chunks import Chunk, WriteBehind, chunk_rows, prepared_chunks
+from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_passages
 from dpr.embedding.source import PassageSource
 from dpr.embedding.token_cache import TokenCache
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
@@ -38,7 +34,10 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, slots=True)
 class EmbedSettings:
-    """How passages become vectors. ``batch_size`` caps the passages of one forward pass; 0 leaves that to ``batch_tokens``."""
+    """How passages become vectors. ``batch_size`` caps the passages of one forward pass; 0 leaves that to ``batch_tokens``.
+
+    ``dtype``: float32, float16, int8 or binary, in which they are stored.
+    """
 
     encoder_type: str = "ctx"
     batch_tokens: int = 8192
@@ -56,14 +55,6 @@ class EmbedReport:
     passages: int
     embedded: int
     empty: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    number: int
-    ids: list[str]
-    tokens: TokenBatch
-    empty_ids: list[str]
 
 
 def shard_range(num_passages: int, shard_id: int, num_shards: int) -> range:
@@ -88,7 +79,7 @@ def embed_shard(
 
     Raises:
         InputError: the corpus is empty, has a bad row or an id twice; the folder holds vectors of another model, corpus or settings;
-            the model gives vectors that are not finite or zero.
+            the model gives vectors that are not finite or zero; they cannot be written; memory does not suffice for one passage.
         LostRankError: another rank raised.
     """
     settings = settings or EmbedSettings()
@@ -194,28 +185,34 @@ def _embed_chunks(
     """
     ranks = current_ranks()
     mine = missing[ranks.rank :: ranks.world_size]
-    lost = sum(len(_chunk_rows(rows, number, settings.chunk_size)) for number in missing)
+    lost = sum(len(chunk_rows(rows, number, settings.chunk_size)) for number in missing)
     progress = Progress("embedding", len(rows), done=len(rows) - lost, quiet=not ranks.is_main)
     tokenize = partial(tokenize_passages, model.tensorizer) if token_folder is None else TokenCache(token_folder, model.tensorizer).tokens
-    prepared = _prepared_chunks(source, rows, mine, settings, tokenize)
+    prepared = prepared_chunks(source, rows, mine, settings.chunk_size, tokenize)
+    budget = TokenBudget(settings.batch_tokens)
     empty_ids: list[str] = []
     num_empty = 0
-    for turn in range(-(-len(missing) // ranks.world_size)):
-        done, failure = torch.zeros(3), None
-        if turn < len(mine):
+    turns = -(-len(missing) // ranks.world_size)
+    with WriteBehind(writer) as behind:
+        for turn in range(turns + 1):  # in the last one, what was encoded last comes to be written
+            done, failure = torch.zeros(3, dtype=torch.float64), None
             try:
-                chunk = next(prepared)
-                _embed_chunk(model, writer, chunk, settings)
-                done = torch.tensor([len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float32)
-                empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]
+                if turn < len(mine):
+                    chunk = next(prepared)
+                    _embed_chunk(model, behind, chunk, budget, settings)
+                    done = torch.tensor([len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float64)
+                    empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]
+                else:
+                    behind.wait()
             except Exception as error:
                 failure = error
-        if any_rank(failure is not None):
-            progress.close()
-            raise failure or LostRankError("another rank stopped while embedding; its message says why")
-        items, tokens, without_text = (int(value) for value in sum_over_ranks(done.double()).tolist())
-        num_empty += without_text
-        progress.advance(items, tokens)
+            if any_rank(failure is not None):
+                progress.close()
+                raise failure or LostRankError("another rank stopped while embedding; its message says why")
+            items, tokens, without_text = (int(value) for value in sum_over_ranks(done).tolist())
+            num_empty += without_text
+            if turn < turns:
+                progress.advance(items, tokens)
     progress.close()
     if num_empty and ranks.is_main:
         shown = f", such as {', '.join(empty_ids)}" if empty_ids else ""
@@ -223,53 +220,13 @@ def _embed_chunks(
     return lost, num_empty
 
 
-def _embed_chunk(model: BiEncoder, writer: VectorShardWriter, chunk: _Chunk, settings: EmbedSettings) -> None:
-    vectors = encode_tokens(
+def _embed_chunk(model: BiEncoder, behind: WriteBehind, chunk: Chunk, budget: TokenBudget, settings: EmbedSettings) -> None:
+    vectors = encode_within_memory(
         model,
         chunk.tokens,
+        budget,
         encoder_type=settings.encoder_type,
-        batch_tokens=settings.batch_tokens,
         batch_size=settings.batch_size,
         precision=settings.precision,
     )
-    writer.write_chunk(chunk.number, chunk.ids, vectors)
-
-
-def _prepared_chunks(
-    source: PassageSource, rows: range, numbers: list[int], settings: EmbedSettings, tokenize: Callable[[list[Passage]], TokenBatch]
-) -> Iterator[_Chunk]:
-    """Chunks, read and tokenised one ahead of the model in a thread (both the tokenizer and the model release the interpreter)."""
-    pending = _read_chunks(source, rows, numbers, settings.chunk_size)
-
-    def prepare() -> _Chunk | None:
-        number, passages = next(pending, (-1, []))
-        if number < 0:
-            return None
-        empty = [str(passage.id) for passage in passages if not passage.text.strip()]
-        tokens = tokenize([source.as_encoded(passage) for passage in passages])
-        return _Chunk(number, [str(passage.id) for passage in passages], tokens, empty)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="tokenize") as pool:
-        following = pool.submit(prepare)
-        while (chunk := following.result()) is not None:
-            following = pool.submit(prepare)
-            yield chunk
-
-
-def _read_chunks(source: PassageSource, rows: range, numbers: list[int], chunk_size: int) -> Iterator[tuple[int, list[Passage]]]:
-    """The passages of the given chunks, in one pass over the file that ends with the last of them."""
-    if not numbers:
-        return
-    last = _chunk_rows(rows, numbers[-1], chunk_size).stop
-    passages = source.read(_chunk_rows(rows, numbers[0], chunk_size).start, last)
-    wanted = set(numbers)
-    for number in range(numbers[0], numbers[-1] + 1):
-        chunk = list(itertools.islice(passages, len(_chunk_rows(rows, number, chunk_size))))
-        if number in wanted:
-            if len(chunk) != len(_chunk_rows(rows, number, chunk_size)):
-                raise InputError("has fewer rows than a moment ago", file=source.file, hint="do not change a corpus while it is embedded")
-            yield number, chunk
-
-
-def _chunk_rows(rows: range, number: int, chunk_size: int) -> range:
-    return rows[number * chunk_size : (number + 1) * chunk_size]
+    behind.write(chunk.number, chunk.ids, vectors)

@@ -1,4 +1,8 @@
-"""Whether shards of vectors may be searched together: one model, one way of encoding, nothing missing, no id twice."""
+"""Whether shards of vectors may be searched together: one model, one way of encoding, nothing missing, no id twice.
+
+float32, float16 and int8 go together: their scores are those of the same vectors to within a fraction of a percent. Of single bits an error
+remains that is larger than the differences between good passages, so they are compared with each other only.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,9 @@ def check_shards_belong_together(shards: Sequence[tuple[Path, dict[str, Any]]], 
             if metadata.get(key) != first.get(key):
                 found = f"these vectors are {what} than {first_path} ({key} {metadata.get(key)!r}, there {first.get(key)!r})"
                 raise InputError(found, file=path, hint="embed the corpus again with one model")
+        if (metadata.get("dtype") == "binary") != (first.get("dtype") == "binary"):
+            found = f"these vectors are {metadata.get('dtype')}, those of {first_path} {first.get('dtype')}"
+            raise InputError(found, file=path, hint="binary vectors are searched with binary ones only; embed all with one out_dtype")
     groups: dict[tuple[Any, ...], dict[int, Path]] = {}
     for path, metadata in shards:
         if isinstance(metadata.get("num_shards"), int) and isinstance(metadata.get("shard_id"), int):

@@ -1,9 +1,10 @@
 """Vectors of a part of a corpus: a folder of chunks (ids and vectors side by side) with a manifest that is written last.
 
-    X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r")
+    X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of int8 or of single bits
+        scales-00000.npy   (n,) float32, with codes only (dpr/formats/vector_codes.py)
         ids-00000.npy      (n,) fixed-width bytes, UTF-8
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
-        chunk-00000.json   while unfinished: size and SHA-256 of the chunk's two files
+        chunk-00000.json   while unfinished: size and SHA-256 of the chunk's files
         shard.json         while unfinished: the metadata the chunks were made with
 
 Several processes may write different chunks of one shard at the same time; one of them finishes it.
@@ -14,12 +15,14 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.formats import vector_codes
 from dpr.formats.durable import (
     MANIFEST,
     describe_file,
@@ -36,9 +39,10 @@ from dpr.formats.shard_checks import check_shards_belong_together, first_duplica
 Metadata = dict[str, str | int | float | bool]
 
 _UNFINISHED = "shard.json"
-_CHUNK_FILE = re.compile(r"(?:vectors|ids)-(\d{5,})\.npy")
+_CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _MARKER = re.compile(r"chunk-(\d{5,})\.json")
 _COUNTS = ("num_vectors", "num_chunks")
+_DECODED_ROWS = 8192
 
 
 class VectorShardWriter:
@@ -51,13 +55,14 @@ class VectorShardWriter:
     """
 
     def __init__(self, target: Path, *, metadata: Metadata, dimension: int, dtype: str = "float32") -> None:
-        if dtype not in ("float32", "float16"):
-            raise ValueError(f"dtype {dtype!r}: vectors are stored as float32 or float16")
+        if dtype not in vector_codes.DTYPES:
+            raise ValueError(f"dtype {dtype!r}: vectors are stored as {', '.join(vector_codes.DTYPES)}")
         self.target = Path(target)
-        self.dtype = np.dtype(dtype)
+        self.dtype = dtype
         self.dimension = dimension
         self.metadata: Metadata = {**metadata, "dimension": dimension, "dtype": dtype}
-        self._open()
+        with _writing(self.target):
+            self._open()
 
     def is_complete(self) -> bool:
         """Whether the shard is finished. Its files were verified when the writer was made."""
@@ -70,7 +75,7 @@ class VectorShardWriter:
     def is_finished(self, number: int) -> bool:
         """Whether one chunk is written and its files are as they were written."""
         files = self._entries().get(number, {}) if self.is_complete() else self._marked(number)["files"]
-        names = {f"vectors-{number:05d}.npy", f"ids-{number:05d}.npy"}
+        names = {_file(name, number) for name in _array_names(self.dtype)}
         try:
             return set(files) == names and all(describe_file(self.target / name) == files[name] for name in names)
         except OSError:
@@ -80,30 +85,32 @@ class VectorShardWriter:
         """Stores a chunk durably: ``vectors`` (n, D), one id per row.
 
         Raises:
-            InputError: rows that are not finite or all zero (count and first ids), an id that is empty or occurs twice.
+            InputError: rows that are not finite or all zero (count and first ids), an id that is empty or occurs twice; or the chunk cannot
+                be written.
         """
         if vectors.shape != (len(ids), self.dimension) or not ids:
             raise ValueError(f"chunk {number}: {len(ids)} ids and vectors of shape {vectors.shape}, dimension {self.dimension}")
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(vectors, dtype=self.dtype)
-        self._refuse_bad_vectors(number, ids, stored)
-        encoded = self._encode_ids(number, ids)
-        if self.is_complete():
-            self._reopen()
-        (self.target / _marker(number)).unlink(missing_ok=True)
-        files = {}
-        for name, array in ((f"vectors-{number:05d}.npy", stored), (f"ids-{number:05d}.npy", encoded)):
-            with durable_file(self.target / name, "wb") as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-            files[name] = describe_file(self.target / name)
-        write_json(self.target / _marker(number), {"files": files, "rows": len(ids)})
+        arrays, bad, zero = vector_codes.encode(vectors, self.dtype)
+        self._refuse_bad_vectors(number, ids, bad, zero)
+        arrays["ids"] = self._encode_ids(number, ids)
+        with _writing(self.target):
+            if self.is_complete():
+                self._reopen()
+            (self.target / _marker(number)).unlink(missing_ok=True)
+            files = {}
+            for name in _array_names(self.dtype):
+                path = self.target / _file(name, number)
+                with durable_file(path, "wb") as file:
+                    np.lib.format.write_array(file, arrays[name], allow_pickle=False)
+                files[path.name] = describe_file(path)
+            write_json(self.target / _marker(number), {"files": files, "rows": len(ids)})
 
     def finish(self, num_chunks: int | None = None) -> None:
         """Writes the manifest. Call once, when all chunks are written by whichever process; a second call changes nothing.
 
         Raises:
             InputError: chunks are missing, counted from 0 to the highest one or to ``num_chunks`` (which may be 0: the last of many
-                shards of a small corpus is empty).
+                shards of a small corpus is empty); or the manifest cannot be written.
         """
         if self.is_complete():
             return
@@ -116,8 +123,9 @@ class VectorShardWriter:
             raise InputError(found, file=self.target, hint="run the same command again to write them")
         num_vectors = sum(self._marked(number)["rows"] for number in entries)
         files = {name: entry for number in sorted(entries) for name, entry in entries[number].items()}
-        write_manifest(self.target, {**self.metadata, "num_vectors": num_vectors, "num_chunks": num_chunks}, files=files)
-        self._clear_markers()
+        with _writing(self.target):
+            write_manifest(self.target, {**self.metadata, "num_vectors": num_vectors, "num_chunks": num_chunks}, files=files)
+            self._clear_markers()
 
     def _open(self) -> None:
         if self.target.exists() and not self.target.is_dir():
@@ -155,7 +163,7 @@ class VectorShardWriter:
     def _entries(self) -> dict[int, dict[str, Any]]:
         """Manifest entries of each chunk, from the manifest or from the markers; not verified."""
         if self.is_complete():
-            return _by_chunk(read_manifest(self.target)["files"])
+            return _by_chunk(read_manifest(self.target)["files"], self.dtype)
         numbers = sorted(int(match[1]) for path in self.target.iterdir() if (match := _MARKER.fullmatch(path.name)))
         return {number: files for number in numbers if (files := self._marked(number)["files"])}
 
@@ -181,10 +189,8 @@ class VectorShardWriter:
                     hint="choose another out_file, or remove the folder",
                 )
 
-    def _refuse_bad_vectors(self, number: int, ids: list[str], vectors: np.ndarray) -> None:
-        bad = ~np.isfinite(vectors).all(axis=1)
-        zero = ~vectors.any(axis=1)
-        for rows, what in ((bad, f"not finite as {self.dtype.name}"), (zero, "all zero")):
+    def _refuse_bad_vectors(self, number: int, ids: list[str], bad: np.ndarray, zero: np.ndarray) -> None:
+        for rows, what in ((bad, f"not finite as {self.dtype}"), (zero, "all zero")):
             if count := int(rows.sum()):
                 first = ", ".join(ids[row] for row in np.flatnonzero(rows)[:5])
                 raise InputError(
@@ -218,10 +224,12 @@ class VectorShard:
         self.metadata: Metadata = manifest["metadata"]
         try:
             self.num_vectors, self.dimension = int(self.metadata["num_vectors"]), int(self.metadata["dimension"])
-            self.dtype = np.dtype({"float32": np.float32, "float16": np.float16}[str(self.metadata["dtype"])])
+            self.dtype = str(self.metadata["dtype"])
+            if self.dtype not in vector_codes.DTYPES:
+                raise ValueError(self.dtype)
         except (KeyError, ValueError, TypeError, OverflowError):
             raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST) from None
-        self._chunks = _by_chunk(manifest["files"])
+        self._chunks = _by_chunk(manifest["files"], self.dtype)
         problems = verify_folder(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind; they harm nobody.
         problems = [problem for problem in problems if not (problem.startswith(_UNFINISHED) or _MARKER.match(problem))]
@@ -236,12 +244,17 @@ class VectorShard:
         return self.num_vectors
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids (n,) of dtype 'S' and memory-mapped vectors (n, D) of each chunk, in order."""
+        """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, chunk by chunk; codes as float32, some rows at a time."""
         for number in sorted(self._chunks):
-            ids, vectors = self._ids(number), self._vectors(number)
-            if len(ids) != len(vectors):
-                raise InputError(f"chunk {number} has {len(ids)} ids and {len(vectors)} vectors", file=self.path)
-            yield ids, vectors
+            ids = self._ids(number)
+            arrays = {name: self._array(name, number) for name in vector_codes.array_names(self.dtype)}
+            for name, array in arrays.items():
+                if len(ids) != len(array):
+                    raise InputError(f"chunk {number} has {len(ids)} ids and {len(array)} {name}", file=self.path)
+            rows = len(ids) if len(arrays) == 1 else _DECODED_ROWS
+            for start in range(0, len(ids), rows):
+                part = {name: array[start : start + rows] for name, array in arrays.items()}
+                yield ids[start : start + rows], vector_codes.decode(part, self.dtype, self.dimension)
 
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Ids (n,) of dtype 'S' of each chunk, in order."""
@@ -249,17 +262,18 @@ class VectorShard:
             yield self._ids(number)
 
     def _ids(self, number: int) -> np.ndarray:
-        ids = self._load(f"ids-{number:05d}.npy")
+        ids = self._load(_file("ids", number))
         if ids.ndim != 1 or ids.dtype.kind != "S":
             raise InputError(f"ids-{number:05d}.npy holds {ids.dtype} {ids.shape}", file=self.path, expected="one row of byte strings")
         return np.asarray(ids)
 
-    def _vectors(self, number: int) -> np.ndarray:
-        vectors = self._load(f"vectors-{number:05d}.npy")
-        if vectors.ndim != 2 or vectors.shape[1] != self.dimension or vectors.dtype != self.dtype:
-            found = f"vectors-{number:05d}.npy holds {vectors.dtype} {vectors.shape}"
-            raise InputError(found, file=self.path, expected=f"{self.dtype} rows of {self.dimension} numbers")
-        return vectors
+    def _array(self, name: str, number: int) -> np.ndarray:
+        array = self._load(_file(name, number))
+        dtype, row = vector_codes.expected_array(name, self.dtype, self.dimension)
+        if array.ndim != 1 + len(row) or array.shape[1:] != row or array.dtype != dtype:
+            found = f"{_file(name, number)} holds {array.dtype} {array.shape}"
+            raise InputError(found, file=self.path, expected=f"{dtype} of shape {('n', *row)}".replace("'", ""))
+        return array
 
     def _load(self, name: str) -> np.ndarray:
         try:
@@ -298,9 +312,26 @@ def _marker(number: int) -> str:
     return f"chunk-{number:05d}.json"
 
 
-def _by_chunk(files: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def _file(name: str, number: int) -> str:
+    return f"{name}-{number:05d}.npy"
+
+
+def _array_names(dtype: str) -> tuple[str, ...]:
+    return (*vector_codes.array_names(dtype), "ids")
+
+
+def _by_chunk(files: dict[str, dict[str, Any]], dtype: str) -> dict[int, dict[str, Any]]:
     chunks: dict[int, dict[str, Any]] = {}
     for name, entry in files.items():
         if match := _CHUNK_FILE.fullmatch(name):
             chunks.setdefault(int(match[1]), {})[name] = entry
-    return {number: entries for number, entries in sorted(chunks.items()) if len(entries) == 2}
+    return {number: entries for number, entries in sorted(chunks.items()) if len(entries) == len(_array_names(dtype))}
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "run the same command again where it can; chunks that are written are kept"
+        raise InputError(f"cannot be written: {error.strerror or error}", file=target, hint=hint) from error

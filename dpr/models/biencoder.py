@@ -159,8 +159,11 @@ class BiEncoder(nn.Module):
         try:
             for rows in plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens)):
                 index = torch.from_numpy(rows)
-                part = tokens.select(index.to(tokens.lengths.device)).to(self.device)
-                result[index.to(self.device)] = tower(part).to(dtype)
+                part = tokens.select(index.to(tokens.lengths.device))
+                if self.device.type == "cuda" and part.tokens.device.type == "cpu":
+                    index, part = index.pin_memory(), part.pin_memory()  # so that the copies need not wait for the batch under way
+                part = part.to(self.device)
+                result[index.to(self.device, non_blocking=True)] = tower(part).to(dtype)
         finally:
             self.train(was_training)
         return result

@@ -9,7 +9,7 @@ import pickle
 import tarfile
 import tempfile
 import zipfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -102,10 +102,10 @@ def _read_shard(path: Path) -> None:
 
 
 @cache
-def _shard_files() -> Files:
+def _shard_files(dtype: str = "float32") -> Files:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "v_0"
-        writer = VectorShardWriter(folder, metadata={"model_fingerprint": "m", "shard_id": 0, "num_shards": 1}, dimension=4)
+        writer = VectorShardWriter(folder, metadata={"model_fingerprint": "m", "shard_id": 0, "num_shards": 1}, dimension=4, dtype=dtype)
         writer.write_chunk(0, ["1", "2", "é"], np.ones((3, 4), dtype=np.float32))
         writer.finish(1)
         return contents(folder, "v_0")
@@ -276,6 +276,8 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "shard manifest": Subject("v_0/manifest.json", _shard_files, _read_shard, JSON),
     "shard vectors": Subject("v_0/vectors-00000.npy", _shard_files, _read_shard, BYTES),
+    "shard codes": Subject("v_0/vectors-00000.npy", partial(_shard_files, "binary"), _read_shard, BYTES),
+    "shard scales": Subject("v_0/scales-00000.npy", partial(_shard_files, "int8"), _read_shard, BYTES),
     "shard ids": Subject("v_0/ids-00000.npy", _shard_files, _read_shard, BYTES),
     "run.json": Subject(
         "run/run.json",

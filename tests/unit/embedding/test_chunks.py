@@ -1,0 +1,132 @@
+"""Reading, encoding and writing side by side: nobody waits, nothing is lost, a failing write is told."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.cli.embed import main
+from dpr.core.records import Passage
+from dpr.embedding import job
+from dpr.embedding.job import EmbedSettings, embed_shard
+from dpr.embedding.source import PassageSource
+from dpr.formats import vector_shards
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter
+from dpr.models.biencoder import BiEncoder
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import sentence, tiny_model
+
+CHUNKS, SIZE = 6, 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chunks")
+    with durable_folder(folder / "model") as target:
+        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
+    rng = random.Random(0)
+    write_passages(folder / "corpus.tsv", (Passage(sentence(rng, rng.randint(1, 30)), "", f"p{row}") for row in range(CHUNKS * SIZE)))
+    return folder
+
+
+def embed(folder: Path, out: Path, **settings: Any) -> job.EmbedReport:
+    torch.set_num_threads(1)
+    options = EmbedSettings(chunk_size=SIZE, batch_tokens=200, **settings)
+    return embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), out, settings=options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_chunk_is_encoded_while_the_one_before_it_is_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write waits until the next chunk has been encoded; written in turn, they would wait for ever."""
+    encoded = [threading.Event() for _ in range(CHUNKS + 1)]
+    encoded[CHUNKS].set()  # nothing follows the last
+    writing: list[int] = []
+    most, real_encode, real_write = [0], job.encode_within_memory, VectorShardWriter.write_chunk
+
+    def encode(*arguments: Any, **options: Any) -> np.ndarray:
+        vectors = real_encode(*arguments, **options)
+        next(event for event in encoded if not event.is_set()).set()
+        return vectors
+
+    def write(self: VectorShardWriter, number: int, *rest: Any) -> None:
+        writing.append(number)
+        most[0] = max(most[0], len(writing))
+        assert encoded[number + 1].wait(20), "the next chunk is not encoded before this one is written"
+        real_write(self, number, *rest)
+        writing.remove(number)
+
+    monkeypatch.setattr(job, "encode_within_memory", encode)
+    monkeypatch.setattr(VectorShardWriter, "write_chunk", write)
+    assert embed(folder, tmp_path / "X").embedded == CHUNKS * SIZE
+    assert most == [1], "one chunk is written at a time"
+
+
+@pytest.mark.parametrize("failing", [0, 2, CHUNKS - 1])
+def test_a_write_that_fails_ends_with_three_and_the_next_run_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: int
+) -> None:
+    embed(folder, tmp_path / "whole")
+    real = vector_shards.durable_file
+
+    def full(target: Path, mode: str = "w") -> Any:
+        if f"-{failing:05d}.npy" in target.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(target, mode)
+
+    torch.set_num_threads(1)
+    paths = [f"model_file={folder / 'model'}", f"ctx_src={folder / 'corpus.tsv'}", f"out_file={tmp_path / 'X'}"]
+    arguments = [*paths, "no_cuda=true", f"chunk_size={SIZE}", "batch_tokens=200"]
+    with monkeypatch.context() as patched:
+        patched.setattr(vector_shards, "durable_file", full)
+        assert main(arguments) == 3
+    assert "X_0: cannot be written: No space left on device; run the same command again where it can" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "X_0").glob("chunk-*.json")} == {f"chunk-{number:05d}.json" for number in range(failing)}
+    assert not (tmp_path / "X_0" / "manifest.json").exists()
+    assert main(arguments) == 0
+    assert contents(tmp_path / "X_0") == contents(tmp_path / "whole_0")
+
+
+def test_the_last_write_of_a_rank_that_fails_stops_all(folder: Path, tmp_path: Path) -> None:
+    outcomes = run_on_ranks(_outcome_where_the_last_write_fails, 2, folder, tmp_path / "X")
+    assert "cannot be written: No space left" in outcomes[1]
+    assert "another rank stopped while embedding" in outcomes[0]
+    assert not (tmp_path / "X_0" / "manifest.json").exists()
+
+
+def _outcome_where_the_last_write_fails(folder: Path, out: Path) -> str:
+    real = vector_shards.durable_file
+
+    def full(target: Path, mode: str = "w") -> Any:
+        if f"-{CHUNKS - 1:05d}.npy" in target.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(target, mode)
+
+    vector_shards.durable_file = full  # type: ignore[assignment]
+    try:
+        embed(folder, out)
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_codes_are_written_while_embedding(folder: Path, tmp_path: Path, dtype: str) -> None:
+    for name, stored in (("exact", "float32"), ("coded", dtype)):
+        embed(folder, tmp_path / name, dtype=stored)
+    exact, coded = (np.concatenate([rows for _, rows in VectorShard(tmp_path / f"{name}_0").chunks()]) for name in ("exact", "coded"))
+    np.testing.assert_array_equal(exact >= 0, coded >= 0) if dtype == "binary" else np.testing.assert_allclose(
+        coded, exact, atol=float(np.abs(exact).max()) / 253
+    )
+    assert VectorShard(tmp_path / "coded_0").metadata["dtype"] == dtype

@@ -1,0 +1,158 @@
+"""int8 and binary vectors: what is lost is bounded, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stn
+
+from dpr.config.embedding import EmbedConfig
+from dpr.core.errors import ConfigError, InputError
+from dpr.formats.durable import verify_folder
+from dpr.formats.vector_codes import DTYPES, decode, encode
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.faiss_index import FaissIndex, FaissSettings
+
+_NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False)
+
+
+@st.composite
+def _pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    dimension = draw(st.integers(1, 70))
+    vectors = draw(stn.arrays(np.float32, (draw(st.integers(1, 4)), dimension), elements=_NUMBERS))
+    return vectors, draw(stn.arrays(np.float32, dimension, elements=_NUMBERS))
+
+
+def _read(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that can be stored, and what is read of them."""
+    arrays, bad, zero = encode(vectors, dtype)
+    kept = ~(bad | zero)
+    return vectors[kept].astype(np.float64), decode(arrays, dtype, vectors.shape[1])[kept].astype(np.float64)
+
+
+@given(_pairs())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_an_int8_dot_product_is_within_the_documented_bound(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    vectors, read = _read(pair[0], "int8")
+    query = pair[1].astype(np.float64)
+    bound = np.abs(query).sum() * np.abs(vectors).max(axis=1, initial=0) / 253.9
+    assert (np.abs(vectors @ query - read @ query) <= bound).all()
+
+
+@given(_pairs())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_a_binary_vector_keeps_its_signs_and_its_product_with_itself(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    vectors, read = _read(pair[0], "binary")
+    np.testing.assert_array_equal(read >= 0, vectors >= 0)
+    np.testing.assert_allclose((vectors * read).sum(axis=1), np.square(vectors).sum(axis=1), rtol=1e-5)
+
+
+def test_the_bound_is_not_far_from_what_happens() -> None:
+    """A bound of twice the size would still hold, and say less."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((4000, 16)).astype(np.float32)
+    arrays, *_ = encode(vectors, "int8")
+    off = np.abs(vectors - decode(arrays, "int8", 16)).max(axis=1)
+    assert (off / (np.abs(vectors).max(axis=1) / 253.9)).max() > 0.98
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float16", 2), ("int8", 4), ("binary", 32)])
+def test_codes_take_their_share_of_float32(tmp_path: Path, dtype: str, share: int) -> None:
+    size = sum(path.stat().st_size for path in _shard(tmp_path / "v_0", dtype, rows=4000, dimension=256).glob("[vs]*-*.npy"))
+    assert 1 <= size / (4000 * 256 * 4 / share) < 1.25  # scales and file headers
+
+
+def _shard(target: Path, dtype: str, *, rows: int = 500, dimension: int = 48, start: int = 0, **metadata: Any) -> Path:
+    rng = np.random.default_rng(start)
+    writer = VectorShardWriter(target, metadata={"model_fingerprint": "m", **metadata}, dimension=dimension, dtype=dtype)
+    for number, first in enumerate(range(start, start + rows, 100)):
+        writer.write_chunk(number, [f"p{row}" for row in range(first, first + 100)], rng.standard_normal((100, dimension)).astype("f4"))
+    writer.finish()
+    return target
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_index_searches_what_was_stored(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpr.formats.vector_shards._DECODED_ROWS", 30)
+    (shard,) = open_shards([_shard(tmp_path / "v_0", dtype)])
+    ids, vectors = (np.concatenate(parts) for parts in zip(*shard.chunks(), strict=True))
+    assert len(ids) == shard.num_vectors == 500
+    queries = np.random.default_rng(9).standard_normal((7, 48)).astype("f4")
+    expected = [[f"p{row}" for row in np.argsort(-line)[:5]] for line in queries.astype("f8") @ vectors.T.astype("f8")]
+    assert ExactIndex([shard], block_rows=64).search(queries, 5)[1] == expected
+    assert FaissIndex.build([shard], FaissSettings("flat")).search(queries, 5)[1] == expected
+
+
+def test_int8_finds_what_float32_finds(tmp_path: Path) -> None:
+    """And binary still finds most of it: these vectors are the hardest there are, all directions alike."""
+    queries = np.random.default_rng(9).standard_normal((50, 48)).astype("f4")
+    found = {dtype: ExactIndex([VectorShard(_shard(tmp_path / dtype, dtype))]).search(queries, 20)[1] for dtype in DTYPES}
+    overlap = {
+        dtype: np.mean([len({*ours} & {*truth}) / 20 for ours, truth in zip(found[dtype], found["float32"], strict=True)])
+        for dtype in found
+    }
+    assert overlap["float16"] > 0.99
+    assert overlap["int8"] > 0.97
+    assert 0.4 < overlap["binary"] < 0.9
+
+
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_codes_are_verified_continued_and_refused_like_numbers(tmp_path: Path, dtype: str) -> None:
+    target = _shard(tmp_path / "v_0", dtype)
+    good = {path.name: path.read_bytes() for path in target.iterdir()}
+    assert len(good) == 3 * 5 + 1
+    assert verify_folder(target) == []
+    for name in ("scales-00003.npy", "vectors-00003.npy"):
+        data = bytearray(good[name])
+        data[-1] ^= 1
+        (target / name).write_bytes(data)
+        with pytest.raises(InputError, match=f"{name}: content has changed"):
+            VectorShard(target)
+        again = VectorShardWriter(target, metadata={"model_fingerprint": "m"}, dimension=48, dtype=dtype)
+        assert again.finished_chunks() == {0, 1, 2, 4}
+        (target / name).write_bytes(good[name])
+        again.finish()
+    with pytest.raises(InputError, match=f"dtype='{dtype}', this run has 'float32'"):
+        VectorShardWriter(target, metadata={"model_fingerprint": "m"}, dimension=48)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+@pytest.mark.parametrize(("value", "said"), [(np.nan, "not finite"), (np.inf, "not finite"), (0.0, "all zero"), (1e-41, "all zero")])
+def test_vectors_that_codes_cannot_hold_are_refused(tmp_path: Path, dtype: str, value: float, said: str) -> None:
+    vectors = np.ones((9, 5), dtype="f4")
+    vectors[[2, 5]] = value
+    writer = VectorShardWriter(tmp_path / "v_0", metadata={}, dimension=5, dtype=dtype)
+    with pytest.raises(InputError, match=f"2 of 9 vectors are {said}.*first ids: k2, k5"):
+        writer.write_chunk(0, [f"k{row}" for row in range(9)], vectors)
+
+
+def test_binary_vectors_are_searched_with_binary_ones_only(tmp_path: Path) -> None:
+    for place, dtype in enumerate(DTYPES):
+        _shard(tmp_path / f"v_{dtype}", dtype, start=1000 * place, rows=100)
+    together = [tmp_path / f"v_{dtype}" for dtype in ("float32", "float16", "int8")]
+    assert len(open_shards(together)) == 3
+    with pytest.raises(InputError, match=r"v_binary: these vectors are binary, those of .*v_float32 float32; .* one out_dtype"):
+        open_shards([*together, tmp_path / "v_binary"])
+
+
+def test_the_setting_takes_what_the_format_knows() -> None:
+    for dtype in DTYPES:
+        EmbedConfig(model_file="m", ctx_src="c", out_file="o", out_dtype=dtype).check()
+    with pytest.raises(ConfigError, match=f"choose one of {', '.join(DTYPES)}"):
+        EmbedConfig(model_file="m", ctx_src="c", out_file="o", out_dtype="int4").check()
+
+
+@pytest.mark.parametrize(
+    ("name", "array"), [("scales", np.ones((3, 1), "f4")), ("scales", np.ones(3)), ("vectors", np.ones((3, 48), "f4"))]
+)
+def test_arrays_of_another_shape_or_type_are_refused(tmp_path: Path, name: str, array: np.ndarray) -> None:
+    target = _shard(tmp_path / "v_0", "int8", rows=100)
+    np.save(target / f"{name}-00000.npy", array)
+    with pytest.raises(InputError, match=rf"{name}-00000\.npy holds float"):
+        list(VectorShard(target, verify=False).chunks())
