@@ -1,4 +1,5 @@
-"""``python -m benchmarks.memory [--only jobs|embedding] [--out docs/memory.md]``: how much anonymous memory the jobs take that meet the largest files.
+"""``python -m benchmarks.memory [--only jobs|embedding] [--out docs/memory.md]``: how much anonymous memory the jobs take that meet the
+largest files.
 
 Every case runs in a process of its own (or two, for a group), which imports everything first and then watches ``RssAnon`` of
 ``/proc/self/status``: memory that belongs to the process alone. Pages of mapped files, which the system takes back when it needs them, are

@@ -12,11 +12,13 @@ The scale s is float32, one per vector, in a file of its own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 DTYPES = ("float32", "float16", "int8", "binary")
-_PLAIN = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
-_CODES = {"int8": np.dtype("i1"), "binary": np.dtype("u1")}
+_PLAIN: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+_CODES: dict[str, np.dtype[Any]] = {"int8": np.dtype("i1"), "binary": np.dtype("u1")}
 _ROWS = 1024  # coded at a time: float64 takes more memory than the codes
 _LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
 
@@ -26,7 +28,7 @@ def array_names(dtype: str) -> tuple[str, ...]:
     return ("vectors",) if dtype in _PLAIN else ("vectors", "scales")
 
 
-def expected_array(name: str, dtype: str, dimension: int) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
+def expected_array(name: str, dtype: str, dimension: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Type and shape, but for the number of rows, of an array of ``array_names``."""
     if name == "scales":
         return np.dtype("<f4"), ()
