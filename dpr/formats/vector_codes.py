@@ -40,7 +40,7 @@ def encode(vectors: np.ndarray, dtype: str) -> tuple[dict[str, np.ndarray], np.n
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if dtype in _PLAIN:
             stored = np.ascontiguousarray(vectors, dtype=_PLAIN[dtype])
-            return {"vectors": stored}, ~np.isfinite(stored).all(axis=1), ~stored.any(axis=1)
+            return {"vectors": stored}, ~np.isfinite(stored).all(axis=1), np.asarray(~stored.any(axis=1))
         parts = [_coded(vectors[start : start + _ROWS].astype(np.float64), dtype) for start in range(0, len(vectors), _ROWS)]
     codes, scales, is_bad, is_zero = (np.concatenate(column) for column in zip(*parts, strict=True))
     return {"vectors": codes, "scales": scales}, is_bad, is_zero
