@@ -20,6 +20,8 @@ from dpr.core.errors import InputError
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids
 from dpr.indexer.vectors import ArraySource, VectorSource, as_tensor, blocks, check_finite, check_queries, paired_dots
 
+_LEAST_QUERIES = 4
+
 
 class ExactIndex:
     """Searches shards of vectors, or arrays, by brute force.
@@ -64,7 +66,7 @@ class ExactIndex:
         tiles = [slice(start, start + self.query_rows) for start in range(0, queries.shape[0], self.query_rows)]
         on_device = torch.from_numpy(queries).to(self.device)
         query_norms = torch.linalg.vector_norm(on_device, dim=1)
-        products = _Products(self.device, min(self.query_rows, len(queries)) * min(self.block_rows, max(self.num_vectors, 1)))
+        products = _Products(self.device, min(self.block_rows, max(self.num_vectors, 1)), min(self.query_rows, len(queries)))
         for ids, vectors in blocks(self.sources, self.block_rows):
             block = as_tensor(vectors).to(self.device)
             try:
@@ -93,41 +95,50 @@ class ExactIndex:
 class _Products:
     """Scores of a tile of queries and a block of passages, in memory that is used again for every pair of them."""
 
-    def __init__(self, device: torch.device, size: int) -> None:
+    def __init__(self, device: torch.device, block_rows: int, query_rows: int) -> None:
+        size = block_rows * max(query_rows, _LEAST_QUERIES)
         self._scores = torch.empty(size, device=device)
         self._nominated = torch.empty(size, dtype=torch.bool, device=device)
 
     def candidates(self, queries: Tensor, block: Tensor, error: Tensor, least: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns of the pairs that may belong to the k best, given products that are off by at most ``error`` (q,)."""
+        """Rows of queries and of the block that may belong to the k best, given products that are off by at most ``error`` (q,)."""
         scores = self.multiply(queries, block)
         nominated = self._nominated[: scores.numel()].view(scores.shape)
         reach = least - error
         if bool(torch.isinf(least).any()):
             reach = torch.maximum(reach, _kth_at_least(scores, k) - 2 * error)
-        found = _true_places(torch.ge(scores, reach[:, None], out=nominated))
+        found = _true_places(torch.ge(scores, reach, out=nominated))
         if len(found) > 4 * k * len(queries):  # a corpus in an unlucky order
             reach = torch.maximum(reach, _kth_at_least(scores, k) - 2 * error)
-            found = _true_places(torch.ge(scores, reach[:, None], out=nominated))
-        return found // len(block), found % len(block)
+            found = _true_places(torch.ge(scores, reach, out=nominated))
+        return found % len(queries), found // len(queries)
 
     def multiply(self, queries: Tensor, block: Tensor) -> Tensor:
-        """Dot products (q, n), valid until the next call."""
-        return torch.mm(queries, block.T, out=self._scores[: len(queries) * len(block)].view(len(queries), len(block)))
+        """Dot products (n, q), valid until the next call.
+
+        Libraries multiply a tall matrix by a small one faster than the small one by the tall one's transpose, and by a few columns faster
+        than by one.
+        """
+        num_queries = len(queries)
+        if num_queries < _LEAST_QUERIES:
+            queries = torch.cat([queries, queries[:1].expand(_LEAST_QUERIES - num_queries, -1)])
+        scores = self._scores[: len(block) * len(queries)].view(len(block), len(queries))
+        return torch.mm(block, queries.T, out=scores)[:, :num_queries]
 
 
 def _kth_at_least(scores: Tensor, k: int) -> Tensor:
-    """A score (q,) that at least ``k`` columns of each row reach, and few more do; -inf where there are no more than ``k`` columns.
+    """A score (q,) that at least ``k`` rows of each column (n, q) reach, and few more do; -inf where there are no more than ``k`` rows.
 
-    It is the k-th largest of the maxima of groups of columns, which takes one reading of the matrix. The block alone then holds k passages
+    It is the k-th largest of the maxima of groups of rows, which takes one reading of the matrix. The block alone then holds k passages
     that truly score at least this product - error.
     """
-    columns = scores.shape[1]
-    if columns <= k:
-        return scores.new_full((len(scores),), -torch.inf)
-    width = max(1, columns // (8 * k))
-    groups = columns // width
-    maxima = scores[:, : groups * width].unflatten(1, (groups, width)).amax(dim=2)
-    return maxima.topk(k, dim=1).values[:, -1]
+    rows = scores.shape[0]
+    if rows <= k:
+        return scores.new_full((scores.shape[1],), -torch.inf)
+    width = max(1, rows // (8 * k))
+    groups = rows // width
+    maxima = scores[: groups * width].unflatten(0, (groups, width)).amax(dim=1)
+    return maxima.T.contiguous().topk(k, dim=1).values[:, -1]
 
 
 def _true_places(mask: Tensor) -> np.ndarray:
