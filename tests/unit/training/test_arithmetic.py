@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from dpr.build.sources import resolve_training_files
 from dpr.build.training import build_model, build_trainer, open_sets
 from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.training.optimizer import OptimizerSettings
@@ -83,6 +85,22 @@ def test_compiled_layers_learn_the_same(tmp_path: Path, caplog: pytest.LogCaptur
     assert float((own - expected).norm() / expected.norm()) < 1e-3
     job.model.zero_grad(set_to_none=True)
     job.train()
+
+
+@pytest.mark.slow
+def test_compiled_layers_drop_by_the_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encoder_folder(tmp_path / "encoder", num_hidden_layers=1)
+    job = trainer(tmp_path, dropout=0.1, compile=True)
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+    assert "does not work here" not in caplog.text
+    tower, tokens = job.model.question_model.train(), TokenBatch.from_lists([[5] * 7, [6] * 4])
+    vectors = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        vectors.append(tower(tokens).detach())
+    assert torch.equal(vectors[0], vectors[1])
+    assert not torch.allclose(vectors[0], vectors[2])
 
 
 def test_where_compiling_fails_layers_stay_as_they_were(
