@@ -70,7 +70,6 @@ setup(
             "types-PyYAML",
             "types-regex",
             "types-tqdm",
-            "wandb",
         ],
     },
     entry_points={"console_scripts": ["dpr=dpr.cli.main:main"]},
