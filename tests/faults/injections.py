@@ -276,7 +276,7 @@ def spike(step: int, factor: float) -> None:
     def scaled(self: BiEncoderNllLoss, *arguments: Any, **options: Any) -> Any:
         result = real(self, *arguments, **options)
         if torch.is_grad_enabled() and _updates[0] + 1 == step:
-            return result._replace(loss=result.loss * factor)
+            return result._replace(losses=result.losses * factor)
         return result
 
     BiEncoderNllLoss.__call__ = scaled  # type: ignore[method-assign]

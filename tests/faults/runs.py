@@ -87,6 +87,7 @@ class Server:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": "end"}) + "\n")
         self._process.stdin.close()
         self._process.wait(timeout=30)
 
