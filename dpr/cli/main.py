@@ -14,7 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "download": ("dpr.cli.download", "fetch DPR's published data and models by their keys"),
     "prepare": ("dpr.cli.prepare", "make training data from other formats, or from text at hand"),
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
-    "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25"),
+    "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25 or a model"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
     "ladder": ("dpr.cli.ladder", "train, mine hard negatives with the model, and train again, as often as asked"),
     "train": ("dpr.cli.train", "train a bi-encoder, or evaluate one on training-style data"),

@@ -29,7 +29,7 @@ class ExactIndex:
     Args:
         sources: Vector shards, all of one dimension. Their ids must differ.
         device: Where the matrix products run; the result does not depend on it.
-        block_rows, query_rows: Passages and queries per matrix product; 4 * block_rows * (D + query_rows) bytes are in use at a time.
+        block_rows, query_rows: Passages and queries per matrix product; block_rows * (4 * D + 5 * query_rows) bytes are in use at a time.
     """
 
     def __init__(
