@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.build.ladder_settings import data_set_entry, deciding, differing, existing, train_settings
+from dpr.build.ladder_settings import Prefixes, data_set_entry, deciding, differing, encoding_prefixes, existing, train_settings
 from dpr.build.sources import NamedSource, resolve_training_files
 from dpr.config.ladder import LadderConfig
 from dpr.config.training import BiEncoderTrainConfig
@@ -22,6 +22,7 @@ from dpr.ladder.summary import Round, summarize
 logger = get_logger(__name__)
 
 VECTORS = "vectors_0"
+OWN_ENTRY = "of_the_ladder"  # catalogue entry of the corpus or the questions, for a command whose setting it is
 _SCORE_RULES = ("max_relative_score", "absolute_margin")  # of the model's scores; BM25's are of another kind
 
 
@@ -52,6 +53,7 @@ class LadderBuilder:
             _check_can_be_mined(source)
         self.dev_files = [file for source in resolve_training_files(config.dev_datasets, config.datasets) for file in source.files]
         self.continues = config.ladder.mode == "continue"
+        self.prefixes = Prefixes(self.sources, of_questions_asked=config.ladder.questions is not None)
         self.stages: list[Stage] = []
         self.files: dict[str, dict[str, Stage]] = {}
         """Training files so far: by what mined them, and by data set, the stages that make them; none for the user's own files."""
@@ -68,11 +70,14 @@ class LadderBuilder:
             is_last = number == config.rounds
             evaluation = None
             if config.questions or not is_last:
-                embed = self._add(self._embed(number, train))
+                embeds = {prefix: self._add(self._embed(number, train, prefix)) for prefix in self.prefixes.of_passages}
                 if config.questions:
-                    evaluation = self._add(self._evaluate(number, train, embed))
+                    evaluation = self._add(self._evaluate(number, train, next(iter(embeds.values()))))
                 if not is_last:
-                    mined = {source.name: self._add(self._mine_dense(number, source, train, embed)) for source in self.sources}
+                    mined = {
+                        source.name: self._add(self._mine_dense(number, source, train, embeds[source.options.passage_prefix or ""]))
+                        for source in self.sources
+                    }
                     self.files[f"mine-{number}"] = mined
             rounds.append(Round(number, train, evaluation))
         return self.stages, rounds
@@ -93,7 +98,7 @@ class LadderBuilder:
 
     def _mine_dense(self, number: int, source: NamedSource, train: Stage, embed: Stage) -> Stage:
         name = self._name(f"mine-{number}", source)
-        settings = {f"mine.{key}": value for key, value in asdict(self.config.mine).items()}
+        settings = {f"mine.{key}": value for key, value in asdict(self.config.mine).items()} | encoding_prefixes(source)
         what = f"negatives for {source.name} by the model of {train.name}"
         return self._mining_stage(name, source, settings, what=what, model=train, embed=embed)
 
@@ -170,8 +175,13 @@ class LadderBuilder:
             is_training=True,
         )
 
-    def _embed(self, number: int, train: Stage) -> Stage:
-        folder = self.folder / f"embed-{number}"
+    def _embed(self, number: int, train: Stage, prefix: str) -> Stage:
+        owner = self.prefixes.of_passages[prefix]
+        folder = self.folder / (f"embed-{number}" if len(self.prefixes.of_passages) == 1 else f"embed-{number}-{owner}")
+        corpus = [f"ctx_src={self.config.corpus}"]
+        if prefix:
+            corpus = [f"ctx_src={OWN_ENTRY}", f"ctx_sources.{OWN_ENTRY}.file={self.config.corpus}"]
+            corpus += [f"ctx_sources.{OWN_ENTRY}.passage_prefix={prefix}"]
         return Stage(
             name=folder.name,
             folder=folder,
@@ -179,12 +189,12 @@ class LadderBuilder:
             command=lambda: [
                 "embed",
                 f"model_file={self._model_of(train)}",
-                f"ctx_src={self.config.corpus}",
+                *corpus,
                 f"out_file={folder / 'vectors'}",
                 f"precision={self.config.train.precision}",
                 *self._device(),
             ],
-            settings={"train.precision": self.config.train.precision},
+            settings={"train.precision": self.config.train.precision} | ({"passage_prefix": prefix} if prefix else {}),
             outputs=lambda: [VECTORS],
             inputs={"corpus": [self.corpus]},
             after=[train.name],
@@ -196,6 +206,10 @@ class LadderBuilder:
         inputs = {"corpus": [self.corpus], "ladder.questions": [existing("ladder.questions", str(ladder.questions))]}
         if ladder.qrels is not None:
             inputs["ladder.qrels"] = [existing("ladder.qrels", ladder.qrels)]
+        questions, prefix = [f"qa_dataset={ladder.questions}"], self.prefixes.of_questions
+        if prefix:
+            questions = [f"qa_dataset={OWN_ENTRY}", f"datasets.{OWN_ENTRY}.file={ladder.questions}"]
+            questions += [f"datasets.{OWN_ENTRY}.query_prefix={prefix}"]
         return Stage(
             name=folder.name,
             folder=folder,
@@ -203,14 +217,14 @@ class LadderBuilder:
             command=lambda: [
                 "retrieve",
                 f"model_file={self._model_of(train)}",
-                f"qa_dataset={ladder.questions}",
+                *questions,
                 *([] if ladder.qrels is None else [f"qrels={ladder.qrels}"]),
                 f"ctx_datatsets={self.config.corpus}",
                 f"encoded_ctx_files={embed.folder / VECTORS}",
                 f"metrics_file={folder / 'metrics.json'}",
                 *self._device(),
             ],
-            settings={},
+            settings={"query_prefix": prefix} if prefix else {},
             outputs=lambda: ["metrics.json"],
             inputs=inputs,
             after=[train.name, embed.name],
@@ -243,7 +257,7 @@ def _check_can_be_mined(source: NamedSource) -> None:
     options = source.options
     if options.reader is not None:
         raise ConfigError(f"datasets.{source.name}.reader: negatives are mined for files, not for a class of your own")
-    for key in ("special_token", "query_prefix", "query_special_suffix", "selector", "passage_prefix"):
+    for key in ("query_special_suffix", "selector"):
         if getattr(options, key) is not None:
             logger.warning("datasets.%s.%s is heeded in training only; the ladder embeds and mines without it", source.name, key)
 

@@ -20,6 +20,38 @@ _WITHOUT_EFFECT = (
 ).split()
 
 
+class Prefixes:
+    """What is put before passages and questions, as the training sets say.
+
+    Args:
+        of_questions_asked: whether the model is asked questions of no training set, too.
+
+    Raises:
+        ConfigError: they are to be asked, and the sets do not agree on how.
+    """
+
+    def __init__(self, sources: Sequence[NamedSource], *, of_questions_asked: bool) -> None:
+        self.of_passages: dict[str, str] = {}
+        """Each passage prefix, with the name of the first set that has it; the corpus is embedded with each."""
+        for source in sources:
+            self.of_passages.setdefault(source.options.passage_prefix or "", source.name)
+        of_questions = {source.options.before_questions() or "": source.name for source in sources}
+        if of_questions_asked:
+            for key, found in (("query_prefix", of_questions), ("passage_prefix", self.of_passages)):
+                if len(found) > 1:
+                    which = ", ".join(f"{name} has {prefix!r}" for prefix, name in found.items())
+                    raise ConfigError(
+                        f"ladder.questions: with which {key}? {which}; evaluate by hand with dpr retrieve, or give all sets one"
+                    )
+        self.of_questions = next(iter(of_questions), "")
+
+
+def encoding_prefixes(source: NamedSource) -> dict[str, str]:
+    """The settings of ``dpr mine`` by which a set's questions, and the corpus, are encoded as in training."""
+    prefixes = {"query_prefix": source.options.before_questions(), "passage_prefix": source.options.passage_prefix}
+    return {f"mine.{key}": prefix for key, prefix in prefixes.items() if prefix}
+
+
 def existing(key: str, path: str) -> Path:
     """A file that a setting names.
 

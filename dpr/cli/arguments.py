@@ -20,6 +20,7 @@ _ANSWERED_BY_HYDRA = {"--hydra-help", "--version", "--shell-completion", "-sc", 
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 _KEEP_SPACES = ("query_prefix", "passage_prefix")
+_TEXT_OPTIONS = (*_KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is no list there
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
@@ -106,7 +107,7 @@ def _quote_override(override: str, known: Mapping[str, Setting], is_sweep: bool)
     if not value:
         raise ConfigError(f"{name}= has no value; leave it out, or write {name}=null for none")
     takes_texts = is_option or (setting is not None and setting.takes_texts)
-    takes_text = setting is not None and setting.takes_text
+    takes_text = name.rpartition(".")[2] in _TEXT_OPTIONS if setting is None else setting.takes_text
     if _is_ready(value) or not (takes_text or takes_texts):
         return f"{key}={value}"
     if _exists(value) or (takes_text and not is_sweep):

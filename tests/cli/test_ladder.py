@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -127,6 +128,8 @@ def lines_of(file: Path, text: str) -> int:
     return file.read_text().count(text) if file.is_file() else 0
 
 
+QUERY_PREFIX, PASSAGE_PREFIX = "asked, in {words}: ", "told: "
+PREFIXED = (f"datasets.web.query_prefix={QUERY_PREFIX}", f"datasets.web.passage_prefix={PASSAGE_PREFIX}")
 EVALUATED = ("ladder.questions=questions.jsonl", "ladder.qrels=qrels.tsv")
 
 
@@ -322,6 +325,42 @@ def test_the_plan_shows_every_command_and_does_nothing(
     assert "model_file=planned/train-1 vectors=planned/embed-1/vectors_0" in lines[7] and "per_question=2" in lines[7]
     assert "--nproc-per-node=2" in lines[3] and "nproc" not in lines[7]
     assert not (workplace / "planned").exists()
+
+
+def plan(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, list[str]]:
+    """The arguments of each stage's command, by its name."""
+    monkeypatch.chdir(workplace)
+    assert main(command("planned", "ladder.plan=true", *overrides)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {name.partition(":")[0]: shlex.split(line) for name, line in zip(lines[::2], lines[1::2], strict=True)}
+
+
+def test_prefixes_are_put_wherever_a_model_encodes(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ("train_datasets=[web,train.jsonl]", "datasets.web.file=train.jsonl", *PREFIXED, "datasets.web.special_token=[ASK]")
+    stages = plan(workplace, monkeypatch, capsys, *both)
+    prefixes = {f"query_prefix=[ASK] {QUERY_PREFIX}", f"passage_prefix={PASSAGE_PREFIX}"}
+    assert prefixes <= set(stages["mine-1-web"]) and not prefixes & set(stages["bm25-web"])
+    assert "vectors=planned/embed-1-web/vectors_0" in stages["mine-1-web"]
+    assert f"ctx_sources.of_the_ladder.passage_prefix={PASSAGE_PREFIX}" in stages["embed-1-web"]
+    assert "vectors=planned/embed-1-train/vectors_0" in stages["mine-1-train"]
+    assert not any("prefix=" in argument for argument in stages["mine-1-train"] + stages["embed-1-train"])
+
+    assert main(command("planned", "ladder.plan=true", *both, *EVALUATED)) == 2
+    assert "ladder.questions: with which query_prefix? web has" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_is_embedded_mined_and_asked_with_prefixes_fits_together(workplace: Path) -> None:
+    """Mining refuses vectors with another prefix; the record says what the questions were asked with."""
+    short = ("train_datasets=[web]", "datasets.web.file=train.jsonl", *PREFIXED, "train.num_train_epochs=1", "ladder.bm25=false")
+    ladder = finish(workplace, "prefixed", *short, *EVALUATED)
+    manifest = json.loads((ladder.folder / "embed-1" / "vectors_0" / "manifest.json").read_text())
+    assert PASSAGE_PREFIX in json.dumps(manifest)
+    audit = json.loads((ladder.folder / "mine-1" / "web.jsonl.audit.json").read_text())
+    assert audit["counts"]["negatives"] > 0
+    assert json.loads((ladder.folder / "evaluate-1" / "stage.json").read_text())["settings"] == {"query_prefix": QUERY_PREFIX}
 
 
 def test_under_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

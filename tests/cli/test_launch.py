@@ -81,6 +81,11 @@ class TestComposition:
         inside = compose("datasets.web={file: a.json, passage_prefix: 'passage: '}")
         assert inside.datasets["web"]["passage_prefix"] == "passage: "
 
+    @pytest.mark.parametrize("text", ["[Q]", "asked, in words:", "{x}", "(1)"])
+    @pytest.mark.parametrize("option", ["special_token", "special_query_token", "query_special_suffix", "query_prefix", "passage_prefix"])
+    def test_an_option_that_is_a_text_is_no_list(self, option: str, text: str) -> None:
+        assert compose(f"datasets.web.{option}={text}").datasets["web"] == {option: text}
+
     def test_user_folder_adds_group_options(self, tmp_path: Path) -> None:
         (tmp_path / "my conf" / "train").mkdir(parents=True)
         (tmp_path / "my conf" / "train" / "tiny.yaml").write_text("batch_size: 11\n")
