@@ -9,14 +9,6 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 
-COLUMNS = {
-    "accuracy@1": "top-1",
-    "accuracy@5": "top-5",
-    "accuracy@20": "top-20",
-    "accuracy@100": "top-100",
-    "mrr@10": "MRR@10",
-    "ndcg@10": "nDCG@10",
-}
 EXAMPLE = """example:
   dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
   dense_retriever.py ... model_file=runs/first metrics_file=runs/first/dense.json
@@ -27,14 +19,14 @@ EXAMPLE = """example:
 def main(argv: list[str]) -> int:
     """Prints one table from metrics files of dpr retrieve that answer the same questions."""
     options = _parser().parse_args(argv)
-    from dpr.evaluation.reports import format_table
+    from dpr.evaluation.reports import RETRIEVAL_COLUMNS, format_table
     from dpr.formats.durable import write_json
 
     reports = read_reports(options.runs)
     rows = {label: report["metrics"] for label, report in reports.items()}
     first = next(iter(reports.values()))
     print(f"{first['question_set']}, {first['num_questions']} questions")
-    print(format_table(rows, {name: heading for name, heading in COLUMNS.items() if any(name in row for row in rows.values())}))
+    print(format_table(rows, {name: heading for name, heading in RETRIEVAL_COLUMNS.items() if any(name in row for row in rows.values())}))
     if options.out is not None:
         # Example questions are for reading one by one: dpr report.
         figures = {label: {name: value for name, value in report.items() if name != "examples"} for label, report in reports.items()}

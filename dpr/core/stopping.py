@@ -6,32 +6,25 @@ import os
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SAME_REQUEST_S = 1.0
 _WORKER_GRACE_S = 30
 
 
-class StopSignals:
-    """A ``with`` block in which SIGTERM, SIGINT and SIGUSR1 set a flag instead of ending the process.
+class SignalBlock(ABC):
+    """A ``with`` block in which SIGTERM, SIGINT and SIGUSR1 are answered by ``_handle``.
 
-    A signal that comes a second or more after the first ends the process at once, without saving, with 128 + its number. Within that second
-    it counts as the same request: a terminal, a batch system or a launcher often signals whole process groups and then each process again.
-
-    Under torchrun, and as a stage of ``dpr ladder``, the end of the launcher counts as a request too; nobody would collect the workers
-    otherwise.
     Outside the main thread, where Python allows no handlers, the block changes nothing.
     """
 
     def __init__(self) -> None:
-        self._number, self._since = 0, 0.0
-        is_launched = "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("DPR_LADDER") == str(os.getppid())
-        self._launcher = os.getppid() if is_launched else None
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
@@ -39,6 +32,26 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @abstractmethod
+    def _handle(self, number: int, frame: FrameType | None) -> None: ...
+
+
+class StopSignals(SignalBlock):
+    """In this block SIGTERM, SIGINT and SIGUSR1 set a flag instead of ending the process.
+
+    A signal that comes a second or more after the first ends the process at once, without saving, with 128 + its number. Within that second
+    it counts as the same request: a terminal, a batch system or a launcher often signals whole process groups and then each process again.
+
+    Under torchrun, and as a stage of ``dpr ladder``, the end of the launcher counts as a request too; nobody would collect the workers
+    otherwise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number, self._since = 0, 0.0
+        is_launched = "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("DPR_LADDER") == str(os.getppid())
+        self._launcher = os.getppid() if is_launched else None
 
     def requested(self) -> int:
         """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0 when nobody asks."""

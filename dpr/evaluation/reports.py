@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+RETRIEVAL_COLUMNS = {
+    "accuracy@1": "top-1",
+    "accuracy@5": "top-5",
+    "accuracy@20": "top-20",
+    "accuracy@100": "top-100",
+    "mrr@10": "MRR@10",
+    "ndcg@10": "nDCG@10",
+}
+"""What is shown of a retrieval, in this order, with the headings."""
+
 
 def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str] | Sequence[str]) -> str:
     """One line per row, one column per metric, three decimals; a metric that a row lacks is shown as ``-``.

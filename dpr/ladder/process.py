@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import codecs
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import IO, Any
 
 import dpr
+from dpr.core.stopping import SignalBlock
 from dpr.formats.output_log import appended
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _REST_OF_OUTPUT_S = 5.0
 
 
-class PassOn:
-    """A ``with`` block in which SIGTERM, SIGINT and SIGUSR1 are remembered, and sent on to the command under way, which knows best how to
-    end. Outside the main thread, where Python allows no handlers, the block changes nothing."""
+class PassOn(SignalBlock):
+    """In this block SIGTERM, SIGINT and SIGUSR1 are remembered, and sent on to the command under way, which knows best how to end."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked = 0
         """The number of the first signal; 0 while nobody has asked to stop."""
         self._child: subprocess.Popen[bytes] | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> PassOn:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def run(self, command: Sequence[str], log: Path) -> int:
         """Runs a command to its end; returns its exit code, 128 + the number of the signal for one that a signal ended."""

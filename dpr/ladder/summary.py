@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpr.evaluation.reports import format_table
+from dpr.evaluation.reports import RETRIEVAL_COLUMNS, format_table
 from dpr.formats.checkpoints import resolve_checkpoint
 from dpr.formats.durable import read_json, write_json
 from dpr.ladder.stages import RECORD, Stage
@@ -18,12 +18,7 @@ COLUMNS = {
     "eval/in_batch_acc": "in-batch acc.",
     "eval/avg_rank": "average rank",
     "best_value": "best",
-    "accuracy@1": "top-1",
-    "accuracy@5": "top-5",
-    "accuracy@20": "top-20",
-    "accuracy@100": "top-100",
-    "mrr@10": "MRR@10",
-    "ndcg@10": "nDCG@10",
+    **RETRIEVAL_COLUMNS,
     "minutes": "minutes",
 }
 
