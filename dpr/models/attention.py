@@ -61,6 +61,22 @@ class PackedLayout:
             regions.append(Region(bucket, *(part.to(device, non_blocking=True) for part in (source, place, real[:, None, None, :]))))
         return PackedLayout(tuple(regions))
 
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        """Attention within each sequence, among positions less than ``window`` apart: (1, H, T, d) each in, (1, T, H, d) out."""
+        inputs = [states[0].transpose(0, 1) for states in (query, key, value)]
+        outputs = []
+        for region in self.regions:
+            bucket = region.bucket
+            q, k, v = (padded_states(states[bucket.start : bucket.stop], region) for states in inputs)
+            mask = region.mask
+            if window is not None and bucket.longest > window:
+                near = band(torch.arange(bucket.longest, device=query.device)[None], bucket.longest, window)
+                mask = near if mask is None else mask & near
+            mixed = attend(q, k, v, mask, dropout, scaling)
+            flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
+            outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
+        return torch.cat(outputs)[None]
+
 
 class _Pad(torch.autograd.Function):
     """(t, ...) -> (n * L, ...); what stands in padded places is never used. Its backward gathers too, which is faster than to scatter."""
@@ -95,18 +111,19 @@ class _Unpad(torch.autograd.Function):
 class _DroppedAttention(torch.autograd.Function):
     """Attention with dropout on a CPU, where torch's own falls back to plain operations with a mask of floats.
 
-    Sizes: queries, keys, values (n, H, L, d); mask (n, 1, 1 or L, L) True where a key may be seen, by every query at least one.
+    Sizes: queries (n, H, Q, d), keys and values (n, H, L, d); mask (n, 1, 1 or Q, L) True where a key may be seen, by every query at
+    least one.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float, scaling: float) -> Tensor:
         sequences, heads, length, _ = q.shape
-        q, k, v = (states.reshape(sequences * heads, length, -1) for states in (q, k, v))
+        q, k, v = (states.reshape(sequences * heads, *states.shape[2:]) for states in (q, k, v))
         if mask is None:
             scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
         else:
             bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
-            bias = bias.expand(sequences, heads, -1, -1).reshape(sequences * heads, -1, length)
+            bias = bias.expand(sequences, heads, -1, -1).reshape(sequences * heads, -1, k.shape[1])
             scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scaling)
         weights = torch.softmax(scores, dim=-1)
         bits = draw_bits(weights.shape)
@@ -118,7 +135,7 @@ class _DroppedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, bits = ctx.saved_tensors
-        grad = (grads[0] * keep_scale(ctx.probability)).reshape(v.shape)
+        grad = (grads[0] * keep_scale(ctx.probability)).reshape(*weights.shape[:2], -1)
         keep = keep_mask(bits, ctx.probability, weights.dtype)
         grad_weights = torch.bmm(grad, v.transpose(1, 2)).mul_(keep)
         grad_v = torch.bmm(keep.mul_(weights).transpose(1, 2), grad)
@@ -128,8 +145,8 @@ class _DroppedAttention(torch.autograd.Function):
         return (*(part.view(-1, ctx.heads, *part.shape[1:]) for part in (grad_q, grad_k, grad_v)), None, None, None)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
-    """(n, H, L, d) each in, (n, H, L, d) out."""
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
+    """Queries (n, H, Q, d), keys and values (n, H, L, d) in, (n, H, Q, d) out."""
     if can_drop(q, dropout) and not torch.is_autocast_enabled("cpu"):
         mixed: Tensor = _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
         return mixed
@@ -155,33 +172,19 @@ def packed_attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
-    window = options.get("sliding_window")
-    inputs = [states[0].transpose(0, 1) for states in (query, key, value)]
-    outputs = []
-    for region in packed_layout.regions:
-        bucket = region.bucket
-        q, k, v = (_padded(states[bucket.start : bucket.stop], region) for states in inputs)
-        mask = region.mask
-        if window is not None and bucket.longest > window:
-            near = _band(bucket.longest, window, query.device)
-            mask = near if mask is None else mask & near
-        mixed = _attend(q, k, v, mask, dropout, scaling)
-        flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
-        outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
-    return torch.cat(outputs)[None], None
+    return packed_layout.mix(query, key, value, dropout=dropout, scaling=scaling, window=options.get("sliding_window")), None
 
 
-def _padded(tokens: Tensor, region: Region) -> Tensor:
+def padded_states(tokens: Tensor, region: Region) -> Tensor:
     """(t, H, d) -> (n, H, L, d)."""
     if region.source is not None:
         tokens = _Pad.apply(tokens, region.source, region.place)
     return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(1, 2)
 
 
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """(1, 1, L, L): True where two positions are less than ``window`` apart."""
-    position = torch.arange(length, device=device)
-    return ((position[:, None] - position[None, :]).abs() < window)[None, None]
+def band(position: Tensor, length: int, window: int) -> Tensor:
+    """Which keys queries at ``position`` (n, Q) see: (n, 1, Q, L), True where the two are less than ``window`` apart."""
+    return ((position[:, :, None] - torch.arange(length, device=position.device)).abs() < window)[:, None]
 
 
 def _mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:

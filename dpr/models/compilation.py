@@ -14,12 +14,13 @@ from dpr.core.logs import get_logger
 from dpr.models.attention import ATTENTION, packed_attention
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
+from dpr.models.last_layer import layers_of
 
 logger = get_logger(__name__)
 
 
 def compile_towers(model: BiEncoder) -> bool:
-    """Compiles every layer of both towers, for any number of tokens; returns whether it worked.
+    """Compiles every layer of both towers, for any number of tokens, but one that computes a token a sequence; returns whether it worked.
 
     Tried on a few tokens with the whole of forward and backward. Where it fails (no C++ compiler, ...) the layers stay as they were, with
     one warning. Names of weights stay the same.
@@ -59,9 +60,8 @@ def _towers(model: BiEncoder) -> list[Encoder]:
 
 
 def _layers(tower: Encoder) -> Iterator[nn.Module]:
-    """The repeated layers: members of the backbone's longest list of modules."""
-    lists = [module for module in tower.backbone.modules() if isinstance(module, nn.ModuleList)]
-    yield from max(lists, key=len, default=[])
+    layers = layers_of(tower.backbone)
+    yield from layers[:-1] if tower.reads_tokens else layers
 
 
 def _keep_attention_whole() -> None:

@@ -17,6 +17,7 @@ from dpr.core.logs import get_logger
 from dpr.data.packing import plan_packs
 from dpr.models.attention import PackedLayout, enable_packing, explicit_first_position
 from dpr.models.dropout import replace_dropout
+from dpr.models.last_layer import ReadLayout, enable_reading
 from dpr.models.pooling import pool_packed, pool_padded
 
 logger = get_logger(__name__)
@@ -74,6 +75,8 @@ class Encoder(nn.Module):
         replace_dropout(backbone)
         self.first_position = enable_packing(backbone) if packed else None
         """Number of the first position in a packed forward; None where the backbone cannot be packed."""
+        self.reads_tokens = pooling == "cls" and self.first_position is not None and enable_reading(backbone, self.first_position)
+        """Whether the last layer computes only the tokens that vectors are read at."""
         self._last: _LastToken | None = None
 
     def attend_to_last(self, token: int, position: int) -> None:
@@ -132,15 +135,18 @@ class Encoder(nn.Module):
         lengths = batch.lengths.tolist()
         packs = plan_packs(lengths, CPU_FORWARD_TOKENS if device.type == "cpu" else sum(lengths))
         sizes = [sum(lengths[rows]) for rows in packs]
-        states = []
+        states, start = [], 0
         for rows, pack_words, pack_positions in zip(packs, words.split(sizes), positions.split(sizes), strict=True):
             layout = PackedLayout.build(lengths[rows], device)
+            if self.reads_tokens:
+                layout = ReadLayout(layout.regions, (starts + batch.position)[rows] - start, batch.position[rows])
             output = self.backbone(inputs_embeds=pack_words[None], position_ids=pack_positions[None], packed_layout=layout)
             states.append(output.last_hidden_state[0])
+            start += len(pack_words)
         hidden = torch.cat(states)
         if own is not None and self.pooling == "mean":
             hidden = hidden[own]
-        vectors = pool_packed(hidden, read, starts + batch.position, self.pooling)
+        vectors = hidden if self.reads_tokens else pool_packed(hidden, read, starts + batch.position, self.pooling)
         return vectors[torch.argsort(order)]
 
 

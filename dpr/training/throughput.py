@@ -17,7 +17,8 @@ class TowerCost:
     """Floating-point operations of one training pass of a tower over real tokens.
 
     Two for each weight of a linear layer and token, and the two products of attention (counted as over the whole sequence);
-    backward is twice forward, and a tower that does not learn has none. Work done twice to save memory is not counted.
+    backward is twice forward, and a tower that does not learn has none. Work done twice to save memory is not counted; the last layer
+    counts as any other, though less of it is computed where vectors are read at one token.
     """
 
     def __init__(self, tower: Encoder) -> None:

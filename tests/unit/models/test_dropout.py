@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpr.models.attention import _attend
+from dpr.models.attention import attend
 from dpr.models.dropout import Dropout, draw_bits, keep_mask, keep_scale, replace_dropout
 
 
@@ -68,26 +68,27 @@ def test_every_dropout_of_a_backbone_is_replaced_and_keeps_its_probability() -> 
     assert isinstance(module[1][0], Dropout) and module[1][0].p == 0.3
 
 
+@pytest.mark.parametrize("queries", [7, 1])
 @pytest.mark.parametrize("mask", ["none", "lengths", "band"])
-def test_attention_with_dropout_is_softmax_then_dropout_then_values(mask: str) -> None:
+def test_attention_with_dropout_is_softmax_then_dropout_then_values(mask: str, queries: int) -> None:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(3, 7, 2, 4, dtype=torch.float64).transpose(1, 2).requires_grad_() for _ in range(3))
+    q, k, v = (torch.randn(3, length, 2, 4, dtype=torch.float64).transpose(1, 2).requires_grad_() for length in (queries, 7, 7))
     allowed = {
         "none": None,
         "lengths": (torch.arange(7) < torch.tensor([7, 5, 2])[:, None])[:, None, None, :],
-        "band": ((torch.arange(7)[:, None] - torch.arange(7)).abs() < 3)[None, None],
+        "band": ((torch.arange(queries)[:, None] - torch.arange(7)).abs() < 3)[None, None],
     }[mask]
 
     def plain() -> Tensor:
         scores = q @ k.transpose(-1, -2) * 0.5
         weights = (scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)).softmax(-1)
-        keep = keep_mask(draw_bits(torch.Size([6, 7, 7])), 0.3, torch.float64).view(3, 2, 7, 7)
+        keep = keep_mask(draw_bits(torch.Size([6, queries, 7])), 0.3, torch.float64).view(3, 2, queries, 7)
         return (weights * keep * keep_scale(0.3)) @ v
 
     results = []
-    for attend in (lambda: _attend(q, k, v, allowed, 0.3, 0.5), plain):
+    for mix in (lambda: attend(q, k, v, allowed, 0.3, 0.5), plain):
         torch.manual_seed(11)
-        outputs = attend()
+        outputs = mix()
         results.append(
             (outputs, *torch.autograd.grad((outputs * torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)).sum(), (q, k, v)))
         )
