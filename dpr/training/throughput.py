@@ -11,26 +11,34 @@ import torch
 from torch import Tensor, nn
 
 from dpr.models.encoder import Encoder
+from dpr.models.last_layer import layers_of
 
 
 class TowerCost:
     """Floating-point operations of one training pass of a tower over real tokens.
 
     Two for each weight of a linear layer and token, and the two products of attention (counted as over the whole sequence);
-    backward is twice forward, and a tower that does not learn has none. Work done twice to save memory is not counted; the last layer
-    counts as any other, though less of it is computed where vectors are read at one token.
+    backward is twice forward, and a tower that does not learn has none. Of a last layer that is read at one token of a sequence, all tokens
+    need keys and values alone. Work that no vector needs, or that is done twice to save memory, is not counted.
     """
 
     def __init__(self, tower: Encoder) -> None:
         passes = 3 if any(parameter.requires_grad for parameter in tower.parameters()) else 1
-        weights = sum(module.weight.numel() for module in tower.backbone.modules() if isinstance(module, nn.Linear))
         layers, width = int(getattr(tower.config, "num_hidden_layers", 0)), int(tower.config.hidden_size)
-        self._per_token, self._per_pair = passes * 2.0 * weights, passes * 4.0 * layers * width
+        of_tokens, of_sequences, keys = _linear_weights(tower.backbone), 0, 0
+        if tower.reads_tokens:
+            of_sequences, keys, layers = _linear_weights(layers_of(tower.backbone)[-1]) - 2 * width * width, 2 * width, layers - 1
+        self._per_token, self._per_sequence = passes * 2.0 * (of_tokens - of_sequences + keys), passes * 2.0 * of_sequences
+        self._per_pair = passes * 4.0 * layers * width
 
     def of(self, lengths: Tensor) -> float:
         """Of sequences with these lengths (N,)."""
         exact = lengths.to(torch.float64)
-        return self._per_token * float(exact.sum()) + self._per_pair * float(exact.square().sum())
+        return self._per_token * float(exact.sum()) + self._per_sequence * len(lengths) + self._per_pair * float(exact.square().sum())
+
+
+def _linear_weights(module: nn.Module) -> int:
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
 
 
 @cache
