@@ -1,4 +1,5 @@
-"""Small public QA sets in their published forms -> SQuAD's JSON and one table, split into train and test by article or subject.
+"""Small public QA sets in their published forms -> SQuAD's JSON and one table, split into train and test by article or subject; and of the
+training questions one in eight held out, whose articles and subjects training knows.
 
 The files are SQuAD v1.1 (a slice of train without titles; articles of dev), SQuADShifts' new Wikipedia part, MedQuAD and QED's dev set.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 SETS = ("squad", "new_wiki", "medquad", "qed")
 TEST_PARTS = 6  # one article in six is for testing
+HELD_PARTS = 8
 
 _TRAIN_SLICE = "squad/squad-v1.1-train.800-paragraphs.jsonl.gz"
 _DEV_ARTICLES = "squad/squad-v1.1-dev.shared-half.json.gz"
@@ -44,6 +47,18 @@ def write_sets(data: Path, out: Path) -> None:
             for row in rows:
                 if _is_test(row["focus"]) == is_test:
                     file.write(json.dumps({key: row[key] for key in ("question", "answer", "focus")}, ensure_ascii=False) + "\n")
+
+
+def hold_out(file: Path, train: Path, held: Path) -> None:
+    """Splits prepared training data by question: what to train on, and what to judge by. The same question is on one side only."""
+    if train.exists() and held.exists():
+        return
+    for path in (train, held):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with file.open(encoding="utf-8") as lines, train.open("w", encoding="utf-8") as used, held.open("w", encoding="utf-8") as kept:
+        for line in lines:
+            question = "held" + json.loads(line)["question"].lower().strip()
+            (used if zlib.crc32(question.encode()) % HELD_PARTS else kept).write(line)
 
 
 def _is_test(name: str) -> bool:
