@@ -324,7 +324,7 @@ def _compare_file(path: Path, name: str, entry: dict[str, Any]) -> list[str]:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(_dumps(manifest).encode()).hexdigest()
+    return hashlib.sha256(_dumps(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
 
 
 def _finite(obj: Any) -> Any:

@@ -24,7 +24,7 @@ from dpr.formats.corpora import is_json_name, read_passages
 from dpr.formats.durable import durable_folder, remove_leftovers
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.parsed_cache import cache_key, cache_root, ensure_built
-from dpr.formats.text_input import iter_lines
+from dpr.formats.text_input import has_lone_surrogate, iter_lines
 from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
 from dpr.formats.training_records import checked_answers
 
@@ -111,16 +111,16 @@ def open_lookup(path: Path, cache_dir: Path | None) -> Lookup:
     return Lookup(folder, path)
 
 
-def lookup_entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    """Line, id, text, title and answers of every record of a file."""
+def lookup_entries(path: Path) -> Iterator[Entry]:
+    """Id, text, title and answers of every record of a file."""
     if is_arrow(path):
         for file, number, value in arrow_rows(path):
-            yield number, _entry(value, file, number)
+            yield _entry(value, file, number)
     elif is_json_name(path):
         for record in iter_json_records(path):
             if record.error is not None:
                 raise record.error
-            yield record.line, _entry(record.value, path, record.line)
+            yield _entry(record.value, path, record.line)
     else:
         lines = iter_lines(path)
         first = next(lines, None)
@@ -129,10 +129,10 @@ def lookup_entries(path: Path) -> Iterator[tuple[int, Entry]]:
         if first[1].count("\t") == 1:  # MS MARCO's collection and queries: no header, no titles, no quoting
             for line, text in chain([first], lines):
                 if text:
-                    yield line, _two_columns(text, path, line)
+                    yield _two_columns(text, path, line)
         else:
-            for number, passage in enumerate(read_passages(path), 1):
-                yield number, (str(passage.id), passage.text, passage.title, ())
+            for passage in read_passages(path):
+                yield str(passage.id), passage.text, passage.title, ()
 
 
 def _two_columns(text: str, path: Path, line: int) -> Entry:
@@ -150,6 +150,8 @@ def _entry(value: dict[str, Any], path: Path, line: int) -> Entry:
         key = str(key)
     if not isinstance(key, str) or not key or not isinstance(text, str) or not isinstance(title, str):
         raise InputError("no id or no text", file=path, line=line, expected="strings under _id (docid, query_id ...) and text (query ...)")
+    if any(has_lone_surrogate(part) for part in (key, text, title)):
+        raise InputError("half of a character (lone surrogate)", file=path, line=line, expected="valid Unicode")
     metadata = value.get("metadata")
     answers = value.get("answers") or (metadata.get("answers") if isinstance(metadata, dict) else None)
     try:
@@ -165,14 +167,14 @@ def _store(path: Path, folder: Path) -> None:
         with pa.OSFile(str(temporary / _ROWS), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
             rows: list[Entry] = []
             characters = 0
-            for line, entry in lookup_entries(path):
+            for entry in lookup_entries(path):
                 hashes.append(_hash(entry[0]))
                 rows.append(entry)
                 characters += len(entry[1]) + 50
                 if characters >= _BATCH_CHARACTERS:
-                    _write_batch(writer, rows, path, line)
+                    _write_batch(writer, rows)
                     rows, characters = [], 0
-            _write_batch(writer, rows, path, None)
+            _write_batch(writer, rows)
         index = np.empty((len(hashes), 2), dtype=np.uint64)
         own = np.frombuffer(hashes, dtype=np.uint64)
         index[:, 1] = np.argsort(own, kind="stable")
@@ -181,14 +183,10 @@ def _store(path: Path, folder: Path) -> None:
         _refuse_repeats(Lookup(temporary, path), index)
 
 
-def _write_batch(writer: Any, rows: list[Entry], path: Path, line: int | None) -> None:
-    if not rows:
-        return
-    try:
+def _write_batch(writer: Any, rows: list[Entry]) -> None:
+    if rows:
         columns = [pa.array(values, type=field.type) for values, field in zip(zip(*rows, strict=True), _SCHEMA, strict=True)]
-    except UnicodeEncodeError:
-        raise InputError("half of a character (lone surrogate)", file=path, line=line, expected="valid Unicode before this line") from None
-    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
 
 
 def _refuse_repeats(lookup: Lookup, index: np.ndarray) -> None:

@@ -132,7 +132,13 @@ def test_manifest_names_that_leave_the_folder_are_refused(tmp_path: Path, name: 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "not JSON"), ("[]", "not a manifest"), ('{"schema": 2, "files": {}, "metadata": {}}', "schema 2"), ("\xff", "not JSON")],
+    [
+        ("{", "not JSON"),
+        ("[]", "not a manifest"),
+        ('{"schema": 2, "files": {}, "metadata": {}}', "schema 2"),
+        ("\xff", "not JSON"),
+        (r'{"schema": 1, "files": {}, "metadata": {"kind": "\ud800"}, "sha256": "0"}', "has changed"),
+    ],
 )
 def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, said: str) -> None:
     folder = make_folder(tmp_path / "out")

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
+from dpr.formats.training_files.lookup import open_lookup
 from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from tests.helpers.examples import examples
@@ -201,3 +203,12 @@ def test_judgements(tmp_path_factory: pytest.TempPathFactory, form: str) -> None
         assert world.read(path, "beir", queries=world.queries, min_grade=least) == (expected, bad)
 
     check()
+
+
+@pytest.mark.parametrize("field", ["_id", "text", "title"])
+def test_half_a_character_is_told_with_its_line(tmp_path: Path, field: str) -> None:
+    row = {"_id": "d2", "text": "b", "title": "c"} | {field: "\ud800"}
+    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps(value) for value in ({"_id": "d1", "text": "a"}, row)) + "\n")
+    with pytest.raises(InputError) as told:
+        open_lookup(tmp_path / "corpus.jsonl", tmp_path / "cache")
+    assert (told.value.line, "lone surrogate" in str(told.value)) == (2, True)
