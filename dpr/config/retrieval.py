@@ -26,7 +26,7 @@ class IndexerConfig:
     """Breadth of the search while an HNSW graph is built."""
     buffer_size: int = 50000
     """Vectors added to a faiss index at a time."""
-    block_rows: int = 32768
+    block_rows: int = 65536
     """Passages per matrix product of the exact search."""
     k1: float = 0.9
     """BM25: how soon more occurrences of a word stop counting."""

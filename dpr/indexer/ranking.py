@@ -44,7 +44,8 @@ class RunningTopK:
         """Offers candidates: query row, score and id of each."""
         if not len(rows):
             return
-        touched, group = np.unique(rows, return_inverse=True)
+        offered = np.bincount(rows, minlength=len(self._counts)) > 0
+        touched, group = np.flatnonzero(offered), (np.cumsum(offered) - 1)[rows]
         held = np.arange(self.k)[None, :] < self._counts[touched][:, None]
         group = np.concatenate([np.nonzero(held)[0], group])
         scores = np.concatenate([self._scores[touched][held], scores])
@@ -67,7 +68,11 @@ class RunningTopK:
 
 def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The order by group, then score descending, then id. Ids, slow to compare, are looked at only where scores tie."""
-    order = np.lexsort((-scores, group))
+    bits = scores.view(np.uint32)
+    digits = np.where(bits >> 31, bits, bits ^ 0x7FFFFFFF)  # ascending where scores descend
+    order = np.argsort(digits.astype(np.uint16), kind="stable")  # of 16 bits: without comparisons, several times faster
+    order = order[np.argsort((digits >> 16).astype(np.uint16)[order], kind="stable")]
+    order = order[np.argsort(group.astype(np.min_scalar_type(int(group.max())))[order], kind="stable")]
     ties = (np.diff(group[order]) == 0) & (np.diff(scores[order]) == 0)
     if ties.any():
         tied = np.zeros(len(order), dtype=bool)

@@ -1,0 +1,221 @@
+"""Which passages may be among the best of a query: matrix products of low precision, and what their rounding can hide.
+
+1. A block is multiplied in cells that stay in the processor's cache. What else a cell is read for (the length of its rows, its rows in
+   bfloat16, the scores that reach far enough) is done while it is there.
+2. Where a trial shows that the processor multiplies bfloat16 faster than float32, products are in bfloat16, unless its wider bound names
+   many passages more. Either bound holds: what is named differs, what is found does not.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpr.core.errors import InputError
+
+_LEAST_QUERIES = 2  # libraries multiply by two columns faster than by one
+_MANY_QUERIES = 32  # with fewer, the time goes into reading the passages
+_CELL_BYTES = 1 << 22
+_GROUP_ROWS = 16
+_MANY_SCORES = 1 << 18
+_RARE = 1024
+_HALF_LONGEST = 1e15  # below it bfloat16 cannot overflow, and what underflows stays below _HALF_UNDERFLOW
+_HALF_UNDERFLOW = 1e-20
+
+Places = tuple[Tensor, Tensor]
+"""Rows of the block, and queries of the tile."""
+
+
+class Products:
+    """Scores of tiles of queries and blocks of passages, in memory that is used again for every pair of them.
+
+    Args:
+        queries: (Q, D) float32, on the device where the products run.
+        k: How many passages a query is to find.
+        block_rows, tile_rows: The largest block and tile; at most block_rows * (2 * D + 4 * tile_rows) bytes are held.
+    """
+
+    def __init__(self, queries: Tensor, k: int, *, block_rows: int, tile_rows: int) -> None:
+        self._k = k
+        self._is_on_cpu = queries.device.type == "cpu"
+        self._is_few = len(queries) < _MANY_QUERIES
+        self._spare = max(0, _LEAST_QUERIES - len(queries))
+        self._queries = torch.cat([queries, queries[:1].expand(self._spare, -1)])
+        self._norms = _row_lengths(self._queries)
+        self._scores = torch.empty(block_rows * (tile_rows + self._spare), device=queries.device)
+        self._mask = torch.empty(self._scores.shape if self._is_on_cpu else 0, dtype=torch.bool)
+        self._half_fits = self._is_on_cpu and not self._is_few and float(self._norms.max()) < _HALF_LONGEST and bfloat16_is_faster()
+        if self._half_fits:
+            self._half_queries = self._queries.bfloat16()
+            self._half_norms = _row_lengths(self._queries - self._half_queries)
+            self._half_block = torch.empty(block_rows, queries.shape[1], dtype=torch.bfloat16)
+
+    def load(self, block: Tensor, known: dict[bool, Tensor]) -> None:
+        """Takes the passages (n, D) that are multiplied next, and what an earlier search has found out about them."""
+        self._block, self._known = block, known
+        self._half = self._half_fits and len(block) > 8 * self._k
+        size = len(block)
+        if self._is_on_cpu and not (self._is_few and self._half in known):
+            cell_bytes = 4 * _CELL_BYTES if self._is_few else _CELL_BYTES
+            size = max(1024, cell_bytes // (4 * block.shape[1])) // _GROUP_ROWS * _GROUP_ROWS
+        self._cells = [slice(start, min(start + size, len(block))) for start in range(0, len(block), size)]
+        self._lengths = [known[self._half]] * len(self._cells) if self._half in known else []
+        self._num_converted = 0
+
+    def candidates(self, tile: slice, least: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the tile and of the block that may belong to the best, where these have to reach ``least`` (q,) at any rate.
+
+        Raises:
+            InputError: a product of a query and a passage may overflow, or one of them is not finite.
+        """
+        if self._spare:
+            least = torch.cat([least, least.new_full((self._spare,), torch.inf)])
+            tile = slice(tile.start, tile.stop + self._spare)
+        found = self._named(tile, least)
+        if found is None:
+            self._half = self._half_fits = False
+            found = self._named(tile, least)
+            assert found is not None
+        self._known[self._half] = self._of_block()
+        rows, columns = found
+        return columns.cpu().numpy(), rows.cpu().numpy()
+
+    def multiply(self, tile: slice, number: int, out: Tensor) -> None:
+        """Dot products (n, q) of a cell and a tile; the first time, also the lengths of the cell."""
+        cell = self._cells[number]
+        block, queries = (self._half_block, self._half_queries) if self._half else (self._block, self._queries)
+        if self._half and number == self._num_converted:
+            block[cell] = self._block[cell]
+            self._num_converted += 1
+        if number == len(self._lengths):
+            longest = _row_lengths(self._block[cell]).max()
+            lost = _row_lengths(self._block[cell] - block[cell]).max() if self._half else torch.zeros_like(longest)
+            self._lengths.append(torch.stack([longest, lost]))
+        torch.mm(block[cell], queries[tile].T, out=out)
+
+    def rounding_error(self, tile: slice, lengths: Tensor) -> Tensor:
+        """How far a product of each query (q,) with rows of these lengths can be from the true score, in any order of summation.
+
+        ``lengths`` (2,) are that of the longest row and that of the longest difference to a row in bfloat16.
+        """
+        dimension = self._queries.shape[1]
+        bound = self._norms[tile] * lengths[0]
+        if not bool(torch.isfinite(bound * dimension).all()):
+            raise InputError("the product of a query and a passage vector is too large for float32", hint="the model has diverged")
+        unit = (dimension + 8) * 2.0**-23
+        if self._half:  # of rounded factors; the rounding of the product to bfloat16 is left to who compares it
+            lost = self._half_norms[tile] * lengths[0] + self._norms[tile] * lengths[1]
+            return (lost + bound * unit) * (1 + 2.0**-7) + _HALF_UNDERFLOW
+        if torch.get_float32_matmul_precision() != "highest":
+            unit += 2.0**-7 + 2.0**-15  # inputs may be rounded to TF32 or bfloat16 first
+        return bound * unit
+
+    def _named(self, tile: slice, least: Tensor) -> Places | None:
+        """Candidates; None where bfloat16 names too many, or cannot tell."""
+        products = self._scores.view(torch.bfloat16 if self._half else torch.float32)
+        products = products[: len(self._block) * len(least)].view(-1, len(least))
+        scores = products.view(torch.int16) if self._half else products  # has the order of positive ones, is faster to compare
+        limit = 4 * self._k * len(least)
+        is_known = not bool((least == -torch.inf).any())
+        found: list[Places] = []
+        for number, cell in enumerate(self._cells):
+            self.multiply(tile, number, products[cell])
+            reach = least - self.rounding_error(tile, self._lengths[number])
+            if is_known:
+                if not self._can_tell(reach):
+                    return None
+                found.append(self._reaching(scores, cell, reach))
+        if not is_known or _count(found) > limit:  # the first block, or a corpus in an unlucky order
+            error = self.rounding_error(tile, self._of_block())
+            reach = torch.maximum(least - error, self._reached(scores) - 2 * error)
+            if not self._can_tell(reach):
+                return None
+            found = [self._reaching(scores, cell, reach) for cell in self._cells]
+            if self._half and _count(found) > limit:
+                return None
+        rows, columns = zip(*found, strict=True)
+        return torch.cat(rows), torch.cat(columns)
+
+    def _of_block(self) -> Tensor:
+        return torch.stack(self._lengths).amax(dim=0)
+
+    def _can_tell(self, reach: Tensor) -> bool:
+        return not self._half or (bool((reach > 0).all()) and float(self._of_block()[0]) < _HALF_LONGEST)
+
+    def _reached(self, scores: Tensor) -> Tensor:
+        """What the products of ``k`` rows of the block reach for each query (q,) at least, before they are rounded to bfloat16."""
+        reached = kth_at_least(scores, self._k)
+        return reached - reached.abs() * 2.0**-7 if self._half else reached
+
+    def _reaching(self, scores: Tensor, cell: slice, reach: Tensor) -> Places:
+        """The scores of a cell that are, or were before they were rounded to bfloat16, at least ``reach`` (q,)."""
+        scores, num_queries = scores[cell], len(reach)
+        least = reach.bfloat16().view(torch.int16) - 1 if self._half else reach
+        group_rows = _GROUP_ROWS if len(scores) % _GROUP_ROWS == 0 and scores.numel() >= _MANY_SCORES else 1
+        places = self._true_places(scores.unflatten(0, (-1, group_rows)).amax(dim=1) if group_rows > 1 else scores, least)
+        if group_rows > 1 and len(places) * _RARE > scores.numel():  # then looking at all is faster than jumping from group to group
+            places, group_rows = self._true_places(scores, least), 1
+        rows, columns = _divided(places, num_queries)
+        if group_rows > 1:
+            inside = rows[:, None] * group_rows + torch.arange(group_rows, device=rows.device)
+            hits = (scores.view(-1)[inside * num_queries + columns[:, None]] >= least[columns, None]).view(-1).nonzero()[:, 0]
+            rows, columns = inside.view(-1)[hits], columns[_divided(hits, group_rows)[0]]
+        return rows + cell.start, columns
+
+    def _true_places(self, scores: Tensor, least: Tensor) -> Tensor:
+        """Where a matrix (n, q) is at least ``least`` (q,): places counted row by row."""
+        if not self._is_on_cpu:
+            return (scores >= least).view(-1).nonzero()[:, 0]
+        mask = self._mask[: scores.numel()].view(scores.shape).numpy()
+        np.greater_equal(scores.numpy(), least.numpy(), out=mask)  # numpy is several times faster in both steps
+        return torch.from_numpy(np.flatnonzero(mask))
+
+
+def kth_at_least(scores: Tensor, k: int) -> Tensor:
+    """A score (q,) that at least ``k`` rows of each column (n, q) reach, and few more do; -inf where there are no more than ``k`` rows.
+
+    It is the k-th largest of the maxima of groups of rows, which takes one reading of the matrix. The block alone then holds k passages
+    that truly score at least this product - error. bfloat16 may come as int16; then a result below zero means nothing.
+    """
+    rows = scores.shape[0]
+    width = max(1, rows // (4 * k))
+    maxima = scores[: rows // width * width].unflatten(0, (-1, width)).amax(dim=1) if width > 1 else scores
+    if maxima.dtype == torch.int16:
+        maxima = maxima.view(torch.bfloat16).float()
+    if rows <= k:
+        return maxima.new_full((scores.shape[1],), -torch.inf)
+    return maxima.T.contiguous().topk(k, dim=1).values[:, -1]
+
+
+@cache
+def bfloat16_is_faster() -> bool:
+    """Whether this processor multiplies bfloat16 at least 1.3 times as fast as float32, by a trial of some milliseconds."""
+    seconds = []
+    for kind in (torch.float32, torch.bfloat16):
+        left, right = torch.ones(1024, 256, dtype=kind), torch.ones(256, 512, dtype=kind)
+        result = torch.empty(1024, 512, dtype=kind)
+        rounds = []
+        for _ in range(4):
+            start = time.perf_counter()
+            torch.mm(left, right, out=result)
+            rounds.append(time.perf_counter() - start)
+        seconds.append(min(rounds))
+    return seconds[0] > 1.3 * seconds[1]
+
+
+def _row_lengths(vectors: Tensor) -> Tensor:
+    """Of each row, and never less: squares of shorter ones underflow."""
+    return torch.linalg.vector_norm(vectors, dim=1) + 1e-18
+
+
+def _divided(places: Tensor, by: int) -> Places:
+    quotient = torch.div(places, by, rounding_mode="floor")
+    return quotient, places - quotient * by
+
+
+def _count(found: list[Places]) -> int:
+    return sum(len(rows) for rows, _ in found)
