@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -23,6 +24,7 @@ _CELL_BYTES = 1 << 22
 _GROUP_ROWS = 16
 _MANY_SCORES = 1 << 18
 _RARE = 1024
+_WORTH_THREADS = 1 << 22
 _HALF_LONGEST = 1e15  # below it bfloat16 cannot overflow, and what underflows stays below _HALF_UNDERFLOW
 _HALF_UNDERFLOW = 1e-20
 
@@ -47,7 +49,7 @@ class Products:
         self._queries = torch.cat([queries, queries[:1].expand(self._spare, -1)])
         self._norms = _row_lengths(self._queries)
         self._scores = torch.empty(block_rows * (tile_rows + self._spare), device=queries.device)
-        self._mask = torch.empty(self._scores.shape if self._is_on_cpu else 0, dtype=torch.bool)
+        self._mask = torch.empty(self._scores.shape, dtype=torch.bool, device=queries.device)
         self._half_fits = self._is_on_cpu and not self._is_few and float(self._norms.max()) < _HALF_LONGEST and bfloat16_is_faster()
         if self._half_fits:
             self._half_queries = self._queries.bfloat16()
@@ -119,60 +121,73 @@ class Products:
         products = self._scores.view(torch.bfloat16 if self._half else torch.float32)
         products = products[: len(self._block) * len(least)].view(-1, len(least))
         scores = products.view(torch.int16) if self._half else products  # has the order of positive ones, is faster to compare
-        limit = 4 * self._k * len(least)
-        is_known = not bool((least == -torch.inf).any())
-        found: list[Places] = []
+        maxima = []
         for number, cell in enumerate(self._cells):
             self.multiply(tile, number, products[cell])
-            reach = least - self.rounding_error(tile, self._lengths[number])
-            if is_known:
-                if not self._can_tell(reach):
-                    return None
-                found.append(self._reaching(scores, cell, reach))
-        if not is_known or _count(found) > limit:  # the first block, or a corpus in an unlucky order
-            error = self.rounding_error(tile, self._of_block())
-            reach = torch.maximum(least - error, self._reached(scores) - 2 * error)
-            if not self._can_tell(reach):
-                return None
-            found = [self._reaching(scores, cell, reach) for cell in self._cells]
-            if self._half and _count(found) > limit:
-                return None
+            maxima.append(_maxima(scores[cell]))
+        error = self.rounding_error(tile, self._of_block())
+        reach = least - error
+        is_raised = bool((least == -torch.inf).any())
+        if is_raised:
+            reach = torch.maximum(reach, self._reached(scores, maxima) - 2 * error)
+        found = self._reaching(scores, maxima, reach)
+        limit = 4 * self._k * len(least)
+        if not is_raised and found is not None and _count(found) > limit:  # a corpus in an unlucky order
+            reach = torch.maximum(reach, self._reached(scores, maxima) - 2 * error)
+            found = self._reaching(scores, maxima, reach)
+        if found is None or (self._half and _count(found) > limit):
+            return None
         rows, columns = zip(*found, strict=True)
         return torch.cat(rows), torch.cat(columns)
 
     def _of_block(self) -> Tensor:
         return torch.stack(self._lengths).amax(dim=0)
 
-    def _can_tell(self, reach: Tensor) -> bool:
-        return not self._half or (bool((reach > 0).all()) and float(self._of_block()[0]) < _HALF_LONGEST)
-
-    def _reached(self, scores: Tensor) -> Tensor:
+    def _reached(self, scores: Tensor, maxima: list[Tensor]) -> Tensor:
         """What the products of ``k`` rows of the block reach for each query (q,) at least, before they are rounded to bfloat16."""
-        reached = kth_at_least(scores, self._k)
+        tops = torch.cat(maxima)
+        reached = kth_at_least(tops if len(tops) >= 4 * self._k else scores, self._k)
         return reached - reached.abs() * 2.0**-7 if self._half else reached
 
-    def _reaching(self, scores: Tensor, cell: slice, reach: Tensor) -> Places:
-        """The scores of a cell that are, or were before they were rounded to bfloat16, at least ``reach`` (q,)."""
-        scores, num_queries = scores[cell], len(reach)
+    def _reaching(self, scores: Tensor, maxima: list[Tensor], reach: Tensor) -> list[Places] | None:
+        """The scores that are, or were before they were rounded to bfloat16, at least ``reach`` (q,); None where its bits do not tell."""
+        if self._half and not (bool((reach > 0).all()) and float(self._of_block()[0]) < _HALF_LONGEST):
+            return None
         least = reach.bfloat16().view(torch.int16) - 1 if self._half else reach
-        group_rows = _GROUP_ROWS if len(scores) % _GROUP_ROWS == 0 and scores.numel() >= _MANY_SCORES else 1
-        places = self._true_places(scores.unflatten(0, (-1, group_rows)).amax(dim=1) if group_rows > 1 else scores, least)
-        if group_rows > 1 and len(places) * _RARE > scores.numel():  # then looking at all is faster than jumping from group to group
-            places, group_rows = self._true_places(scores, least), 1
-        rows, columns = _divided(places, num_queries)
-        if group_rows > 1:
-            inside = rows[:, None] * group_rows + torch.arange(group_rows, device=rows.device)
-            hits = (scores.view(-1)[inside * num_queries + columns[:, None]] >= least[columns, None]).view(-1).nonzero()[:, 0]
-            rows, columns = inside.view(-1)[hits], columns[_divided(hits, group_rows)[0]]
-        return rows + cell.start, columns
+        mask = self._mask[: scores.numel()].view(scores.shape)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy works outside the interpreter's lock
+            do = pool.map if self._is_on_cpu and scores.numel() >= _WORTH_THREADS else map
+            return list(do(lambda cell, tops: _places(scores[cell], tops, least, mask[cell], cell.start), self._cells, maxima))
 
-    def _true_places(self, scores: Tensor, least: Tensor) -> Tensor:
-        """Where a matrix (n, q) is at least ``least`` (q,): places counted row by row."""
-        if not self._is_on_cpu:
-            return (scores >= least).view(-1).nonzero()[:, 0]
-        mask = self._mask[: scores.numel()].view(scores.shape).numpy()
-        np.greater_equal(scores.numpy(), least.numpy(), out=mask)  # numpy is several times faster in both steps
-        return torch.from_numpy(np.flatnonzero(mask))
+
+def _places(scores: Tensor, maxima: Tensor, least: Tensor, mask: Tensor, first_row: int) -> Places:
+    """Where the scores (n, q) of a cell are at least ``least`` (q,)."""
+    num_queries, group_rows = len(least), len(scores) // len(maxima)
+    places = _true_places(maxima, least, mask)
+    if group_rows > 1 and len(places) * _RARE > scores.numel():  # then looking at all is faster than jumping from group to group
+        places, group_rows = _true_places(scores, least, mask), 1
+    rows, columns = _divided(places, num_queries)
+    if group_rows > 1:
+        inside = rows[:, None] * group_rows + torch.arange(group_rows, device=rows.device)
+        hits = (scores.view(-1)[inside * num_queries + columns[:, None]] >= least[columns, None]).view(-1).nonzero()[:, 0]
+        rows, columns = inside.view(-1)[hits], columns[_divided(hits, group_rows)[0]]
+    return rows + first_row, columns
+
+
+def _maxima(scores: Tensor) -> Tensor:
+    """Of groups of rows (n / g, q), or the scores themselves where it would not pay."""
+    if len(scores) % _GROUP_ROWS or scores.numel() < _MANY_SCORES:
+        return scores
+    return scores.unflatten(0, (-1, _GROUP_ROWS)).amax(dim=1)
+
+
+def _true_places(scores: Tensor, least: Tensor, mask: Tensor) -> Tensor:
+    """Where a matrix (n, q) is at least ``least`` (q,): places counted row by row. A CPU works in the memory of ``mask``."""
+    if scores.device.type != "cpu":
+        return (scores >= least).view(-1).nonzero()[:, 0]
+    where = mask[: len(scores)].numpy()
+    np.greater_equal(scores.numpy(), least.numpy(), out=where)  # numpy is several times faster in both steps
+    return torch.from_numpy(np.flatnonzero(where))
 
 
 def kth_at_least(scores: Tensor, k: int) -> Tensor:

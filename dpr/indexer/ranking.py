@@ -22,7 +22,9 @@ def encode_ids(ids: Sequence[str]) -> np.ndarray:
 
 
 def decode_ids(ids: np.ndarray) -> list[str]:
-    return [item.decode() for item in ids.tolist()]
+    items = ids.tolist()
+    decoded = b"\0".join(items).decode().split("\0")  # in one go, as no id holds that character
+    return decoded if len(decoded) == len(items) else [item.decode() for item in items]
 
 
 class RunningTopK:
