@@ -82,6 +82,5 @@ class ExactIndex:
                 except InputError:
                     check_finite(ids, vectors)  # which vector it is, where one is to blame
                     raise
-                rows += tile.start
-                best.add(rows, paired_dots(queries, rows, vectors, columns), ids[columns])
+                best.add(rows + tile.start, paired_dots(queries[tile], rows, vectors, columns), ids[columns])
         return best.result()

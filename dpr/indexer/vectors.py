@@ -149,17 +149,20 @@ def paired_dots(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, colu
     scores = np.empty(len(rows), dtype=np.float32)
     if not len(rows):
         return scores
+    if len(rows) < len(queries):
+        queries, rows = queries[rows], np.arange(len(rows))
+    wide_queries = queries.astype(np.float64)
     at_once = min(len(rows), max(1, _PAIR_VALUES // max(queries.shape[1], 1)))
 
     def score(share: slice) -> None:
-        taken = [np.empty((at_once, array.shape[1]), dtype=array.dtype) for array in (queries, vectors)]
-        wide = np.empty((2, *taken[0].shape))
+        taken = np.empty((at_once, vectors.shape[1]), dtype=vectors.dtype)
+        left, right = np.empty(taken.shape), np.empty(taken.shape)
         for start in range(share.start, share.stop, at_once):
             part = slice(start, min(start + at_once, share.stop))
             num = part.stop - start
-            for side, (array, places) in enumerate(((queries, rows), (vectors, columns))):
-                wide[side, :num] = np.take(array, places[part], axis=0, out=taken[side][:num], mode="clip")
-            scores[part] = np.einsum("ij,ij->i", wide[0, :num], wide[1, :num])
+            np.take(wide_queries, rows[part], axis=0, out=left[:num], mode="clip")  # not checked again, hence without another copy
+            right[:num] = np.take(vectors, columns[part], axis=0, out=taken[:num], mode="clip")
+            scores[part] = np.einsum("ij,ij->i", left[:num], right[:num])
 
     size = max(-(-len(rows) // torch.get_num_threads()), _PARTS_WORTH_A_THREAD * at_once)
     shares = [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
