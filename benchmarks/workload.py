@@ -7,7 +7,6 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,8 +40,8 @@ def load_texts(count: int) -> Texts:
     return Texts([text(11, 4, 4, 30) for _ in range(count)], [text(120, 45, 20, 220) for _ in range(count)], "synthetic")
 
 
-def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int) -> Any:
-    """A BERT folder (config, BERT's vocabulary or else one of the texts' words) for every side to load; returns the config."""
+def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int) -> None:
+    """A BERT folder (config, BERT's vocabulary or else one of the texts' words) for every side to load."""
     from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +55,6 @@ def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int) -> Any
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         BertModel(config, add_pooling_layer=False).save_pretrained(str(folder))
-    return config
 
 
 def _write_vocabulary(folder: Path, texts: Texts) -> None:
@@ -65,10 +63,3 @@ def _write_vocabulary(folder: Path, texts: Texts) -> None:
         [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz0123456789.,?'\"()-", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"), *words]
     )
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
-
-
-def training_flops(config: Any, lengths: list[int], *, passes: int = 3) -> float:
-    """Operations on real tokens: 2 x parameters (without embeddings) a token and pass, plus attention; backward counts as two passes."""
-    width, layers = config.hidden_size, config.num_hidden_layers
-    parameters = layers * (4 * width * width + 2 * width * config.intermediate_size)
-    return float(passes * (2 * parameters * sum(lengths) + layers * 4 * width * sum(length * length for length in lengths)))
