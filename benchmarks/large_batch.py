@@ -53,6 +53,7 @@ def made_up_batch(size: int, *, question_tokens: int = 12, passage_tokens: int =
         slots[::2],
         torch.zeros(size, 0, 2, dtype=torch.int64),
         torch.zeros(size, 0, dtype=torch.bool),
+        torch.ones(size, dtype=torch.float64),
     )
 
 

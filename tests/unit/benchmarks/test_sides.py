@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import sides
+from benchmarks import large_batch, sides
 from benchmarks.workload import Texts, write_encoder
 
 CPU, BATCH, LENGTH, ROUNDS = torch.device("cpu"), 4, 32, 3
@@ -52,3 +53,9 @@ def test_plain_loop_has_our_losses_and_updates(folder: Path, pad_to: int) -> Non
     model = sides.our_model(folder, dropout=0.0, length=LENGTH)
     train = sides.plain_training(folder, sides.our_batches(model, texts(), batch=BATCH), CPU, dropout=0.0, pad_to=pad_to)
     assert_same(our_losses(folder), [train() for _ in range(ROUNDS)])
+
+
+def test_a_step_on_a_made_up_pool_is_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large_batch.one_step(str(folder), size=4, max_tokens=40)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 0 < found["loss"] < 100 and found["seconds"] > 0
