@@ -29,11 +29,10 @@ and optimizer, and each ratio is of two measurements seconds apart; given are th
 training,search --out docs/benchmarks.md` some sections of it, and the others keep what was measured before.
 
 "Share of peak" counts what the vectors need, on every side alike: operations on real tokens, and of a last layer that is read at one token
-the keys and values of all and the rest of that one; against the fp32 matrix product (2048^3) measured beside each run. (Sections "of an
-earlier version" count the last layer whole, and were measured before it was computed for that token alone.) Nothing here was measured on a
-GPU: not training, not encoding, not search. Measured elsewhere: [memory](memory.md), mining
-([training data](training_data.md)), pools of rows of like length ([training](training.md)), large training files
-([file formats](file_formats.md))."""
+the keys and values of all and the rest of that one; against the fp32 matrix product (2048^3) measured beside each run. Nothing
+here was measured on a GPU: not training, not encoding, not search. Measured elsewhere: [memory](memory.md), mining
+([training data](training_data.md)), many processes ([scaling](scaling.md)), pools of rows of like length ([training](training.md)), large
+training files ([file formats](file_formats.md))."""
 
 
 @dataclass(frozen=True)

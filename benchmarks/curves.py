@@ -88,9 +88,10 @@ BLOCK = 500
 def cases(dropout: float) -> list[Case]:
     """The slow truth first, what it is measured by, then all that promise something."""
     masks, other = (CHANCE, "masks") if dropout else (ROUNDING, "seed")
+    again: tuple[Any, ...] = (1, 2)
     found = [
         Case("padded", PADDED, NONE),
-        *(Case(f"padded, {other} {number}", PADDED, NONE, **{other: number}) for number in (1, 2)),
+        *(Case(f"padded, {other} {number}", PADDED, NONE, **{other: number}) for number in again),
         Case("packed", promises=masks),
         Case("packed, loss in blocks", like="packed", max_scores=BLOCK),
         Case("packed, gradient caching", CACHED, masks),

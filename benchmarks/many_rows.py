@@ -73,10 +73,10 @@ def epoch(file: Path, rows: int) -> dict[str, float]:
         seconds, data = _opened(file, rows)
         order = ShardedDataIterator(len(data), global_batch_size=BATCH, seed=1)
         started = time.perf_counter()
-        order.rows(0, 0)
+        order.rows(0)
         first, read = time.perf_counter() - started, 0
         for pool in range(order.num_pools):
-            numbers = order.rows(0, pool)
+            numbers = order.rows(pool)
             if pool % READ_EVERY == 0:
                 read += sum(bool(data.known_positives(int(row))) and bool(data[int(row)].positives) for row in numbers)
     walked = time.perf_counter() - started

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast  # noqa: F401
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast  # type: ignore[attr-defined]  # noqa: F401
 
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage

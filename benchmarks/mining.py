@@ -164,7 +164,8 @@ def theirs(folder: Path) -> Callable[[], list[list[str]]]:
 
 def measure(side: str, folder: Path) -> dict[str, Any]:
     """Seconds, growth in bytes, and the ids found."""
-    options: dict[str, Any] = {OURS_WITHOUT: {"near_duplicate": 0.0}, OURS_TWICE: {"processes": 2}}.get(side, {})
+    variants: dict[str, dict[str, Any]] = {OURS_WITHOUT: {"near_duplicate": 0.0}, OURS_TWICE: {"processes": 2}}
+    options = variants.get(side, {})
     work = theirs(folder) if side == THEIRS else lambda: ours(folder, **options)
     from dpr.mining import blocks  # noqa: F401
 

@@ -23,7 +23,8 @@ class Ratio:
 
     @classmethod
     def of(cls, what: str, rounds: Sequence[float], at_least: float | None = None) -> Ratio:
-        return cls(what, *(round(value, 3) for value in median_and_range(rounds)), at_least)
+        median, low, high = (round(value, 3) for value in median_and_range(rounds))
+        return cls(what, median, low, high, at_least)
 
     @property
     def text(self) -> str:
