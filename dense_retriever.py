@@ -10,9 +10,7 @@
 ``--help`` lists every setting.
 """
 
-import sys
-
-from dpr.cli.retrieve import main
+from dpr.cli.main import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run("retrieve")

@@ -8,9 +8,7 @@
 Writes the folder ``<out_file>_<shard_id>``. ``--help`` lists every setting. Running the same command again continues an interrupted run.
 """
 
-import sys
-
-from dpr.cli.embed import main
+from dpr.cli.main import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run("embed")

@@ -72,7 +72,7 @@ setup(
             "types-tqdm",
         ],
     },
-    entry_points={"console_scripts": ["dpr=dpr.cli.main:main"]},
+    entry_points={"console_scripts": ["dpr=dpr.cli.main:run"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

@@ -9,9 +9,7 @@
 ``--help`` lists every setting with its meaning. Running the same command again continues the run in ``output_dir``.
 """
 
-import sys
-
-from dpr.cli.train import main
+from dpr.cli.main import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run("train")

@@ -1,7 +1,5 @@
 """``python -m dpr train ...`` and ``torchrun -m dpr train ...``."""
 
-import sys
+from dpr.cli.main import run
 
-from dpr.cli.main import main
-
-sys.exit(main())
+run()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from dpr.core.errors import DprError, StopRequested
 
@@ -28,6 +31,27 @@ def exit_code_of(work: Callable[[], int]) -> int:
     except Exception:
         traceback.print_exc()
         return 1
+
+
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """Ends this process with the code that ``main`` returns; for scripts and the installed command, which own the process.
+
+    A process of a launcher's group leaves after its exit handlers, without dismantling the interpreter: a thread of gloo may still hold
+    the tensors of the last collective, and when it lets go of them too late it aborts a process that has done everything.
+    """
+    code: list[int] = []
+    if "RANK" in os.environ:
+        atexit.register(_leave, code)  # handlers run in reverse order: this one is the last
+    code.append(main())
+    sys.exit(code[0])
+
+
+def _leave(code: list[int]) -> None:
+    if code:  # otherwise ``main`` was left by an exception, which the interpreter tells
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code[0])
 
 
 def _tell(error: DprError) -> None:

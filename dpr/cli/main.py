@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import NoReturn
 
 import dpr
-from dpr.cli.endings import exit_code_of
+from dpr.cli.endings import exit_code_of, run_and_leave
 from dpr.cli.keys import suggestion
 
 # name -> module with main(argv) -> exit code, and what --help says.
@@ -44,6 +45,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)
         return 2
     return exit_code_of(lambda: importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
+
+
+def run(*before: str) -> NoReturn:
+    """The process of the installed command, or of a script that stands for the subcommand ``before``: ends with its exit code."""
+    run_and_leave(lambda: main([*before, *sys.argv[1:]]))
 
 
 def _usage() -> str:

@@ -69,6 +69,50 @@ class TestPlain:
         assert min(taken) < 2.0
 
 
+class TestLeaving:
+    """A thread of gloo that lets go of a tensor while the interpreter is dismantled aborts the process (docs/reliability.md, A25)."""
+
+    JOB = """
+import atexit, logging, sys, threading, time
+from dpr.cli.endings import run_and_leave
+
+class Dismantled:
+    def __del__(self):
+        print("dismantled", flush=True)
+
+kept = Dismantled()
+kept.itself = kept  # nobody lets go of it before the interpreter is dismantled
+
+def main():
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    atexit.register(print, "exit handler")
+    sys.stderr.write("told")
+    if sys.argv[1] == "raise":
+        raise RuntimeError("unforeseen")
+    return int(sys.argv[1])
+
+run_and_leave(main)
+"""
+
+    def leave(self, how: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        argv, env = [sys.executable, "-c", self.JOB, how], {**environment(REPOSITORY), **variables}
+        return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+
+    @pytest.mark.parametrize("code", [0, 75])
+    def test_a_process_of_a_group_is_not_dismantled_and_loses_nothing(self, code: int, tmp_path: Path) -> None:
+        done = self.leave(str(code), tmp_path, RANK="0")
+        assert (done.returncode, done.stdout.split("\n"), done.stderr) == (code, ["thread", "exit handler", ""], "told")
+
+    def test_a_process_of_its_own_leaves_as_every_program_does(self, tmp_path: Path) -> None:
+        done = self.leave("3", tmp_path)
+        assert (done.returncode, done.stdout.split("\n")) == (3, ["thread", "exit handler", "dismantled", ""])
+
+    def test_what_was_not_foreseen_is_told(self, tmp_path: Path) -> None:
+        done = self.leave("raise", tmp_path, RANK="0")
+        assert done.returncode == 1
+        assert "RuntimeError: unforeseen" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as the wheel installs it, built from a copy so that the clone stays clean."""

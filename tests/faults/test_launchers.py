@@ -153,3 +153,27 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
             assert "error: rank 1 of 2 died or stopped answering, at step 5" in log.read_text()
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
+
+
+@pytest.mark.fault("A25", "nothing: a group of two trains and leaves", "exit 0 on both ranks; equal weights")
+def test_a_group_leaves(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
+    for trial in case.trials(40, fast=1):
+        with trial:
+            port, command = str(free_port()), [sys.executable, WITH_INJECTIONS, *arguments(workshop.folder, trial.output_dir)]
+            variables = {**os.environ, **environment(workshop.folder), "DPR_TEST_INJECTIONS": "[]", "WORLD_SIZE": "2"}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            ranks = [
+                subprocess.Popen(
+                    command,
+                    env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    cwd=REPOSITORY,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for rank in range(2)
+            ]
+            told = [rank.communicate(timeout=60)[1] for rank in ranks]
+            assert [rank.returncode for rank in ranks] == [0, 0], told
+            assert "terminate called" not in "".join(told)
+            assert final_hash(trial.output_dir) == undisturbed[2]
