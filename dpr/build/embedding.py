@@ -11,7 +11,7 @@ from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
 from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
 from dpr.formats.parsed_cache import cache_root
-from dpr.models.biencoder import BiEncoder
+from dpr.models.biencoder import BiEncoder, TowerOptions
 
 logger = get_logger(__name__)
 
@@ -25,7 +25,12 @@ def run(config: EmbedConfig) -> EmbedReport:
     source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
     device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
-        model = BiEncoder.load(str(config.model_file), device=device, pretrained_model_cfg=config.encoder.pretrained_model_cfg)
+        model = BiEncoder.load(
+            str(config.model_file),
+            device=device,
+            options=TowerOptions(attention=config.attention),
+            pretrained_model_cfg=config.encoder.pretrained_model_cfg,
+        )
         settings = EmbedSettings(
             encoder_type=config.encoder_type,
             batch_tokens=_batch_tokens(config, model.settings.sequence_length, device.type),

@@ -74,6 +74,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         learn_temperature=config.loss.learn_temperature,
         temperature=config.loss.temperature,
         packed=encoder.packed,
+        attention=encoder.attention,
+        attention_dropout=encoder.attention_dropout,
     )
     settings = EncoderSettings(
         pooling=encoder.pooling,

@@ -71,6 +71,8 @@ class EmbedConfig:
     """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md says what each loses."""
     precision: str = "fp32"
     """fp32, bf16 or fp16 arithmetic of the model; bf16 is several times faster on recent GPUs."""
+    attention: str = "sdpa"
+    """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa everywhere else."""
     device: str | None = None
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
@@ -95,6 +97,9 @@ class EmbedConfig:
             raise ConfigError(f"token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
         require_choice("out_dtype", self.out_dtype, ("float32", "float16", "int8", "binary"))
         require_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
+        require_choice("attention", self.attention, ("sdpa", "varlen"))
+        if self.attention == "varlen" and self.precision == "fp32":
+            raise ConfigError("attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out")
         require_at_least("num_shards", self.num_shards, 1)
         require_at_least("chunk_size", self.chunk_size, 1)
         for key in ("shard_id", "batch_size", "batch_tokens"):

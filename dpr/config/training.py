@@ -9,57 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.config.checks import require_at_least, require_choice
+from dpr.config.encoder import EncoderConfig
 from dpr.config.training_parts import AugmentConfig, EarlyStoppingConfig, SamplingConfig, TrackingConfig
 from dpr.core.errors import ConfigError
-
-
-@dataclass
-class EncoderConfig:
-    """The two towers. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
-
-    encoder_model_type: str = "hf_bert"
-    """DPR's key; any Hugging Face encoder is loaded by ``AutoModel`` whatever this says (hf_bert, hf_roberta, hf_auto)."""
-    pretrained_model_cfg: str = "bert-base-uncased"
-    """Hugging Face name or local folder. With a checkpoint file of the original: whose config and tokenizer belong to it."""
-    pretrained: bool = True
-    """False: random weights from the folder's config.json."""
-    projection_dim: int = 0
-    """Width of a linear layer on top of the pooled vector; 0 = none."""
-    sequence_length: int = 256
-    """Longest sequence in tokens, special tokens included; questions and passages."""
-    question_length: int = 0
-    """Longest question in tokens; 0 = sequence_length."""
-    dropout: float = 0.1
-    """Hidden and attention dropout of both towers; 0 switches it off."""
-    fix_ctx_encoder: bool = False
-    """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
-    shared: bool = False
-    """One tower for questions and passages."""
-    pooling: str = "cls"
-    """cls (last hidden state at position 0, no pooler; DPR's) or mean over tokens."""
-    packed: bool = True
-    """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
-    normalize: bool = False
-    """Scale vectors to length 1 (cosine similarity). Wants loss.temperature around 0.05 or below."""
-    dpr_trailing_sep: bool | None = None
-    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and with compat=dpr, else off."""
-
-    def named_model(self) -> str | None:
-        """``pretrained_model_cfg`` where it is not the default, which nobody may have asked for."""
-        default = EncoderConfig.pretrained_model_cfg
-        return None if self.pretrained_model_cfg == default else self.pretrained_model_cfg
-
-    def check(self) -> None:
-        require_choice("encoder.encoder_model_type", self.encoder_model_type, ("hf_bert", "hf_roberta", "hf_auto"))
-        require_choice("encoder.pooling", self.pooling, ("cls", "mean"))
-        require_at_least("encoder.sequence_length", self.sequence_length, 3)
-        require_at_least("encoder.projection_dim", self.projection_dim, 0)
-        if self.question_length:
-            require_at_least("encoder.question_length", self.question_length, 3)
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"encoder.dropout={self.dropout} is out of range; it must be in [0, 1)")
-        if self.shared and self.fix_ctx_encoder:
-            raise ConfigError("encoder.shared=true and encoder.fix_ctx_encoder=true contradict; with one tower nothing would train")
 
 
 @dataclass
@@ -341,6 +293,7 @@ class BiEncoderTrainConfig:
         self._check_compat()
         for part in (self.encoder, self.train, self.loss, self.tracking):
             part.check()
+        self.encoder.check_attention(precision=self.train.precision, trains=self.train_datasets is not None)
         self._check_init()
         self.train.sampling.check(rates=self.train_sampling_rates, local_shards=self.local_shards_dataloader)
         require_choice("on_bad_row", self.on_bad_row, ("fail", "skip"))

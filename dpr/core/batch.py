@@ -41,7 +41,8 @@ class TokenBatch:
     """Token sequences without padding, laid end to end.
 
     ``tokens`` (T,) int64; ``lengths`` (N,) int64, every one at least 1, summing to T. ``position`` (N,) int64 is where in each
-    sequence the representation is read when pooling is ``cls`` (0 but for DPR's token selectors).
+    sequence the representation is read when pooling is ``cls`` (0 but for DPR's token selectors). ``lengths`` stay on the host wherever
+    the others go: shapes follow from them, and a program that asks the device for a shape waits until it has nothing left to do.
     """
 
     tokens: Tensor
@@ -71,18 +72,27 @@ class TokenBatch:
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
         """Returns ``input_ids`` (N, L) filled up with ``pad_id`` and ``attention_mask`` (N, L) bool, L the longest length."""
         longest = int(self.lengths.max()) if len(self) else 0
-        mask = torch.arange(longest, device=self.lengths.device)[None, :] < self.lengths[:, None]
+        device = self.tokens.device
+        mask = torch.arange(longest, device=device)[None, :] < self.lengths.to(device, non_blocking=True)[:, None]
         input_ids = torch.full(mask.shape, pad_id, dtype=self.tokens.dtype, device=self.tokens.device)
         input_ids[mask] = self.tokens
         return input_ids, mask
 
     def select(self, rows: Tensor) -> TokenBatch:
-        """The given sequences, in the given order."""
+        """The given sequences, in the given order; ``rows`` had best be on the host too."""
+        device, host = self.tokens.device, rows.cpu()
         starts = torch.cumsum(self.lengths, 0) - self.lengths
-        lengths = self.lengths[rows]
+        lengths = self.lengths[host]
         offsets = torch.cumsum(lengths, 0) - lengths
-        index = torch.repeat_interleave(starts[rows] - offsets, lengths) + torch.arange(int(lengths.sum()), device=self.tokens.device)
-        return TokenBatch(self.tokens[index], lengths, self.position[rows])
+        index = spread(starts[host] - offsets, lengths, device)
+        index = index + torch.arange(index.shape[0], device=device)
+        return TokenBatch(self.tokens[index], lengths, self.position[rows.to(device, non_blocking=True)])
+
+    def within(self) -> Tensor:
+        """The place of every token in its sequence, counted from 0: (T,) where the tokens are."""
+        starts = torch.cumsum(self.lengths, 0) - self.lengths
+        device = self.tokens.device
+        return torch.arange(self.tokens.shape[0], device=device) - spread(starts, self.lengths, device)
 
     def followed_by(self, other: TokenBatch) -> TokenBatch:
         """These sequences, then the other's."""
@@ -92,24 +102,30 @@ class TokenBatch:
 
     def with_last_token(self, token: int, position: int) -> LengthenedBatch:
         """Adds one token, numbered ``position``, to every sequence that does not reach that far; the others stay as they are."""
-        short = self.lengths <= position
-        lengths = self.lengths + short
-        starts = torch.cumsum(lengths, 0) - lengths
-        within = torch.arange(self.tokens.shape[0] + int(short.sum()), device=self.tokens.device)
-        within = within - torch.repeat_interleave(starts, lengths)
-        is_own = within < torch.repeat_interleave(self.lengths, lengths)
-        tokens = torch.full(within.shape, token, dtype=self.tokens.dtype, device=self.tokens.device)
-        tokens[is_own] = self.tokens
-        return LengthenedBatch(TokenBatch(tokens, lengths, self.position), torch.where(is_own, within, position), is_own)
+        device = self.tokens.device
+        lengths = self.lengths + (self.lengths <= position)
+        longer = TokenBatch(torch.empty(int(lengths.sum()), dtype=self.tokens.dtype, device=device), lengths, self.position)
+        within = longer.within()
+        is_own = within < spread(self.lengths, lengths, device)
+        own = torch.cumsum(is_own, 0) - 1  # the first token of a sequence is its own, so that none is below 0
+        tokens = torch.where(is_own, self.tokens[own], token)
+        return LengthenedBatch(replace(longer, tokens=tokens), torch.where(is_own, within, position), is_own)
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        return _with_tensors(self, lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device))
+        tokens, position = (value.to(device, non_blocking=True) for value in (self.tokens, self.position))
+        return TokenBatch(tokens, self.lengths.cpu(), position)
 
     def pin_memory(self) -> TokenBatch:
         return _with_tensors(self, lambda value: value.pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reduced(self)
+
+
+def spread(values: Tensor, lengths: Tensor, device: torch.device) -> Tensor:
+    """Value i of ``values`` (N,) ``lengths[i]`` times, (T,) on ``device``, without waiting for it. Both are given on the host."""
+    moved = (part.to(device, non_blocking=True) for part in (values, lengths))
+    return torch.repeat_interleave(*moved, output_size=int(lengths.sum()))
 
 
 class LengthenedBatch(NamedTuple):

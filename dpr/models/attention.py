@@ -6,10 +6,11 @@ Registered with transformers under ``ATTENTION``; a backbone whose config names 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,28 @@ from dpr.models.dropout import can_drop, draw_bits, keep_mask, keep_scale
 logger = get_logger(__name__)
 
 ATTENTION = "dpr_packed"
+
+
+class Mixing(Protocol):
+    """What a backbone's attention is handed in the place of a mask."""
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        """Attention within each sequence, among positions less than ``window`` apart: (1, H, T, d) each in, (1, T, H, d) out."""
+        ...
+
+
+class Layout(ABC):
+    """Where each sequence of a pack lies, and how attention is computed there; made once per forward and shared by all layers."""
+
+    @abstractmethod
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        """As ``Mixing`` says."""
+
+    @abstractmethod
+    def read(
+        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """The same for one query a sequence, which stands at ``position`` (n,) of it: query (1, H, n, d) in, (1, n, H, d) out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +62,8 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLayout:
-    """Where each sequence of a pack lies; made once per forward and shared by all layers."""
+class PackedLayout(Layout):
+    """Sequences of similar length are padded to one length inside attention, which is torch's SDPA."""
 
     regions: tuple[Region, ...]
 
@@ -62,7 +85,6 @@ class PackedLayout:
         return PackedLayout(tuple(regions))
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
-        """Attention within each sequence, among positions less than ``window`` apart: (1, H, T, d) each in, (1, T, H, d) out."""
         inputs = [states[0].transpose(0, 1) for states in (query, key, value)]
         outputs = []
         for region in self.regions:
@@ -75,6 +97,22 @@ class PackedLayout:
             mixed = attend(q, k, v, mask, dropout, scaling)
             flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
             outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
+        return torch.cat(outputs)[None]
+
+    def read(
+        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
+    ) -> Tensor:
+        queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+        outputs, first = [], 0
+        for region in self.regions:
+            bucket, rows = region.bucket, slice(first, first + region.bucket.num_sequences)
+            k, v = (padded_states(states[bucket.start : bucket.stop], region) for states in (keys, values))
+            mask = region.mask
+            if window is not None and bucket.longest > window:
+                near = band(position[rows, None], bucket.longest, window)
+                mask = near if mask is None else mask & near
+            outputs.append(attend(queries[rows, :, None], k, v, mask, dropout, scaling)[:, :, 0])
+            first = rows.stop
         return torch.cat(outputs)[None]
 
 
@@ -161,7 +199,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    packed_layout: PackedLayout | None = None,
+    packed_layout: Mixing | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain SDPA over a padded batch.

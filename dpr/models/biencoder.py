@@ -34,12 +34,15 @@ class BiEncoderVectors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TowerOptions:
-    """How the towers are run: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient), ``packed`` computes no padding."""
+    """How the towers are run: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient), ``packed`` computes no padding,
+    ``attention`` is sdpa or varlen (``Encoder``); ``attention_dropout`` None: as everywhere else in the towers."""
 
     fix_ctx_encoder: bool = False
     learn_temperature: bool = False
     temperature: float = 1.0
     packed: bool = True
+    attention: str = "sdpa"
+    attention_dropout: float | None = None
 
 
 class BiEncoder(nn.Module):
@@ -95,7 +98,7 @@ class BiEncoder(nn.Module):
             question_vectors = question_tower(questions)
         for tower in (self.question_model, self.ctx_model):
             if tower is not question_tower and tower is not context_tower and any(p.requires_grad for p in tower.parameters()):
-                idle = tower(questions.select(torch.zeros(1, dtype=torch.int64, device=questions.lengths.device)))
+                idle = tower(questions.select(torch.zeros(1, dtype=torch.int64)))
                 question_vectors = question_vectors + 0.0 * idle.sum()
         return BiEncoderVectors(question_vectors, context_vectors, None if self.log_temperature is None else self.log_temperature.exp())
 
@@ -159,7 +162,7 @@ class BiEncoder(nn.Module):
         try:
             for rows in plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens)):
                 index = torch.from_numpy(rows)
-                part = tokens.select(index.to(tokens.lengths.device))
+                part = tokens.select(index)
                 if self.device.type == "cuda" and part.tokens.device.type == "cpu":
                     index, part = index.pin_memory(), part.pin_memory()  # so that the copies need not wait for the batch under way
                 part = part.to(self.device)
@@ -246,9 +249,12 @@ class BiEncoder(nn.Module):
         else:
             source = checkpoints.resolve_checkpoint(Path(path))
             parts = read_folder_parts(source, path, settings or EncoderSettings())
-        settings = parts.settings
+        settings, options = parts.settings, options or TowerOptions()
         try:
-            backbones = [backbone_from_config(parts.config, dropout=dropout) for _ in range(1 if settings.shared else 2)]
+            backbones = [
+                backbone_from_config(parts.config, dropout=dropout, attention_dropout=options.attention_dropout)
+                for _ in range(1 if settings.shared else 2)
+            ]
         except Exception as error:  # whatever a model class makes of a config that contradicts itself
             raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
         model = cls(*build_towers(backbones, settings, options), parts.tensorizer, settings, options)
@@ -268,8 +274,11 @@ class BiEncoder(nn.Module):
         options: TowerOptions | None = None,
     ) -> BiEncoder:
         """Two towers (or one shared) from a Hugging Face encoder; ``pretrained=False`` takes its config and random weights."""
-        settings = settings or EncoderSettings()
-        backbones = [load_backbone(name_or_folder, pretrained=pretrained, dropout=dropout) for _ in range(1 if settings.shared else 2)]
+        settings, options = settings or EncoderSettings(), options or TowerOptions()
+        backbones = [
+            load_backbone(name_or_folder, pretrained=pretrained, dropout=dropout, attention_dropout=options.attention_dropout)
+            for _ in range(1 if settings.shared else 2)
+        ]
         tensorizer = Tensorizer.load(
             name_or_folder,
             sequence_length=settings.sequence_length,
@@ -282,13 +291,15 @@ class BiEncoder(nn.Module):
 
 def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings, options: TowerOptions | None = None) -> tuple[Encoder, Encoder]:
     """Towers on one backbone (shared) or two."""
+    options = options or TowerOptions()
     towers = [
         Encoder(
             backbone,
             pooling=settings.pooling,
             projection_dim=settings.projection_dim,
             normalize=settings.normalize,
-            packed=(options or TowerOptions()).packed,
+            packed=options.packed,
+            attention=options.attention,
         )
         for backbone in backbones
     ]

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import TokenBatch
+from dpr.core.batch import TokenBatch, spread
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.data.packing import plan_packs
-from dpr.models.attention import PackedLayout, enable_packing, explicit_first_position
+from dpr.models import varlen
+from dpr.models.attention import Layout, Mixing, PackedLayout, enable_packing, explicit_first_position
 from dpr.models.dropout import replace_dropout
 from dpr.models.last_layer import ReadLayout, enable_reading
 from dpr.models.pooling import pool_packed, pool_padded
+from dpr.models.varlen import VarlenLayout
 
 logger = get_logger(__name__)
 
@@ -58,14 +60,24 @@ class Encoder(nn.Module):
 
     The backbone is any Hugging Face encoder without its pooler. ``cls`` pooling reads the last hidden state at position 0. With
     ``packed`` (where the backbone allows it) no padding is computed; otherwise sequences are padded to the longest of the batch.
+    ``attention`` sdpa is torch's everywhere; with varlen packs go through ``dpr.models.varlen`` where that has a kernel.
     ``attend_to_last`` turns the original's stray [SEP] on; ``mean`` pooling leaves that token out.
     """
 
     def __init__(
-        self, backbone: Any, *, pooling: str = "cls", projection_dim: int = 0, normalize: bool = False, packed: bool = True
+        self,
+        backbone: Any,
+        *,
+        pooling: str = "cls",
+        projection_dim: int = 0,
+        normalize: bool = False,
+        packed: bool = True,
+        attention: str = "sdpa",
     ) -> None:
         super().__init__()
-        self.backbone = backbone
+        if attention not in varlen.KERNELS:
+            raise ConfigError(f"encoder.attention={attention} is not one of {', '.join(varlen.KERNELS)}")
+        self.backbone, self.attention = backbone, attention
         self.config: Any = backbone.config
         self.pooling, self.normalize = pooling, normalize
         hidden_size = int(self.config.hidden_size)
@@ -122,38 +134,48 @@ class Encoder(nn.Module):
     def _pooled_packed(self, batch: TokenBatch, first_position: int) -> Tensor:
         """Sequences sorted by length, cut into packs; each pack is one row of tokens whose positions start again with every sequence."""
         device, last = batch.tokens.device, self._last
-        reach = batch.lengths if last is None else batch.lengths + (batch.lengths <= last.position)
-        order = torch.argsort(reach, descending=True, stable=True)
-        batch, own, read = batch.select(order), None, batch.lengths[order]
+        lengths = batch.lengths.cpu()
+        order = torch.argsort(lengths if last is None else lengths + (lengths <= last.position), descending=True, stable=True)
+        own = batch.select(order)
+        batch, positions = own, own.within()
         if last is not None:
-            batch, within, own = batch.with_last_token(last.token, last.position)
+            batch, positions, _ = own.with_last_token(last.token, last.position)
         starts = torch.cumsum(batch.lengths, 0) - batch.lengths
-        if last is None:
-            within = torch.arange(batch.tokens.shape[0], device=device) - torch.repeat_interleave(starts, batch.lengths)
+        first_tokens = starts.to(device, non_blocking=True)
         # All packs' words are looked up at once: the gradient of the table is as large as the table, however few words are read.
-        words, positions = self.backbone.get_input_embeddings()(batch.tokens), within + first_position
-        lengths = batch.lengths.tolist()
-        packs = plan_packs(lengths, CPU_FORWARD_TOKENS if device.type == "cpu" else sum(lengths))
-        sizes = [sum(lengths[rows]) for rows in packs]
+        words, positions = self.backbone.get_input_embeddings()(batch.tokens), positions + first_position
+        of_packs = batch.lengths.tolist()
+        packs = plan_packs(of_packs, CPU_FORWARD_TOKENS if device.type == "cpu" else sum(of_packs))
+        sizes = [sum(of_packs[rows]) for rows in packs]
         states, start = [], 0
         for rows, pack_words, pack_positions in zip(packs, words.split(sizes), positions.split(sizes), strict=True):
-            layout = PackedLayout.build(lengths[rows], device)
+            pack = self._layout(of_packs[rows], pack_words)
+            layout: Mixing = pack
             if self.reads_tokens:
-                layout = ReadLayout(layout.regions, (starts + batch.position)[rows] - start, batch.position[rows])
+                layout = ReadLayout(pack, (first_tokens + batch.position)[rows] - start, batch.position[rows])
             output = self.backbone(inputs_embeds=pack_words[None], position_ids=pack_positions[None], packed_layout=layout)
             states.append(output.last_hidden_state[0])
             start += len(pack_words)
         hidden = torch.cat(states)
-        if own is not None and self.pooling == "mean":
-            hidden = hidden[own]
-        vectors = hidden if self.reads_tokens else pool_packed(hidden, read, starts + batch.position, self.pooling)
-        return vectors[torch.argsort(order)]
+        if last is not None and self.pooling == "mean":
+            hidden = hidden[own.within() + spread(starts, own.lengths, device)]
+        if not self.reads_tokens:
+            hidden = pool_packed(hidden, own.lengths.to(device, non_blocking=True), first_tokens + batch.position, self.pooling)
+        return hidden[torch.argsort(order).to(device, non_blocking=True)]
+
+    def _layout(self, lengths: list[int], words: Tensor) -> Layout:
+        if self.attention == "varlen" and varlen.is_usable(self.config, words.device, words.dtype):
+            return VarlenLayout.build(lengths, words.device)
+        return PackedLayout.build(lengths, words.device)
 
 
-def load_backbone(name_or_folder: str, *, pretrained: bool = True, dropout: float | None = None) -> nn.Module:
+def load_backbone(
+    name_or_folder: str, *, pretrained: bool = True, dropout: float | None = None, attention_dropout: float | None = None
+) -> nn.Module:
     """Loads a Hugging Face encoder in fp32, or with random weights from its config.
 
-    ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as "the model's own"). Code in the folder is never run.
+    ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as "the model's own"), ``attention_dropout`` the latter
+    alone. Code in the folder is never run.
 
     Raises:
         InputError: the model cannot be loaded, is no encoder, or weights it needs are missing from the file.
@@ -171,8 +193,8 @@ def load_backbone(name_or_folder: str, *, pretrained: bool = True, dropout: floa
             hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
         ) from error
     if not pretrained:
-        return backbone_from_config(config, dropout=dropout)
-    set_dropout(config, dropout)
+        return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
+    set_dropout(config, dropout, attention_dropout)
     try:
         backbone, info = AutoModel.from_pretrained(
             name_or_folder,
@@ -198,22 +220,27 @@ def load_backbone(name_or_folder: str, *, pretrained: bool = True, dropout: floa
     return backbone
 
 
-def backbone_from_config(config: Any, *, dropout: float | None = None) -> nn.Module:
+def backbone_from_config(config: Any, *, dropout: float | None = None, attention_dropout: float | None = None) -> nn.Module:
     """Random weights. Each call gets its own copy of the config, since models keep settings on it."""
     from transformers import AutoModel
 
     config = copy.deepcopy(config)
-    set_dropout(config, dropout)
+    set_dropout(config, dropout, attention_dropout)
     return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config)))
 
 
-def set_dropout(config: Any, dropout: float | None) -> None:
-    """Sets every dropout probability the config names; families call them differently."""
-    if dropout is None:
-        return
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "embedding_dropout", "mlp_dropout"):
-        if hasattr(config, name):
-            setattr(config, name, dropout)
+_HIDDEN_DROPOUT = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")
+_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
+
+
+def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None = None) -> None:
+    """Sets every dropout probability the config names, those of attention to ``attention_dropout`` where it is given; families call them
+    differently."""
+    of_attention = dropout if attention_dropout is None else attention_dropout
+    for names, probability in ((_HIDDEN_DROPOUT, dropout), (_ATTENTION_DROPOUT, of_attention)):
+        for name in names:
+            if probability is not None and hasattr(config, name):
+                setattr(config, name, probability)
 
 
 def _without_pooler(config_class: type) -> dict[str, bool]:

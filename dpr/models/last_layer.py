@@ -13,49 +13,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpr.models.attention import PackedLayout, attend, band, padded_states
+from dpr.models.attention import Layout, PackedLayout
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLayout(PackedLayout):
+class ReadLayout:
     """A pack of which one token of each sequence is read at the end: ``token`` (n,) in the pack, ``position`` (n,) in its sequence."""
 
+    pack: Layout
     token: Tensor
     position: Tensor
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        return self.pack.mix(query, key, value, dropout=dropout, scaling=scaling, window=window)
 
 
 class _Reached(Exception):
     """Attention of the last layer: its keys and values, (1, H, T, d) each."""
 
 
-class _UpToAttention(PackedLayout):
+class _UpToAttention:
     """Ends the layer where its attention would begin."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
         raise _Reached(key, value)
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadTokens(PackedLayout):
+class _ReadTokens:
     """Attention of the tokens that are read, as queries, over the keys and values of all tokens."""
 
-    position: Tensor
+    layout: ReadLayout
     keys: Tensor
     values: Tensor
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
-        queries, keys, values = (states[0].transpose(0, 1) for states in (query, self.keys, self.values))
-        outputs, first = [], 0
-        for region in self.regions:
-            bucket, rows = region.bucket, slice(first, first + region.bucket.num_sequences)
-            k, v = (padded_states(states[bucket.start : bucket.stop], region) for states in (keys, values))
-            mask = region.mask
-            if window is not None and bucket.longest > window:
-                near = band(self.position[rows, None], bucket.longest, window)
-                mask = near if mask is None else mask & near
-            outputs.append(attend(queries[rows, :, None], k, v, mask, dropout, scaling)[:, :, 0])
-            first = rows.stop
-        return torch.cat(outputs)[None]
+        pack, position = self.layout.pack, self.layout.position
+        return pack.read(position, query, self.keys, self.values, dropout=dropout, scaling=scaling, window=window)
 
 
 def layers_of(backbone: nn.Module) -> list[nn.Module]:
@@ -76,7 +70,7 @@ def enable_reading(backbone: Any, first_position: int) -> bool:
     tokens = torch.randint(0, int(backbone.config.vocab_size), (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(device)
     within = torch.cat([torch.arange(length) for length in lengths]).to(device)
     whole = PackedLayout.build(lengths, device)
-    read = ReadLayout(whole.regions, torch.tensor([0, 14, 21], device=device), torch.tensor([0, 3, 3], device=device))
+    read = ReadLayout(whole, torch.tensor([0, 14, 21], device=device), torch.tensor([0, 3, 3], device=device))
     try:
         with torch.no_grad():
             backbone.eval()
@@ -101,9 +95,9 @@ def _read_tokens(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     layout = options.get("packed_layout")
     if not isinstance(layout, ReadLayout):
         return None
-    keys, values = _keys_and_values(layer, arguments, options | {"packed_layout": _UpToAttention(layout.regions)})
+    keys, values = _keys_and_values(layer, arguments, options | {"packed_layout": _UpToAttention()})
     arguments, options = (_rows(part, layout.token, keys.shape[2]) for part in (arguments, options))
-    return arguments, options | {"packed_layout": _ReadTokens(layout.regions, layout.position, keys, values)}
+    return arguments, options | {"packed_layout": _ReadTokens(layout, keys, values)}
 
 
 def _keys_and_values(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -182,6 +182,7 @@ def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: boo
             "train.precision": precision,
             # What is off by default is named only where it is on, so that older checkpoints compare equal.
             **{f"train.{name}": value for name in FREE_COMPUTE_SETTINGS if (value := getattr(trainer.compute, name))},
+            **({"encoder.attention": attention} if (attention := trainer.model.options.attention) != "sdpa" else {}),
             "train.learning_rate": trainer.optimizer_settings.learning_rate,
             "train.weight_decay": trainer.optimizer_settings.weight_decay,
             "train.max_grad_norm": trainer.optimizer_settings.max_grad_norm,

@@ -34,13 +34,13 @@ def graph_bytes_per_token(model: BiEncoder, *, autocast_dtype: torch.dtype | Non
 
     tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
     tokens = torch.full((2 * length,), model.tensorizer.sep_id, dtype=torch.int64, device=model.device)
-    lengths = torch.full((2,), length, dtype=torch.int64, device=model.device)
+    lengths = torch.full((2,), length, dtype=torch.int64)
     model.train()
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(model.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
     ):
-        vectors = tower(TokenBatch(tokens, lengths, torch.zeros_like(lengths)))
+        vectors = tower(TokenBatch(tokens, lengths, torch.zeros(2, dtype=torch.int64, device=model.device)))
     del vectors
     model.train(was_training)
     return sum(kept.values()) / (2 * length)

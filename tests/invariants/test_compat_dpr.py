@@ -20,7 +20,8 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dpr.build.sources import resolve_training_files
 from dpr.build.training import build_model, build_trainer, open_sets, run
-from dpr.config.training import BiEncoderTrainConfig, EncoderConfig, TrainConfig
+from dpr.config.encoder import EncoderConfig
+from dpr.config.training import BiEncoderTrainConfig, TrainConfig
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_sets import write_training_set

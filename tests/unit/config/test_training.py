@@ -35,6 +35,8 @@ def test_defaults_pass() -> None:
         ("encoder.question_length", 1, "at least 3"),
         ("encoder.projection_dim", -1, "at least 0"),
         ("encoder.dropout", 1.0, "[0, 1)"),
+        ("encoder.attention_dropout", 1.0, "[0, 1)"),
+        ("encoder.attention", "flash", "sdpa, varlen"),
         ("loss.name", "triplet", "nll"),
         ("loss.candidates", "all", "distinct, dpr"),
         ("loss.temperature", 0.0, "above 0"),
@@ -65,6 +67,32 @@ def test_settings_that_contradict_are_refused_together() -> None:
     config.encoder.fix_ctx_encoder = True
     with pytest.raises(ConfigError, match=r"encoder\.shared=true and encoder\.fix_ctx_encoder=true"):
         config.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"encoder\.dropout=0\.1 asks for; set encoder\.attention_dropout=0 "),
+        ({"attention_dropout": 0.2}, r"encoder\.attention_dropout=0\.2 asks for"),
+        ({"dropout": 0.0, "attention_dropout": 0.2}, r"encoder\.attention_dropout=0\.2 asks for"),
+        ({"attention_dropout": 0.0, "precision": "fp32"}, r"encoder\.attention=varlen needs train\.precision=bf16 or fp16"),
+        ({"attention_dropout": 0.0, "packed": False}, r"encoder\.attention=varlen and encoder\.packed=false contradict"),
+        ({"attention_dropout": 0.0}, None),
+        ({"dropout": 0.0}, None),
+        ({"train_datasets": None}, None),
+    ],
+)
+def test_attention_without_dropout_says_what_it_needs(changes: dict[str, Any], message: str | None) -> None:
+    config = BiEncoderTrainConfig(train_datasets="train.json")
+    config.encoder.attention, config.train.precision = "varlen", "bf16"
+    for name, value in changes.items():
+        part: Any = next(part for part in (config.encoder, config.train, config) if hasattr(part, name))
+        setattr(part, name, value)
+    if message is None:
+        config.check()
+    else:
+        with pytest.raises(ConfigError, match=message):
+            config.check()
 
 
 def test_betas_are_read_as_dpr_writes_them() -> None:
