@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,68 +21,100 @@ from dpr.training.throughput import TowerCost
 
 OURS, LONGEST, PADDED = "dpr (packed)", "plain, padded to the longest", "plain, padded to 256"
 RIVAL = "sentence-transformers"
-LAYERS, WIDTH, LENGTH, BATCH = 4, 256, 256, 32
+LENGTH = 256
 TRAINING_BARS = {RIVAL: 2.2, PADDED: 2.8}
 ENCODING_BARS = {RIVAL: 1.3}
-ENCODING_SHARE = 0.75
-NUM_ENCODED = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """A BERT, the batches of a round of training, the passages of a round of encoding, and the shares of the peak that are wanted."""
+
+    layers: int
+    width: int
+    batch: int
+    batches: int
+    num_encoded: int
+    training_share: float | None
+    encoding_share: float
+    ratios: bool
+    """Whether plain loops take part, and ratios have bars; else only sentence-transformers, without."""
+
+
+SMALL = Case(4, 256, batch=32, batches=2, num_encoded=128, training_share=None, encoding_share=0.75, ratios=True)
+LARGE = Case(12, 768, batch=8, batches=1, num_encoded=24, training_share=0.65, encoding_share=0.78, ratios=False)
 Sides = Mapping[str, Callable[[], object]]
 
 
-def training(rounds: int, device: torch.device, *, dropout: float) -> Section:
-    """Two batches a side and round, optimizer included; data are tokenised and collated beforehand on every side."""
-    texts = load_texts(4 * BATCH)
+def training(rounds: int, device: torch.device, *, dropout: float, case: Case = SMALL) -> Section:
+    """Every batch once a side and round, optimizer included; data are tokenised and collated beforehand on every side."""
+    texts = load_texts(2 * case.batches * case.batch)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_encoder(folder, texts, layers=LAYERS, width=WIDTH)
+        write_encoder(folder, texts, layers=case.layers, width=case.width)
         model = sides.our_model(folder, dropout=dropout, length=LENGTH)
-        batches = sides.our_batches(model, texts, batch=BATCH)
+        batches = sides.our_batches(model, texts, batch=case.batch)
         lengths = [length for batch in batches for length in [*batch.questions.lengths.tolist(), *batch.contexts.lengths.tolist()]]
+        plain = {
+            LONGEST: lambda: sides.plain_training(folder, batches, device, dropout=dropout),
+            PADDED: lambda: sides.plain_training(folder, batches, device, dropout=dropout, pad_to=LENGTH),
+        }
         competitors: Sides = {
             OURS: sides.our_training(model, batches, device),
-            LONGEST: sides.plain_training(folder, batches, device, dropout=dropout),
-            PADDED: sides.plain_training(folder, batches, device, dropout=dropout, pad_to=LENGTH),
-            **_if_installed(lambda: sides.st_training(folder, texts, device, batch=BATCH, length=LENGTH, dropout=dropout)),
+            **({name: make() for name, make in plain.items()} if case.ratios else {}),
+            **_if_installed(lambda: sides.st_training(folder, texts, device, batch=case.batch, length=LENGTH, dropout=dropout)),
         }
-        units = len(batches) * BATCH
-        flops = TowerCost(model.ctx_model).of(torch.tensor(lengths))
+        units = len(batches) * case.batch
+        flops, whole = TowerCost(model.ctx_model).of(torch.tensor(lengths)), _cost_of_whole_layers(model.ctx_model, lengths)
         figures = take_turns(competitors, units=units, flops=flops, rounds=rounds, device=device)
         profiled = _profiled(competitors, figures, units, device)
     what = (
-        f"BERT of {LAYERS} layers x {WIDTH}, {BATCH} questions and {2 * BATCH} passages a step, {texts.source} texts cut at {LENGTH} "
-        "tokens, fp32, AdamW and clipping included; batches are ready before the clock starts, on every side. sentence-transformers runs "
-        "its MultipleNegativesRankingLoss on its own padded features in a bare loop, without what its trainer adds; DPR padded everything "
-        "to 256, as the third row does."
+        f"BERT of {case.layers} layers x {case.width}, {case.batch} questions and {2 * case.batch} passages a step "
+        f"({sum(lengths) // len(batches):,} tokens), {texts.source} texts cut at {LENGTH} tokens, fp32, AdamW and clipping included; batches"
+        " are ready before the clock starts, on every side. sentence-transformers runs its MultipleNegativesRankingLoss on its own padded "
+        "features in a bare loop, without what its trainer adds"
     )
-    text = "\n\n".join([what, table(figures, ours=OURS, unit="questions/s"), *profiled])
-    return Section(f"Training, dropout {dropout:g}", text, _ratios(figures, TRAINING_BARS if dropout else {}))
+    what += "; DPR padded everything to 256, as the third row does." if case.ratios else "."
+    parts = [what, table(figures, ours=OURS, unit="questions/s")]
+    if case.training_share is not None:
+        why = "In the way stands what is no product of weights, and the optimizer, which a step of more tokens would spread."
+        parts.append(_share_verdict(figures[OURS].share, whole / flops, case.training_share, why))
+    title = f"Training, dropout {dropout:g}" + ("" if case == SMALL else f", {case.layers} layers x {case.width}")
+    return Section(title, "\n\n".join([*parts, *profiled]), _ratios(figures, TRAINING_BARS if dropout and case.ratios else {}))
 
 
-def encoding(rounds: int, device: torch.device) -> Section:
+def encoding(rounds: int, device: torch.device, case: Case = SMALL) -> Section:
     """Texts to vectors, tokenising included."""
-    texts = load_texts(NUM_ENCODED)
+    texts = load_texts(case.num_encoded)
     passages = texts.passages
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_encoder(folder, texts, layers=LAYERS, width=WIDTH)
+        write_encoder(folder, texts, layers=case.layers, width=case.width)
         model = sides.our_model(folder, dropout=0.1, length=LENGTH).to(device).eval().requires_grad_(False)
         lengths = [min(len(tokens), LENGTH) for tokens in model.tensorizer.tokenizer(passages)["input_ids"]]
+        plain = {
+            LONGEST: lambda: sides.plain_encoding(folder, passages, device, length=LENGTH),
+            PADDED: lambda: sides.plain_encoding(folder, passages, device, length=LENGTH, pad_to=LENGTH),
+        }
         competitors: Sides = {
             OURS: sides.our_encoding(model, passages),
-            LONGEST: sides.plain_encoding(folder, passages, device, length=LENGTH),
-            PADDED: sides.plain_encoding(folder, passages, device, length=LENGTH, pad_to=LENGTH),
+            **({name: make() for name, make in plain.items()} if case.ratios else {}),
             **_if_installed(lambda: sides.st_encoding(folder, passages, device, length=LENGTH)),
         }
         flops = TowerCost(model.ctx_model).of(torch.tensor(lengths))
         whole = _cost_of_whole_layers(model.ctx_model, lengths)
         figures = take_turns(competitors, units=sum(lengths), flops=flops, rounds=rounds, device=device)
         profiled = _profiled(competitors, figures, sum(lengths), device)
+    bert = "the same BERT" if case == SMALL else f"a BERT of {case.layers} layers x {case.width}"
     what = (
-        f"{len(passages)} passages to vectors, tokenising included, with the same BERT. sentence-transformers runs `model.encode` "
-        "(it sorts by length, batches of 32); the plain loops take batches of 32 in file order."
+        f"{len(passages)} passages to vectors, tokenising included, with {bert}. sentence-transformers runs `model.encode` "
+        "(it sorts by length, batches of 32)" + ("; the plain loops take batches of 32 in file order." if case.ratios else ".")
     )
-    text = "\n\n".join([what, table(figures, ours=OURS, unit="tokens/s"), _share_verdict(figures[OURS].share, whole / flops), *profiled])
-    return Section("Encoding", text, _ratios(figures, ENCODING_BARS))
+    why = "In the way stands what is no product of weights: attention first, whose products are small, and tokenising."
+    verdict = _share_verdict(figures[OURS].share, whole / flops, case.encoding_share, why)
+    text = "\n\n".join([what, table(figures, ours=OURS, unit="tokens/s"), verdict, *profiled])
+    title = "Encoding" if case == SMALL else f"Encoding, {case.layers} layers x {case.width}"
+    return Section(title, text, _ratios(figures, ENCODING_BARS if case.ratios else {}))
 
 
 def _cost_of_whole_layers(tower: Encoder, lengths: list[int]) -> float:
@@ -91,13 +124,12 @@ def _cost_of_whole_layers(tower: Encoder, lengths: list[int]) -> float:
     return TowerCost(twin).of(torch.tensor(lengths))
 
 
-def _share_verdict(share: float, whole: float) -> str:
+def _share_verdict(share: float, whole: float, wanted: float, why: str) -> str:
     """As it is read, like the bars of ratios."""
-    reached = f"Wanted is {ENCODING_SHARE:.0%} of the peak. Reached is {share:.0%} of it in operations that the vectors need"
+    reached = f"Wanted is {wanted:.0%} of the peak. Reached is {share:.0%} of it in operations that the vectors need"
     counted = f"(counted as if the last layer were computed for all tokens, as by the other sides: {share * whole:.0%})"
-    if round(share, 2) >= ENCODING_SHARE:
+    if round(share, 2) >= wanted:
         return f"{reached} {counted}."
-    why = "In the way stands what is no product of weights: attention first, whose products are small, and tokenising."
     return f"{reached}, **missed** {counted}. {why}"
 
 

@@ -55,9 +55,9 @@ def _status_kib(key: str) -> int:
     return int(next(line for line in status.splitlines() if line.startswith(key + ":")).split()[1])
 
 
-def matrix_peak(device: torch.device, size: int = 2048, repeats: int = 3) -> float:
-    """Floating-point operations per second of a plain fp32 matrix product with the threads of this process."""
-    left, right = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+def matrix_peak(device: torch.device, size: int = 2048, repeats: int = 3, dtype: torch.dtype = torch.float32) -> float:
+    """Floating-point operations per second of a plain matrix product with the threads of this process."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     left @ right
     synchronize(device)
     start = time.perf_counter()
@@ -73,21 +73,29 @@ def synchronize(device: torch.device) -> None:
 
 
 def take_turns(
-    sides: Mapping[str, Callable[[], object]], *, units: float, flops: float, rounds: int, device: torch.device, warmups: int = 1
+    sides: Mapping[str, Callable[[], object]],
+    *,
+    units: float,
+    flops: float,
+    rounds: int,
+    device: torch.device,
+    warmups: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Figures]:
     """Runs every side once a round; each does ``units`` of work, which takes ``flops`` operations on real tokens.
 
-    The peak is measured before and after each side, so that a slow minute of the machine slows both.
+    The peak, of products in ``dtype``, is measured before and after each side, so that a slow minute of the machine slows both.
     """
+    shape = {"size": 8192, "repeats": 10} if device.type == "cuda" else {}
     figures = {name: Figures([], []) for name in sides}
     for number in range(warmups + rounds):
         for name, work in sides.items():
-            peak = matrix_peak(device)
+            peak = matrix_peak(device, dtype=dtype, **shape)
             start = time.perf_counter()
             work()
             synchronize(device)
             elapsed = time.perf_counter() - start
-            peak = (peak + matrix_peak(device)) / 2
+            peak = (peak + matrix_peak(device, dtype=dtype, **shape)) / 2
             if number >= warmups:
                 figures[name].rates.append(units / elapsed)
                 figures[name].shares.append(flops / elapsed / peak)
@@ -100,5 +108,6 @@ def table(figures: Mapping[str, Figures], *, ours: str, unit: str) -> str:
     for name, side in figures.items():
         median, low, high = median_and_range(figures[ours].ratios_to(side))
         ratio = "" if name == ours else f"{median:.2f} ({low:.2f} to {high:.2f})"
-        lines.append(f"| {name} | {side.rate:,.0f} | {side.share:.0%} | {ratio} |")
+        rate = f"{side.rate:,.0f}" if side.rate >= 10 else f"{side.rate:.2f}"
+        lines.append(f"| {name} | {rate} | {side.share:.0%} | {ratio} |")
     return "\n".join(lines)

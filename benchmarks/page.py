@@ -42,7 +42,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: Markdown, the ratios that the summary and the drawing show, and under what it was measured."""
+    """A part of the page: Markdown, the ratios that the summary and the drawing show, under what it was measured or why it was not."""
 
     title: str
     text: str

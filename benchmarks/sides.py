@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +18,9 @@ from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import Collator, DataRow, SetOptions
+from dpr.data.packing import plan_token_batches
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.models.biencoder import BiEncoder
+from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 from dpr.training.grad_cache import CachedStep
 from dpr.training.optimizer import OptimizerSettings, make_optimizer
@@ -29,9 +31,9 @@ Encoding = Callable[[], None]
 LEARNING_RATE, MAX_GRAD_NORM = 2e-5, 2.0
 
 
-def our_model(folder: Path, *, dropout: float, length: int) -> BiEncoder:
+def our_model(folder: Path, *, dropout: float, length: int, options: TowerOptions | None = None) -> BiEncoder:
     settings = EncoderSettings(shared=True, sequence_length=length)
-    return BiEncoder.from_pretrained(str(folder), settings, dropout=dropout)
+    return BiEncoder.from_pretrained(str(folder), settings, dropout=dropout, options=options)
 
 
 def our_batches(model: BiEncoder, texts: Texts, *, batch: int) -> list[BiEncoderBatch]:
@@ -53,11 +55,13 @@ def our_batches(model: BiEncoder, texts: Texts, *, batch: int) -> list[BiEncoder
     ]
 
 
-def our_training(model: BiEncoder, batches: Sequence[BiEncoderBatch], device: torch.device, *, grad_cache_tokens: int = 0) -> Training:
+def our_training(
+    model: BiEncoder, batches: Sequence[BiEncoderBatch], device: torch.device, *, grad_cache_tokens: int = 0, precision: str = "fp32"
+) -> Training:
     """The trainer's step, direct or with gradients cached."""
     model.to(device).train()
     optimizer = make_optimizer(model, OptimizerSettings(learning_rate=LEARNING_RATE))
-    step: Step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=device)
+    step: Step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=device, precision=precision)
     if grad_cache_tokens:
         step = CachedStep(model, BiEncoderNllLoss(), max_tokens=grad_cache_tokens, ranks=Ranks(), device=device)
 
@@ -97,6 +101,46 @@ def plain_training(folder: Path, batches: Sequence[BiEncoderBatch], device: torc
             _update(model, optimizer)
             losses.append(loss.item())
         return losses
+
+    return work
+
+
+def sorted_training(
+    folder: Path,
+    batches: Sequence[BiEncoderBatch],
+    device: torch.device,
+    *,
+    dropout: float,
+    attention_dropout: float,
+    micro_batch_tokens: int,
+    dtype: torch.dtype | None = None,
+) -> Training:
+    """The best that padding can do: a plain Hugging Face BERT on micro-batches of texts sorted by length, up to so many padded tokens;
+    one loss and one backward for all of them, ``dtype`` by autocast."""
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=attention_dropout)
+    model: nn.Module = AutoModel.from_pretrained(str(folder), config=config, add_pooling_layer=False).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    prepared = []
+    for batch in batches:
+        both = batch.questions.followed_by(batch.contexts)
+        rows = plan_token_batches(both.lengths.numpy(), micro_batch_tokens)
+        parts = [_padded(both.select(torch.from_numpy(part)), 0, device) for part in rows]
+        back = torch.argsort(torch.from_numpy(np.concatenate(rows))).to(device)
+        prepared.append((parts, back, batch.context_row[batch.positive_idx].to(device)))
+
+    def work() -> list[float]:
+        losses = []
+        for parts, back, target in prepared:
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                states = [model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in parts]
+            vectors = torch.cat(states).float()[back]
+            loss = nn.functional.cross_entropy(vectors[: len(target)] @ vectors[len(target) :].T, target)
+            loss.backward()
+            _update(model, optimizer)
+            losses.append(loss.detach())
+        return [loss.item() for loss in losses]
 
     return work
 
