@@ -71,8 +71,8 @@ def training(rounds: int, device: torch.device, *, dropout: float, case: Case = 
     what = (
         f"BERT of {case.layers} layers x {case.width}, {case.batch} questions and {2 * case.batch} passages a step "
         f"({sum(lengths) // len(batches):,} tokens), {texts.source} texts cut at {LENGTH} tokens, fp32, AdamW and clipping included; "
-        "batches are ready before the clock starts, on every side. sentence-transformers runs its MultipleNegativesRankingLoss on its own padded "
-        "features in a bare loop, without what its trainer adds"
+        "batches are ready before the clock starts, on every side. sentence-transformers runs its MultipleNegativesRankingLoss on its own "
+        "padded features in a bare loop, without what its trainer adds"
     )
     what += "; DPR padded everything to 256, as the third row does." if case.ratios else "."
     parts = [what, table(figures, ours=OURS, unit="questions/s")]
