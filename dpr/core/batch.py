@@ -5,7 +5,7 @@ Letters: B questions per rank, N context slots per rank, C distinct contexts per
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -94,11 +94,14 @@ class TokenBatch:
         device = self.tokens.device
         return torch.arange(self.tokens.shape[0], device=device) - spread(starts, self.lengths, device)
 
+    @staticmethod
+    def join(batches: Sequence[TokenBatch]) -> TokenBatch:
+        """The sequences of one batch after the other's."""
+        return TokenBatch(*(torch.cat([getattr(batch, item.name) for batch in batches]) for item in fields(TokenBatch)))
+
     def followed_by(self, other: TokenBatch) -> TokenBatch:
         """These sequences, then the other's."""
-        return TokenBatch(
-            *(torch.cat(parts) for parts in ((self.tokens, other.tokens), (self.lengths, other.lengths), (self.position, other.position)))
-        )
+        return TokenBatch.join([self, other])
 
     def with_last_token(self, token: int, position: int) -> LengthenedBatch:
         """Adds one token, numbered ``position``, to every sequence that does not reach that far; the others stay as they are."""

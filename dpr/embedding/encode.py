@@ -18,6 +18,8 @@ from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
 
+_LISTED_PASSAGES = 512  # at a time: a token in a list takes five times what it takes in a tensor
+
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # CUDA's allocator has an error class of its own, the others only words.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -32,7 +34,8 @@ class TokenBudget:
 
 def tokenize_passages(tensorizer: Tensorizer, passages: Sequence[Passage]) -> TokenBatch:
     """Tokens of passages; one with neither title nor text has the special tokens only."""
-    return TokenBatch.from_lists(tensorizer.passage_tokens(passages))
+    parts = [passages[start : start + _LISTED_PASSAGES] for start in range(0, len(passages), _LISTED_PASSAGES)] or [passages]
+    return TokenBatch.join([TokenBatch.from_lists(tensorizer.passage_tokens(part)) for part in parts])
 
 
 def encode_tokens(

@@ -6,7 +6,8 @@ import csv
 import gzip
 import io
 import json
-from array import array
+import mmap
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -22,6 +23,7 @@ from dpr.formats.json_records import JsonRecord, describe, iter_json_records
 from dpr.formats.text_input import MAX_LINE_BYTES, has_lone_surrogate, iter_lines
 
 _QUOTE_HINT = 'a field that begins with a quote (") ends with one, and quotes inside it are doubled'
+_HELD_HASHES = 1 << 20
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 
 
@@ -63,23 +65,43 @@ def count_passages(path: str | Path, *, id_col: int = 0, text_col: int = 1, titl
 
 
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
-    """Number of passages, after checking that no id occurs twice. Holds 8 bytes per passage.
+    """Number of passages, after checking that no id occurs twice. Memory does not grow with the corpus: see ``_sorted_hashes``.
 
     Raises:
-        InputError: names the first id that occurs twice, and its two lines.
+        InputError: names the first id that occurs twice, and its two lines; or there is no room for a temporary file.
     """
     file = Path(path)
     columns = (id_col, text_col, title_col)
     # hash() is keyed at random per process, so no file can be made to collide on purpose.
-    hashes = np.frombuffer(array("q", (hash(key) for _, key in _numbered_ids(file, columns))), dtype=np.int64)
-    hashes.sort()  # in place, as 21 million passages are 170 MB
-    suspects = {int(value) for value in hashes[1:][hashes[1:] == hashes[:-1]]}
+    hashes = _sorted_hashes(hash(key) for _, key in _numbered_ids(file, columns))
+    suspects: set[int] = set()
+    for start in range(0, len(hashes), _HELD_HASHES):
+        part = hashes[start : start + _HELD_HASHES + 1]
+        suspects.update(part[1:][part[1:] == part[:-1]].tolist())
     if suspects:
         seen: dict[str, int] = {}
         for number, key in _numbered_ids(file, columns):
             if hash(key) in suspects and seen.setdefault(key, number) != number:
                 raise InputError(f"passage id {key!r} is already used at line {seen[key]}", file=file, line=number, expected="unique ids")
     return len(hashes)
+
+
+def _sorted_hashes(hashes: Iterator[int]) -> np.ndarray:
+    """Sorted int64, in memory as far as they are few; more are mapped from a file without a name, which is gone with the array."""
+    held = np.fromiter(islice(hashes, _HELD_HASHES), dtype=np.int64)
+    if len(held) == _HELD_HASHES:
+        try:
+            with tempfile.TemporaryFile() as spilled:
+                while len(held):
+                    spilled.write(held.data)
+                    held = np.fromiter(islice(hashes, _HELD_HASHES), dtype=np.int64)
+                spilled.flush()
+                held = np.frombuffer(mmap.mmap(spilled.fileno(), 0), dtype=np.int64)
+        except OSError as error:
+            found = f"no room for a temporary file of 8 bytes per passage ({error.strerror or error})"
+            raise InputError(found, file=tempfile.gettempdir(), hint="set TMPDIR to a folder with more room") from None
+    held.sort()
+    return held
 
 
 def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:

@@ -18,6 +18,7 @@ from dpr.data.packing import plan_packs
 from dpr.models import varlen
 from dpr.models.attention import Layout, Mixing, PackedLayout, enable_packing, explicit_first_position
 from dpr.models.dropout import replace_dropout
+from dpr.models.gelu import replace_gelu
 from dpr.models.last_layer import ReadLayout, enable_reading
 from dpr.models.pooling import pool_packed, pool_padded
 from dpr.models.varlen import VarlenLayout
@@ -85,6 +86,7 @@ class Encoder(nn.Module):
         self.dimension = projection_dim or hidden_size
         self.pad_id = int(self.config.pad_token_id or 0)
         replace_dropout(backbone)
+        replace_gelu(backbone)
         self.first_position = enable_packing(backbone) if packed else None
         """Number of the first position in a packed forward; None where the backbone cannot be packed."""
         self.reads_tokens = pooling == "cls" and self.first_position is not None and enable_reading(backbone, self.first_position)

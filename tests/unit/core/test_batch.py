@@ -47,3 +47,10 @@ def test_a_batch_comes_from_a_worker_as_it_was_and_without_shared_memory(num_kno
     assert received.known_positive_ids.shape == (2, num_known, 2)
     received.questions.tokens[0] = 9  # what was received may be written to
     assert batch.questions.tokens[0] == 2
+
+
+def test_joined_batches_are_the_sequences_of_one_after_the_others() -> None:
+    parts = [TokenBatch.from_lists([[2, 5, 3], [2, 3]], [1, 0]), TokenBatch.from_lists([[9]]), TokenBatch.from_lists([[4, 4]], [1])]
+    joined = TokenBatch.join(parts)
+    assert (joined.tokens.tolist(), joined.lengths.tolist()) == ([2, 5, 3, 2, 3, 9, 4, 4], [3, 2, 1, 2])
+    assert joined.position.tolist() == [1, 0, 0, 1]

@@ -94,3 +94,13 @@ def test_passages_without_text_are_encoded_by_title_or_as_empty_sequences(model:
     cls, sep, word = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.convert_tokens_to_ids("ba")
     assert tokens.tokens.tolist() == [cls, sep, cls, word, sep, sep, cls, word, sep]
     assert np.isfinite(encode_tokens(model, tokens, batch_tokens=500)).all()
+
+
+def test_tokens_do_not_depend_on_how_many_passages_are_listed_at_a_time(model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = passages(50)
+    whole = tokenize_passages(model.tensorizer, texts)
+    monkeypatch.setattr("dpr.embedding.encode._LISTED_PASSAGES", 7)
+    parts = tokenize_passages(model.tensorizer, texts)
+    assert parts.tokens.tolist() == whole.tokens.tolist()
+    assert parts.lengths.tolist() == whole.lengths.tolist()
+    assert len(tokenize_passages(model.tensorizer, [])) == 0
