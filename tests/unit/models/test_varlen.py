@@ -20,6 +20,7 @@ from transformers import BertConfig
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.models import encoder, varlen
+from dpr.models.attention import PackedLayout
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder, backbone_from_config
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
@@ -97,6 +98,22 @@ def test_local_layers_have_a_window_and_for_a_token_read_go_through_sdpa(monkeyp
             tower(batch)
         windows.append([call.window for call in calls])
     assert windows == [[(-1, -1), (4, 4)], [(-1, -1)]], "local_attention=8 reaches 4 tokens to either side"
+
+
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("scaling", [None, 0.5])
+def test_a_layer_has_its_own_scale_and_window(scaling: float | None, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = sorted(LENGTHS, reverse=True)
+    q, k, v = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64) for _ in range(3))
+    read, position = torch.randn(1, 2, len(lengths), 8, dtype=torch.float64), torch.tensor([length // 2 for length in lengths])
+    options: dict[str, Any] = {"dropout": 0.0, "scaling": scaling, "window": window}
+    with on_any_device(monkeypatch):
+        found, expected = (
+            (layout.mix(q, k, v, **options), layout.read(position, read, k, v, **options))
+            for layout in (kind.build(lengths, q.device) for kind in (varlen.VarlenLayout, PackedLayout))
+        )
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("lengths", [[5], [4, 4, 4], [1, 1], [64, 1]])
