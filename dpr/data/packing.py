@@ -46,16 +46,18 @@ class Bucket(NamedTuple):
     longest: int
 
 
-def plan_buckets(lengths: Sequence[int], *, shrink: float = 0.8, min_tokens: int = 512) -> list[Bucket]:
+def plan_buckets(lengths: Sequence[int], *, shrink: float = 0.8, min_tokens: int = 512, min_unpadded: int | None = None) -> list[Bucket]:
     """Cuts sequences, longest first, where attention over them is to be padded to one length.
 
     A new bucket begins when sequences have become shorter than ``shrink`` times its longest and it holds ``min_tokens`` tokens; smaller
-    buckets would cost more in calls than they save in padding.
+    buckets would cost more in calls than they save in padding. Sequences of ``min_unpadded`` tokens or more share one with their equals
+    alone.
     """
     buckets: list[Bucket] = []
     start = stop = count = longest = 0
     for length in lengths:
-        if count and length < shrink * longest and stop - start >= min_tokens:
+        is_worth_a_call = min_unpadded is not None and longest >= min_unpadded and length < longest
+        if count and (is_worth_a_call or (length < shrink * longest and stop - start >= min_tokens)):
             buckets.append(Bucket(start, stop, count, longest))
             start, count, longest = stop, 0, 0
         stop, count, longest = stop + length, count + 1, max(longest, length)

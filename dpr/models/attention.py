@@ -68,10 +68,10 @@ class PackedLayout(Layout):
     regions: tuple[Region, ...]
 
     @staticmethod
-    def build(lengths: Sequence[int], device: torch.device) -> PackedLayout:
-        """For sequences in the given order, longest first."""
+    def build(lengths: Sequence[int], device: torch.device, *, min_unpadded: int | None = None) -> PackedLayout:
+        """For sequences in the given order, longest first. Those of ``min_unpadded`` tokens or more are not padded."""
         regions, first = [], 0
-        for bucket in plan_buckets(lengths):
+        for bucket in plan_buckets(lengths, min_unpadded=min_unpadded):
             own = torch.tensor(lengths[first : first + bucket.num_sequences])
             first += bucket.num_sequences
             if int(own.min()) == bucket.longest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -29,11 +30,15 @@ def widest_products(tower: Encoder) -> list[int]:
     return seen
 
 
+@pytest.mark.parametrize("min_unpadded", [10, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_reading_one_token_equals_reading_it_from_all_in_vectors_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_one_token_equals_reading_it_from_all_in_vectors_and_gradients(
+    name: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "CPU_UNPADDED", min_unpadded)
     monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 60)
-    monkeypatch.setattr(attention, "plan_buckets", lambda lengths: plan_buckets(lengths, min_tokens=10))
-    tower, batch = tower_of(name), batch_of(LENGTHS)
+    monkeypatch.setattr(attention, "plan_buckets", partial(plan_buckets, min_tokens=10))
+    tower, batch = tower_of(name).train(min_unpadded > max(LENGTHS)), batch_of(LENGTHS)
     assert tower.reads_tokens
     seen, results = widest_products(tower), []
     for reads in (True, False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,11 +61,14 @@ def both(name: str, pooling: str, dtype: torch.dtype = torch.float64) -> tuple[E
     return packed, padded
 
 
+@pytest.mark.parametrize("min_unpadded", [10, 1000])
 @pytest.mark.parametrize(("name", "pooling"), list(itertools.product(CONFIGS, ["cls", "mean"])))
-def test_packed_equals_padded_in_vectors_and_gradients(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_equals_padded_in_vectors_and_gradients(name: str, pooling: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 60)
-    monkeypatch.setattr(attention, "plan_buckets", lambda lengths: plan_buckets(lengths, min_tokens=10))
+    monkeypatch.setattr(encoder, "CPU_UNPADDED", min_unpadded)
+    monkeypatch.setattr(attention, "plan_buckets", partial(plan_buckets, min_tokens=10))
     packed, padded = both(name, pooling)
+    packed.train(min_unpadded > max(LENGTHS))
     batch = batch_of(LENGTHS)
     results = []
     for tower in (packed, padded):
@@ -144,3 +148,9 @@ def test_packs_and_buckets_cover_all_tokens_in_order() -> None:
     assert [bucket.stop for bucket in buckets[:-1]] == [bucket.start for bucket in buckets[1:]]
     assert sum(bucket.num_sequences for bucket in buckets) == len(lengths)
     assert plan_packs([], 10) == plan_buckets([]) == []
+
+
+def test_long_sequences_share_a_bucket_with_their_equals_alone() -> None:
+    buckets = plan_buckets([40, 40, 39, 25, 24, 23, 22], min_tokens=1000, min_unpadded=25)
+    assert [(bucket.num_sequences, bucket.longest) for bucket in buckets] == [(2, 40), (1, 39), (1, 25), (3, 24)]
+    assert [bucket.stop for bucket in buckets] == [80, 119, 144, 213]
