@@ -65,7 +65,9 @@ class _BlockwiseNll(torch.autograd.Function):
             grad_questions[block.rows].addmm_(share, contexts[block.columns])
             grad_contexts[block.columns].addmm_(share.T, questions[block.rows])
             grad_temperature -= (share * scores).sum()
-        return grad_questions / temperature, grad_contexts / temperature, grad_temperature / temperature, None, None
+        for grad in (grad_questions, grad_contexts, grad_temperature):
+            grad.div_(temperature)  # in place: at this moment vectors and gradients of the whole pool are held
+        return grad_questions, grad_contexts, grad_temperature, None, None
 
 
 def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, block: _Block) -> Tensor:

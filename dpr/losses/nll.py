@@ -15,6 +15,9 @@ from dpr.core.batch import ContextVectors
 from dpr.losses.blockwise import blockwise_nll
 from dpr.losses.candidates import Candidates, distinct_candidates, score_matrix, slot_candidates
 
+# Of a block on a CPU: its scores then stay in the cache, and what is computed beside them is a few MB.
+CPU_MAX_SCORES = 1 << 18
+
 
 class LossResult(NamedTuple):
     """``losses`` (B,) is -log p(positive) of each of this rank's questions; ``num_correct`` () how many rank their positive first."""
@@ -33,7 +36,8 @@ class BiEncoderNllLoss:
 
     ``candidates`` is ``distinct`` (a passage counts once, other known positives are masked) or ``dpr`` (every slot counts). The caller
     multiplies their sum by W / Q so that the mean over ranks, which data-parallel training takes, is the gradient of the pool's mean.
-    A score matrix of more than ``max_scores`` entries is never held whole: it is computed in blocks, and again in backward.
+    A score matrix of more than ``max_scores`` entries (on a CPU ``CPU_MAX_SCORES``, if that is less) is never held whole: it is computed
+    in blocks, and again in backward.
     Replaces DPR's ``BiEncoderNllLoss``, which computed the whole pool on every rank and obtained 1 / W of the gradient.
     """
 
@@ -61,8 +65,9 @@ class BiEncoderNllLoss:
     ) -> LossResult:
         """Scores this rank's questions (B, D) against the pool's contexts (M, D)."""
         candidates = self.find_candidates(positive_idx, contexts.valid, contexts.ids, known_positive_ids, known_positive_valid)
-        if len(questions) * len(contexts.vectors) > self.max_scores:
-            return LossResult(*blockwise_nll(questions, contexts.vectors, candidates, temperature, max_scores=self.max_scores))
+        max_scores = min(self.max_scores, CPU_MAX_SCORES) if questions.device.type == "cpu" else self.max_scores
+        if len(questions) * len(contexts.vectors) > max_scores:
+            return LossResult(*blockwise_nll(questions, contexts.vectors, candidates, temperature, max_scores=max_scores))
         scores = candidates.mask_(score_matrix(questions, contexts.vectors, temperature))
         losses = torch.nn.functional.cross_entropy(scores, candidates.target, reduction="none")
         return LossResult(losses, (scores.argmax(dim=1) == candidates.target).sum())

@@ -1,18 +1,19 @@
 """Gradient caching: pools of any size in bounded memory, with the gradient of the whole pool.
 
 The chunks of a batch are encoded one after the other; the loss is taken over all vectors at once; its gradient with respect to each vector
-is then carried on through the chunk that made it, which for that is encoded again, with the same dropout. Chunks whose graphs fit into
-the budget are kept and not encoded again, so a batch that fits costs no more than a direct step.
+is then carried on through the chunk that made it, which for that is encoded again, with the same dropout. As much as fits into the budget
+is kept and not encoded again, so a batch that fits costs no more than a direct step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from dpr.core.batch import BiEncoderBatch
@@ -21,25 +22,30 @@ from dpr.core.seeding import seed_torch
 from dpr.data.packing import plan_packs, plan_token_batches
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
-from dpr.models.encoder import Encoder
+from dpr.models.encoder import CPU_FORWARD_TOKENS, Encoder
+from dpr.training.memory import graph_bytes_per_token
 from dpr.training.pool_gather import PoolGather
 from dpr.training.step import PRECISIONS, StepResult, objective_share, pool_loss
 
-# Backward makes a gradient as large as the word table for every chunk; smaller chunks would spend their time on that.
-MIN_CHUNK_TOKENS = 2048
+# Every chunk pays for its calls and adds to the gradient of every weight; smaller ones would spend their time on that.
+MIN_CHUNK_TOKENS = CPU_FORWARD_TOKENS
+# Of the sequences by which the memory of a token is found out: attention makes longer ones cost more, which is on the safe side here.
+_TRIAL_LENGTH = 64
 
 
 class _Chunk(NamedTuple):
-    """Sequences ``rows`` of one side (``question`` or ``ctx``); ``size`` is the number of tokens that are computed for them."""
+    """Sequences ``rows`` of one side (``question`` or ``ctx``); ``is_kept``: with their graph, so that they are encoded once."""
 
     side: str
     rows: Tensor
-    size: int
+    is_kept: bool
 
 
 class CachedStep:
     """A step that holds the graphs of at most ``max_tokens`` tokens (padding included where towers are padded) at any time.
 
+    The vectors of the pool and their gradients take memory as well: where a batch does not fit whole, as many tokens fewer are kept as
+    come to that, so that memory does not grow with the pool as long as its vectors take less than the graphs may.
     Gradients are averaged over ranks once, after the last micro-batch of an update. A sequence above the budget is a chunk of its own.
     """
 
@@ -49,6 +55,8 @@ class CachedStep:
         self.model, self.loss, self.max_tokens, self.ranks, self.device = model, loss, max_tokens, ranks, device
         self._autocast_dtype = PRECISIONS[precision]
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        length = min(_TRIAL_LENGTH, model.settings.sequence_length)
+        self._bytes_per_token = max(1.0, graph_bytes_per_token(model, length=length, autocast_dtype=self._autocast_dtype))
         copy_from_main(model.parameters())
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
@@ -56,57 +64,66 @@ class CachedStep:
         # Dropout of a chunk depends on what the trainer has seeded and on the chunk's number, so that encoding it again repeats it.
         seed = int(torch.randint(1 << 62, ()))
         chunks, gather = list(self._chunks(batch)), PoolGather(batch)
-        with record_function("dpr/encode"):
-            vectors, graphs = self._encode_all(batch, chunks, seed, gather)
-        learned = self.model.log_temperature
-        temperature = self.model.options.temperature if learned is None else learned.exp()
-        result = pool_loss(self.loss, vectors["question"], gather, batch, self.ranks, temperature)
-        with record_function("dpr/backward"):
-            self.scaler.scale(objective_share(result, batch, num_pools)).backward()
-            self._carry_on(batch, chunks, vectors, graphs, seed)
-            if is_last:
-                average_gradients(self.model.parameters())
-        return StepResult(result.loss.detach(), result.num_correct, len(batch))
-
-    def _carry_on(
-        self, batch: BiEncoderBatch, chunks: list[_Chunk], vectors: dict[str, Tensor], graphs: dict[int, Tensor], seed: int
-    ) -> None:
-        """Takes the gradients of the vectors on through the chunks that made them."""
-        # What was kept goes first: backward frees it, and there is room for what has to be encoded again.
-        for number in sorted(range(len(chunks)), key=lambda number: number not in graphs):
-            chunk = chunks[number]
-            gradient = vectors[chunk.side].grad
-            if gradient is not None and self._is_trained(batch, chunk.side):
-                encoded = graphs.pop(number) if number in graphs else self._encode(batch, chunk, seed, number)
-                encoded.backward(gradient[chunk.rows])
+        with self._sparse_word_gradients():
+            with record_function("dpr/encode"):
+                vectors, graphs = self._encode_all(batch, chunks, seed, gather)
+            learned = self.model.log_temperature
+            temperature = self.model.options.temperature if learned is None else learned.exp()
+            result = pool_loss(self.loss, vectors["question"], gather, batch, self.ranks, temperature)
+            sums = StepResult(result.loss.detach(), result.num_correct, len(batch))
+            with record_function("dpr/backward"):
+                self.scaler.scale(objective_share(result, batch, num_pools)).backward()
+                gradients = {side: of_side.grad for side, of_side in vectors.items() if of_side.grad is not None}
+                del vectors, result  # from here on only their gradients are needed, which take as much memory
+                if "ctx" in gradients:
+                    gradients["ctx"] = gather.fold(gradients["ctx"], len(batch.contexts))
+                self._carry_on(batch, chunks, gradients, graphs, seed)
+                if is_last:
+                    average_gradients(self.model.parameters())
+        return sums
 
     def _encode_all(
         self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: PoolGather
     ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-        """All vectors of both sides, detached; and by chunk number those that kept their graph.
+        """The vectors of the questions and of the context slots, detached; and by chunk number those that kept their graph.
 
         The contexts come first and are on their way to the other ranks while the questions are encoded.
         """
         graphs: dict[int, Tensor] = {}
         vectors: dict[str, Tensor] = {}
-        held = 0
         for side, size in (("ctx", len(batch.contexts)), ("question", len(batch.questions))):
-            is_trained, of_side = self._is_trained(batch, side), torch.empty(size, self.model.dimension, device=self.device)
+            of_side = torch.empty(size, self.model.dimension, device=self.device)
             for number, chunk in enumerate(chunks):
                 if chunk.side != side:
                     continue
-                is_kept = is_trained and held + chunk.size <= self.max_tokens
-                with torch.set_grad_enabled(is_kept):
+                with torch.set_grad_enabled(chunk.is_kept):
                     encoded = self._encode(batch, chunk, seed, number)
                 of_side = of_side.to(encoded.dtype)
                 of_side[chunk.rows] = encoded.detach()
-                if is_kept:
-                    graphs[number], held = encoded, held + chunk.size
-            # A frozen tower needs no gradient, so none is summed over ranks for it.
-            vectors[side] = of_side.requires_grad_(is_trained or side == "question")
+                if chunk.is_kept:
+                    graphs[number] = encoded
             if side == "ctx":
-                gather.start(vectors[side])
+                # Each distinct vector was needed once, for its slots, and makes room for their gradient. A frozen tower needs no
+                # gradient, so none is summed over ranks for it.
+                of_side = gather.spread(of_side).requires_grad_(self._is_trained(batch, side))
+                gather.send(of_side)
+            vectors[side] = of_side
+        vectors["question"].requires_grad_()
         return vectors, graphs
+
+    def _carry_on(
+        self, batch: BiEncoderBatch, chunks: list[_Chunk], gradients: dict[str, Tensor], graphs: dict[int, Tensor], seed: int
+    ) -> None:
+        """Takes the gradients of the vectors on through the chunks that made them."""
+        for table in self._word_tables():
+            if table.sparse and table.weight.requires_grad and table.weight.grad is None:
+                table.weight.grad = torch.zeros_like(table.weight)  # what is sparse is added to it; alone, it would stay sparse
+        # What was kept goes first: backward frees it, and there is room for what has to be encoded again.
+        for number in sorted(range(len(chunks)), key=lambda number: number not in graphs):
+            chunk = chunks[number]
+            if chunk.side in gradients and self._is_trained(batch, chunk.side):
+                encoded = graphs.pop(number) if number in graphs else self._encode(batch, chunk, seed, number)
+                encoded.backward(gradients[chunk.side][chunk.rows])
 
     def _encode(self, batch: BiEncoderBatch, chunk: _Chunk, seed: int, number: int) -> Tensor:
         seed_torch(seed, number)
@@ -121,24 +138,67 @@ class CachedStep:
     def _is_trained(self, batch: BiEncoderBatch, side: str) -> bool:
         return any(parameter.requires_grad for parameter in self._tower(batch, side).parameters())
 
+    @contextmanager
+    def _sparse_word_gradients(self) -> Iterator[None]:
+        """On a CPU, lets the words of a chunk add to their rows of the word table's gradient instead of filling a table for each chunk.
+
+        On a GPU a table is filled in no time, in an order of additions that does not change.
+        """
+        tables = self._word_tables() if self.device.type == "cpu" else []
+        for table in tables:
+            table.sparse = True
+        try:
+            yield
+        finally:
+            for table in tables:
+                table.sparse = False
+
+    def _word_tables(self) -> list[nn.Embedding]:
+        words = [tower.backbone.get_input_embeddings() for tower in (self.model.question_model, self.model.ctx_model)]
+        return [table for table in words if isinstance(table, nn.Embedding)]
+
     def _chunks(self, batch: BiEncoderBatch) -> Iterator[_Chunk]:
-        """Both sides in chunks, sequences of like length together: one a side where all fits, else quarters of the budget where those
-        are not too small, so that little of it is left over by what is kept."""
-        sides = [
-            (side, tokens, self._tower(batch, side).is_packed) for side, tokens in (("ctx", batch.contexts), ("question", batch.questions))
-        ]
-        total = sum(tokens.tokens.shape[0] if is_packed else tokens.padded_size for _, tokens, is_packed in sides)
-        limit = self.max_tokens if total <= self.max_tokens else max(self.max_tokens // 4, min(self.max_tokens, MIN_CHUNK_TOKENS))
-        for side, tokens, is_packed in sides:
+        """Both sides in chunks, contexts first, in the order in which they are encoded, sequences of like length together.
+
+        What is kept comes last on each side, so that little else is encoded while it is held; so the questions are the first to be kept.
+        """
+        sides = {"question": batch.questions, "ctx": batch.contexts}
+        is_packed = {side: self._tower(batch, side).is_packed for side in sides}
+        total = sum(tokens.tokens.shape[0] if is_packed[side] else tokens.padded_size for side, tokens in sides.items())
+        limit, room = self.max_tokens, self.max_tokens
+        if total > self.max_tokens:
+            # A CPU takes MIN_CHUNK_TOKENS at a time anyway; what is encoded beside what is held is to be small.
+            share = 0 if self.device.type == "cpu" else self.max_tokens // 4
+            limit, room = min(self.max_tokens, max(share, MIN_CHUNK_TOKENS)), self.max_tokens - self._vectors_in_tokens(batch)
+        plans: dict[str, list[_Chunk]] = {}
+        for side, tokens in sides.items():
             lengths = tokens.lengths.cpu().numpy()
-            for rows in _plan(lengths, limit, is_packed=is_packed):
-                size = lengths[rows].sum() if is_packed else lengths[rows].max() * len(rows)
-                yield _Chunk(side, torch.from_numpy(rows).to(self.device), int(size))
+            others, kept, size = _cut(lengths, room if self._is_trained(batch, side) else 0, is_packed=is_packed[side])
+            room -= size
+            planned = [(others[rows], False) for rows in _plan(lengths[others], limit, is_packed=is_packed[side])]
+            planned += [(kept, True)] if len(kept) else []
+            plans[side] = [_Chunk(side, torch.from_numpy(rows).to(self.device), is_kept) for rows, is_kept in planned]
+        yield from plans["ctx"]
+        yield from plans["question"]
+
+    def _vectors_in_tokens(self, batch: BiEncoderBatch) -> int:
+        """How many tokens' graphs take as much memory as the pool's vectors and their gradients, in fp32, do on this rank."""
+        world_size, slots = self.ranks.world_size, len(batch.context_row)
+        rows = len(batch) + slots * world_size + (slots if world_size > 1 else 0)
+        return int(rows * self.model.dimension * 2 * 4 / self._bytes_per_token)
+
+
+def _cut(lengths: np.ndarray, room: int, *, is_packed: bool) -> tuple[np.ndarray, np.ndarray, int]:
+    """Rows, longest first, that do not fit into ``room`` tokens, those that do (the shortest, so that little room is left), their size."""
+    order = np.argsort(-lengths, kind="stable")
+    shortest = lengths[order[::-1]]
+    sizes = np.cumsum(shortest) if is_packed else shortest * np.arange(1, len(lengths) + 1)
+    count = int(np.searchsorted(sizes, room, side="right"))
+    return order[: len(order) - count], order[len(order) - count :], int(sizes[count - 1]) if count else 0
 
 
 def _plan(lengths: np.ndarray, limit: int, *, is_packed: bool) -> list[np.ndarray]:
-    """Rows of each chunk; ``limit`` counts padding unless ``is_packed``."""
+    """Rows of each chunk, from ``lengths`` longest first; ``limit`` counts padding unless ``is_packed``."""
     if not is_packed:
         return plan_token_batches(lengths, limit)
-    order = np.argsort(-lengths, kind="stable")
-    return [order[rows] for rows in plan_packs(lengths[order].tolist(), limit)]
+    return [np.arange(rows.start, rows.stop) for rows in plan_packs(lengths.tolist(), limit)]

@@ -21,9 +21,9 @@ def fixed_bytes(model: BiEncoder) -> int:
     return sum(parameter.nbytes * (4 if parameter.requires_grad else 1) for parameter in model.parameters())
 
 
-def graph_bytes_per_token(model: BiEncoder, *, autocast_dtype: torch.dtype | None = None) -> float:
-    """What autograd keeps for backward, per token, with sequences of the greatest length (attention makes those the most expensive)."""
-    length, kept, was_training = model.settings.sequence_length, dict[int, int](), model.training
+def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, autocast_dtype: torch.dtype | None = None) -> float:
+    """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest (attention makes it the most expensive)."""
+    length, kept, was_training = length or model.settings.sequence_length, dict[int, int](), model.training
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def keep(tensor: Tensor) -> Tensor:

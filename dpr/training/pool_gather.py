@@ -23,8 +23,8 @@ from dpr.core.distributed import PendingRows, start_gather
 class PoolGather:
     """Joins the N context slots of every rank into the pool of M = W*N, in rank order; with one rank the identity.
 
-    Making it starts step 1, ``start`` step 2; each is called once a micro-batch, in this order. Gradients pass through: backward sums
-    over ranks and returns this rank's rows (docs/numerics.md, section 2). Replaces DPR's gather of pickled vectors.
+    Making it starts step 1, ``start`` or ``send`` step 2; each is called once a micro-batch, in this order. Gradients pass through:
+    backward sums over ranks and returns this rank's rows (docs/numerics.md, section 2). Replaces DPR's gather of pickled vectors.
     """
 
     def __init__(self, batch: BiEncoderBatch) -> None:
@@ -34,10 +34,23 @@ class PoolGather:
 
     def start(self, contexts: Tensor) -> None:
         """Spreads the vectors of this rank's distinct contexts (C, D) over the slots (N, D) that list them, and sends them off."""
-        self._vectors = start_gather(contexts[self._context_row])
+        self.send(self.spread(contexts))
+
+    def spread(self, contexts: Tensor) -> Tensor:
+        """(C, D) -> (N, D)."""
+        return contexts[self._context_row]
+
+    def fold(self, slots: Tensor, num_contexts: int) -> Tensor:
+        """The gradient of ``spread``, (N, D) -> (C, D): of each context the sum over the slots that list it."""
+        return slots.new_zeros(num_contexts, slots.shape[1]).index_put_((self._context_row,), slots, accumulate=True)
+
+    def send(self, slots: Tensor) -> None:
+        """Sends the vectors of the slots (N, D) off."""
+        self._vectors = start_gather(slots)
 
     def wait(self) -> ContextVectors:
         """The pool: vectors (M, D), valid (M,), ids (M, 2)."""
         assert self._vectors is not None, "the vectors were not started"
-        facts = self._facts.wait()
-        return ContextVectors(self._vectors.wait(), facts[:, 2].bool(), facts[:, :2])
+        facts, vectors = self._facts.wait(), self._vectors.wait()
+        self._vectors = None  # they are the caller's, who may be done with them before this object
+        return ContextVectors(vectors, facts[:, 2].bool(), facts[:, :2])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dpr.core.batch import ContextVectors
 from dpr.losses.nll import BiEncoderNllLoss
@@ -76,3 +80,21 @@ def test_the_score_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None
         loss = BiEncoderNllLoss(max_scores=1 << 10)
         loss(questions, ContextVectors(vectors, torch.ones(512, dtype=torch.bool), ids), torch.arange(256), *nothing).loss.backward()
     assert max(sizes) <= 512 * 4
+
+
+def test_on_a_cpu_a_large_pool_takes_little_memory_without_being_asked() -> None:
+    """1,024 x 2,048 scores are 8 MB; nothing that operations return is larger than a block."""
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            sizes.extend(part.numel() for part in tree_leaves(result) if isinstance(part, torch.Tensor))
+            return result
+
+    questions, vectors = torch.randn(1024, 4, requires_grad=True), torch.randn(2048, 4, requires_grad=True)
+    nothing = torch.zeros(1024, 0, 2, dtype=torch.int64), torch.zeros(1024, 0, dtype=torch.bool)
+    contexts = ContextVectors(vectors, torch.ones(2048, dtype=torch.bool), torch.arange(2048)[:, None].expand(2048, 2))
+    with Sizes():
+        BiEncoderNllLoss()(questions, contexts, torch.arange(1024), *nothing).loss.backward()
+    assert 1 << 17 < max(sizes) <= (1 << 18) + 1024

@@ -134,8 +134,8 @@ def test_with_caching_the_vectors_travel_while_the_questions_are_encoded(events:
     for of_rank in events:
         seen = [event for event in of_rank["cached"] if event.startswith(("start", "wait"))]
         assert seen == ["start facts", "start vectors", *GATHER, "wait gradient"]
-        before, after = (of_rank["cached"].index(event) for event in ("start vectors", "wait vectors"))
-        assert set(of_rank["cached"][1:before]) == {"ctx forward"}, "all contexts are encoded before they travel"
+        first, before, after = (of_rank["cached"].index(event) for event in ("start facts", "start vectors", "wait vectors"))
+        assert set(of_rank["cached"][first + 1 : before]) == {"ctx forward"}, "all contexts are encoded before they travel"
         assert "question forward" in of_rank["cached"][before:after]
 
 
