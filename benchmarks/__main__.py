@@ -49,6 +49,7 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "large_model_training": lambda settings: encoders.training(settings.rounds, settings.device, dropout=0.1, case=encoders.LARGE),
     "large_batch": lambda settings: large_batch.against_rival(settings.rounds),
     "gradient_caching": lambda settings: large_batch.against_itself(settings.rounds),
+    "gradient_caching_memory": lambda settings: large_batch.memory_of_pools(),
     "encoding": lambda settings: encoders.encoding(settings.rounds, settings.device),
     "large_model_encoding": lambda settings: encoders.encoding(settings.rounds, settings.device, encoders.LARGE),
     "attention": lambda settings: attention.section(settings.rounds, settings.device),
