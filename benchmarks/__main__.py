@@ -57,6 +57,7 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
     "data_loading": lambda settings: data_loading.section(settings.rounds),
     "startup": lambda settings: startup.section(settings.rounds),
 }
+WITHOUT_ROUNDS = {"gradient_caching_memory"}
 
 
 def main() -> None:
@@ -96,7 +97,8 @@ def _measured(name: str, settings: Settings) -> str:
     versions = ", ".join(f"{package} {found}" for package in PACKAGES if (found := _version(package)))
     return (
         f"*{device}, {cores} cores, {torch.get_num_threads()} threads; Python {platform.python_version()}, {versions}; "
-        f"{settings.rounds} rounds; {datetime.date.today()}; `python -m benchmarks --only {name} --rounds {settings.rounds}`*"
+        f"{'' if name in WITHOUT_ROUNDS else f'{settings.rounds} rounds; '}{datetime.date.today()}; `python -m benchmarks --only {name}"
+        f"{'' if name in WITHOUT_ROUNDS else f' --rounds {settings.rounds}'}`*"
     )
 
 
