@@ -34,7 +34,7 @@ _TRIAL_LENGTH = 64
 
 
 class _Chunk(NamedTuple):
-    """Sequences ``rows`` of one side (``question`` or ``ctx``); ``is_kept``: with their graph, so that they are encoded once."""
+    """Sequences ``rows`` (on the host) of one side (``question`` or ``ctx``); ``is_kept``: with their graph, encoded once."""
 
     side: str
     rows: Tensor
@@ -99,7 +99,7 @@ class CachedStep:
                 with torch.set_grad_enabled(chunk.is_kept):
                     encoded = self._encode(batch, chunk, seed, number)
                 of_side = of_side.to(encoded.dtype)
-                of_side[chunk.rows] = encoded.detach()
+                of_side[self._moved(chunk.rows)] = encoded.detach()
                 if chunk.is_kept:
                     graphs[number] = encoded
             if side == "ctx":
@@ -123,7 +123,7 @@ class CachedStep:
             chunk = chunks[number]
             if chunk.side in gradients and self._is_trained(batch, chunk.side):
                 encoded = graphs.pop(number) if number in graphs else self._encode(batch, chunk, seed, number)
-                encoded.backward(gradients[chunk.side][chunk.rows])
+                encoded.backward(gradients[chunk.side][self._moved(chunk.rows)])
 
     def _encode(self, batch: BiEncoderBatch, chunk: _Chunk, seed: int, number: int) -> Tensor:
         seed_torch(seed, number)
@@ -131,6 +131,9 @@ class CachedStep:
         with torch.autocast(self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None):
             vectors: Tensor = self._tower(batch, chunk.side)(tokens.select(chunk.rows))
         return vectors
+
+    def _moved(self, rows: Tensor) -> Tensor:
+        return rows.to(self.device, non_blocking=True)
 
     def _tower(self, batch: BiEncoderBatch, side: str) -> Encoder:
         return self.model.tower(batch.encoder_type or side)
@@ -177,7 +180,7 @@ class CachedStep:
             room -= size
             planned = [(others[rows], False) for rows in _plan(lengths[others], limit, is_packed=is_packed[side])]
             planned += [(kept, True)] if len(kept) else []
-            plans[side] = [_Chunk(side, torch.from_numpy(rows).to(self.device), is_kept) for rows, is_kept in planned]
+            plans[side] = [_Chunk(side, torch.from_numpy(rows), is_kept) for rows, is_kept in planned]
         yield from plans["ctx"]
         yield from plans["question"]
 
