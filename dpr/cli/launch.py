@@ -169,6 +169,8 @@ def _hydra_message(error: Exception) -> str | None:
         what = getattr(error, "override", "an argument")
         return f"{what} cannot be read ({text[0]})\nquote a value with special characters: \"key='value'\""
     key = getattr(cause, "full_key", None)
+    if key and "is not Optional" in text[0]:
+        return f"{key}: null is no value for it; leave it out to take the default"
     return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])
 
 
