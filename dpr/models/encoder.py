@@ -248,6 +248,12 @@ def set_dropout(config: Any, dropout: float | None, attention_dropout: float | N
                 setattr(config, name, probability)
 
 
+def dropout_of(config: Any) -> dict[str, float]:
+    """What ``set_dropout`` has set, by the names of the settings; the largest where a config names several."""
+    found = {"encoder.dropout": _HIDDEN_DROPOUT, "encoder.attention_dropout": _ATTENTION_DROPOUT}
+    return {key: max([getattr(config, name, None) or 0.0 for name in names]) for key, names in found.items()}
+
+
 def _without_pooler(config_class: type) -> dict[str, bool]:
     """The pooler is never used; leaving it out keeps data-parallel training free of unused parameters."""
     from transformers import AutoModel

@@ -15,6 +15,7 @@ from dpr.data.loader import SampleSource
 from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
+from dpr.models.encoder import dropout_of
 from dpr.training.finite_guard import refuse_not_finite
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run_state import CheckpointFolder, Progress, RunIdentity, environment_facts
@@ -182,6 +183,7 @@ def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: boo
             "train.precision": precision,
             # What is off by default is named only where it is on, so that older checkpoints compare equal.
             **{f"train.{name}": value for name in FREE_COMPUTE_SETTINGS if (value := getattr(trainer.compute, name))},
+            **dropout_of(trainer.model.question_model.config),
             **({"encoder.attention": attention} if (attention := trainer.model.options.attention) != "sdpa" else {}),
             "train.learning_rate": trainer.optimizer_settings.learning_rate,
             "train.weight_decay": trainer.optimizer_settings.weight_decay,

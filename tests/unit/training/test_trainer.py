@@ -13,7 +13,7 @@ from dpr.core.errors import CheckpointError, ConfigError, DivergedError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats import checkpoints
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.models.biencoder import BiEncoder
+from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.metrics import Metrics
@@ -222,3 +222,14 @@ def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
     job.update()
     assert norms[0] == pytest.approx(0.01, rel=1e-3)
     assert float(job.grad_norm) > 0.1
+
+
+def test_dropout_is_among_what_a_resumed_run_is_told_of(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    told = []
+    for number, options in enumerate([TowerOptions(), TowerOptions(attention_dropout=0.0)]):
+        model = tiny_model(folder, dropout=0.3, options=options)
+        trainer = make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / f"run-{number}")
+        free = trainer.identity.free
+        told.append((free["encoder.dropout"], free["encoder.attention_dropout"]))
+    assert told == [(0.3, 0.3), (0.3, 0.0)]
