@@ -15,8 +15,8 @@ from benchmarks.page import Ratio, Section
 from benchmarks.workload import load_texts, write_encoder
 from dpr.core.batch import TokenBatch
 from dpr.embedding.encode import encode_tokens
-from dpr.models import varlen
 from dpr.models.biencoder import TowerOptions
+from dpr.models.fast import varlen
 from dpr.training.throughput import TowerCost
 
 TITLE = "Attention on a GPU"

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.workload import SHARED, load_texts
-from dpr.build.sources import resolve_training_files
-from dpr.build.training import as_tokens, build_model, build_trainer, open_sets
+from dpr.assembly.sources import resolve_training_files
+from dpr.assembly.training import as_tokens, build_model, build_trainer, open_sets
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage, TrainingSample

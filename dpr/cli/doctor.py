@@ -100,7 +100,7 @@ def _disks() -> list[str]:
 
 
 def _deep() -> int:
-    from dpr.build.self_test import backends, checks
+    from dpr.assembly.self_test import backends, checks
 
     _section("Backends", backends())
     print("Self-test")

@@ -17,6 +17,6 @@ def main(argv: list[str]) -> int:
 
 
 def _download(config: DownloadConfig) -> None:
-    from dpr.build.download import run
+    from dpr.assembly.download import run
 
     run(config)

@@ -12,6 +12,6 @@ def main(argv: list[str]) -> int:
 
 
 def _embed(config: EmbedConfig) -> None:
-    from dpr.build.embedding import run
+    from dpr.assembly.embedding import run
 
     run(config)

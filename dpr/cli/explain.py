@@ -12,7 +12,7 @@ def main(argv: list[str]) -> int:
 
 
 def _explain(config: ExplainConfig) -> None:
-    from dpr.build.explain import explain
+    from dpr.assembly.explain import explain
 
     for line in explain(config):
         print(line)

@@ -12,6 +12,6 @@ def main(argv: list[str]) -> int:
 
 
 def _export(config: ExportConfig) -> None:
-    from dpr.build.export import run
+    from dpr.assembly.export import run
 
     run(config)

@@ -16,6 +16,6 @@ def main(argv: list[str]) -> int:
 def _climb(config: LadderConfig) -> float | None:
     if arguments.under_launcher():
         raise ConfigError("dpr ladder starts its own processes; start it without torchrun, with ladder.processes=N")
-    from dpr.build.ladder import run
+    from dpr.assembly.ladder import run
 
     return run(config)

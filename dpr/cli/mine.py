@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     """
     options = _parser().parse(argv)
     _refuse_what_does_nothing(options)
-    from dpr.build.mining import open_cross_encoder, run
+    from dpr.assembly.mining import open_cross_encoder, run
     from dpr.core.logs import configure_logging
     from dpr.mining.audit import audit_lines
     from dpr.mining.negatives import MiningSettings
@@ -78,7 +78,7 @@ def _given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _search(options: Namespace) -> Search:
-    from dpr.build.mining import dense_search, lexical_search
+    from dpr.assembly.mining import dense_search, lexical_search
 
     if not options.model_file:
         return lexical_search(**_given(options, _BM25_ONLY))

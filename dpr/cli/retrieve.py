@@ -17,6 +17,6 @@ def main(argv: list[str]) -> int:
 def _retrieve(config: RetrievalConfig) -> float | None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("retrieval runs in one process; start it without torchrun (a GPU is used when there is one)")
-    from dpr.build.retrieval import run
+    from dpr.assembly.retrieval import run
 
     return run(config)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dpr.core.errors import DprError
 
 if TYPE_CHECKING:
-    from dpr.build.search import FoundPassage, Searcher
+    from dpr.assembly.search import FoundPassage, Searcher
 
 _SNIPPET_LINES = 3
 EXAMPLE = """examples:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from dpr.build.search import open_searcher, search_settings
+    from dpr.assembly.search import open_searcher, search_settings
 
     settings = search_settings(
         None if options.folder is None else Path(options.folder),

@@ -12,6 +12,6 @@ def main(argv: list[str]) -> int:
 
 
 def _train(config: BiEncoderTrainConfig) -> float | None:
-    from dpr.build.training import run
+    from dpr.assembly.training import run
 
     return run(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.legacy_dpr import write_dpr_checkpoint
+from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.models.biencoder import BiEncoder
 from dpr.models.dpr_checkpoint import file_weights
 

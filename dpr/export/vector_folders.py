@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpr.core.errors import InputError
-from dpr.formats.legacy_vectors import PickledVectors
+from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 

@@ -18,7 +18,7 @@ from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.formats.legacy_dpr import is_dpr_file
+from dpr.formats.original.checkpoints import is_dpr_file
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder, EncoderSettings, backbone_from_config, load_backbone
 from dpr.models.model_folders import read_folder_parts

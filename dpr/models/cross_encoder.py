@@ -15,7 +15,7 @@ from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.formats.durable import describe_file
-from dpr.models.attention import explicit_first_position
+from dpr.models.fast.attention import explicit_first_position
 
 _LONGEST = 512
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats.legacy_dpr import DprCheckpoint, read_dpr_checkpoint
+from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
 from dpr.models.encoder import EncoderSettings
 
 TOWERS = ("question_model", "ctx_model")

@@ -15,13 +15,13 @@ from dpr.core.batch import TokenBatch, spread
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.data.packing import plan_packs
-from dpr.models import varlen
-from dpr.models.attention import Layout, Mixing, PackedLayout, enable_packing, explicit_first_position
 from dpr.models.dropout import replace_dropout
-from dpr.models.gelu import replace_gelu
-from dpr.models.last_layer import ReadLayout, enable_reading
+from dpr.models.fast import varlen
+from dpr.models.fast.attention import Layout, Mixing, PackedLayout, enable_packing, explicit_first_position
+from dpr.models.fast.gelu import replace_gelu
+from dpr.models.fast.last_layer import ReadLayout, enable_reading
+from dpr.models.fast.varlen import VarlenLayout
 from dpr.models.pooling import pool_packed, pool_padded
-from dpr.models.varlen import VarlenLayout
 
 logger = get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
 
     The backbone is any Hugging Face encoder without its pooler. ``cls`` pooling reads the last hidden state at position 0. With
     ``packed`` (where the backbone allows it) no padding is computed; otherwise sequences are padded to the longest of the batch.
-    ``attention`` sdpa is torch's everywhere; with varlen packs go through ``dpr.models.varlen`` where that has a kernel.
+    ``attention`` sdpa is torch's everywhere; with varlen packs go through ``dpr.models.fast.varlen`` where that has a kernel.
     ``attend_to_last`` turns the original's stray [SEP] on; ``mean`` pooling leaves that token out.
     """
 

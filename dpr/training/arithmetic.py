@@ -8,7 +8,7 @@ import torch
 
 from dpr.core.logs import get_logger
 from dpr.models.biencoder import BiEncoder
-from dpr.models.compilation import checkpoint_activations, compile_towers
+from dpr.models.fast.compilation import checkpoint_activations, compile_towers
 from dpr.training.settings import ComputeSettings
 
 logger = get_logger(__name__)

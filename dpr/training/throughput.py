@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.models.encoder import Encoder
-from dpr.models.last_layer import layers_of
+from dpr.models.fast.last_layer import layers_of
 
 
 class TowerCost:

@@ -17,7 +17,7 @@ METHODS = {
     "scatter_object_list": "only tensors travel between ranks",
     "send_object_list": "only tensors travel between ranks",
     "recv_object_list": "only tensors travel between ranks",
-    "instantiate": "objects are built by dpr/build, never from a _target_",
+    "instantiate": "objects are built by dpr/assembly, never from a _target_",
     "unsafe_load": "runs code from the file",
     "mktemp": "a race; use dpr/formats/durable.py",
 }
@@ -29,7 +29,7 @@ DOTTED = {
     "np.memmap": "checksummed readers are in dpr/formats",
 }
 # The one exception: the original's own file format is what ``torch.save`` makes of a dictionary of tensors, numbers and texts.
-ALLOWED = {"dpr/formats/legacy_dpr.py": {"torch.save"}}
+ALLOWED = {"dpr/formats/original/checkpoints.py": {"torch.save"}}
 # Elsewhere files are written only inside a ``with`` of one of these, so that nothing half-written is ever found.
 WRITERS = {"durable_folder", "durable_file"}
 MAY_WRITE = ("dpr/formats/",)
@@ -176,6 +176,6 @@ def test_harmless_calls_pass(text: str) -> None:
 
 
 def test_the_exception_is_for_one_call_of_one_file() -> None:
-    assert not faults(parse("dpr/formats/legacy_dpr.py", "torch.save(state, file)"))
-    assert len(faults(parse("dpr/formats/legacy_dpr.py", "import pickle\ntorch.load(file)\neval(text)"))) == 3
+    assert not faults(parse("dpr/formats/original/checkpoints.py", "torch.save(state, file)"))
+    assert len(faults(parse("dpr/formats/original/checkpoints.py", "import pickle\ntorch.load(file)\neval(text)"))) == 3
     assert faults(parse("dpr/formats/results.py", "torch.save(state, file)"))

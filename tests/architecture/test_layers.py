@@ -25,7 +25,7 @@ LAYERS = {
     "ladder": 5,
     "export": 5,
     "config": 6,
-    "build": 7,
+    "assembly": 7,
     "cli": 8,
 }
 
@@ -113,10 +113,10 @@ def test_every_room_has_a_layer() -> None:
         (layer_faults, "dpr/training/x.py", "from dpr.config.training import TrainConfig"),
         (room_faults, "dpr/training/x.py", "import transformers"),
         (room_faults, "dpr/retrieval/x.py", "def f():\n    import faiss"),
-        (room_faults, "dpr/build/x.py", "from omegaconf import OmegaConf"),
+        (room_faults, "dpr/assembly/x.py", "from omegaconf import OmegaConf"),
         (room_faults, "dpr/data/x.py", "import requests"),
         (early_faults, "dpr/cli/x.py", "import torch"),
-        (early_faults, "dpr/cli/x.py", "from dpr.build.training import run"),
+        (early_faults, "dpr/cli/x.py", "from dpr.assembly.training import run"),
         (early_faults, "dpr/config/x.py", "class A:\n    import numpy.random\n    import torch"),
     ],
 )

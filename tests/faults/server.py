@@ -57,7 +57,7 @@ def _import_everything() -> None:
     import transformers.models.bert.modeling_bert
     import transformers.models.bert.tokenization_bert  # noqa: F401
 
-    import dpr.build.training
+    import dpr.assembly.training
     import dpr.cli.train  # noqa: F401
     from dpr.evaluation.report.write import versions
     from dpr.training.throughput import matrix_peak

@@ -25,8 +25,8 @@ from dpr.formats.archives import unpack
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
-from dpr.formats.legacy_dpr import read_dpr_checkpoint
-from dpr.formats.legacy_vectors import PickledVectors
+from dpr.formats.original.checkpoints import read_dpr_checkpoint
+from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.results import read_results, read_trec_run
 from dpr.formats.training_files.registry import read_rows

@@ -19,15 +19,15 @@ from transformers import BertConfig, ModernBertConfig
 
 from dpr.core.batch import TokenBatch
 from dpr.embedding.encode import encode_tokens
-from dpr.models import varlen
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.fast import varlen
 from dpr.training.optimizer import OptimizerSettings
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 from tests.helpers.varlen import reference
-from tests.unit.models.test_packing import CONFIGS
+from tests.unit.models.fast.test_packing import CONFIGS
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpr.models import varlen
+from dpr.models.fast import varlen
 
 
 class Call(NamedTuple):

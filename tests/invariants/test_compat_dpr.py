@@ -18,8 +18,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from dpr.build.sources import resolve_training_files
-from dpr.build.training import build_model, build_trainer, open_sets, run
+from dpr.assembly.sources import resolve_training_files
+from dpr.assembly.training import build_model, build_trainer, open_sets, run
 from dpr.config.encoder import EncoderConfig
 from dpr.config.training import BiEncoderTrainConfig, TrainConfig
 from dpr.core.distributed import Ranks
@@ -211,7 +211,7 @@ def test_without_the_preset_the_curve_is_another(folder: Path) -> None:
 def test_the_gradient_is_clipped_as_if_it_were_divided_by_the_number_of_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
     for size in (1, 8):
-        monkeypatch.setattr("dpr.build.training.current_ranks", lambda size=size: Ranks(world_size=size))
+        monkeypatch.setattr("dpr.assembly.training.current_ranks", lambda size=size: Ranks(world_size=size))
         config = config_of(folder)
         sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
         limits.append(build_trainer(config, build_model(config), sets, []).optimizer_settings.max_grad_norm)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.build.sources import resolve_training_files
-from dpr.build.training import as_tokens, build_model, build_trainer, open_sets
+from dpr.assembly.sources import resolve_training_files
+from dpr.assembly.training import as_tokens, build_model, build_trainer, open_sets
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens

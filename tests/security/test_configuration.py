@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpr.build.passage_sources import resolve_passage_source
-from dpr.build.question_sets import resolve_question_set
-from dpr.build.sources import resolve_training_files
+from dpr.assembly.passage_sources import resolve_passage_source
+from dpr.assembly.question_sets import resolve_question_set
+from dpr.assembly.sources import resolve_training_files
 from dpr.cli.launch import launch
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.build import embedding, training
+from dpr.assembly import embedding, training
 from dpr.config.embedding import EmbedConfig
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.records import Passage

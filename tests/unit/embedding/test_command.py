@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.build.embedding import run
-from dpr.build.passage_sources import resolve_passage_source
+from dpr.assembly.embedding import run
+from dpr.assembly.passage_sources import resolve_passage_source
 from dpr.cli.embed import main
 from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError
@@ -20,7 +20,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
-from dpr.models import varlen
+from dpr.models.fast import varlen
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 from tests.helpers.varlen import on_any_device

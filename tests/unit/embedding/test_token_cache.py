@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.build.embedding import run
+from dpr.assembly.embedding import run
 from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage

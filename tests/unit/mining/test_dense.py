@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.build.mining import dense_search
+from dpr.assembly.mining import dense_search
 from dpr.cli.main import main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpr.models.attention import attend
 from dpr.models.dropout import Dropout, draw_bits, keep_mask, keep_scale, replace_dropout
+from dpr.models.fast.attention import attend
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.003])

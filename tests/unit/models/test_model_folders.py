@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.build import embedding, training
+from dpr.assembly import embedding, training
 from dpr.cli.search import main as search
 from dpr.config.embedding import EmbedConfig
 from dpr.config.training import BiEncoderTrainConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.build.search import open_searcher, search_settings
+from dpr.assembly.search import open_searcher, search_settings
 from dpr.cli.embed import main as embed
 from dpr.cli.export import main as export
 from dpr.cli.retrieve import main as retrieve

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.build.search import FoundPassage
+from dpr.assembly.search import FoundPassage
 from dpr.cli.retrieve import main as retrieve
 from dpr.cli.search import format_hit, main
 from dpr.core.errors import InputError

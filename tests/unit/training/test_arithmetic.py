@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpr.build.sources import resolve_training_files
-from dpr.build.training import build_model, build_trainer, open_sets
+from dpr.assembly.sources import resolve_training_files
+from dpr.assembly.training import build_model, build_trainer, open_sets
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
-from dpr.models.last_layer import layers_of
+from dpr.models.fast.last_layer import layers_of
 from dpr.training.optimizer import OptimizerSettings
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model

@@ -1,0 +1,84 @@
+"""``dpr download``: keys of the catalogue -> files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from dpr.assembly.catalogue import read_entry
+from dpr.config.download import DownloadConfig, ResourceConfig
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.formats.archives import is_archive, unpack
+from dpr.formats.downloads import download
+
+logger = get_logger(__name__)
+
+
+def run(config: DownloadConfig) -> None:
+    """Fetches what is asked for, or lists what there is."""
+    if not config.keys():
+        width = max((len(key) for key in config.resources), default=0)
+        for key, entry in config.resources.items():
+            print(f"{key:<{width}}  {_resource(key, entry).about}")
+        return
+    for key in wanted(config.keys(), config.resources):
+        resource = _resource(key, config.resources[key])
+        for url, target in files_of(key, resource, Path(config.output_dir)):
+            is_new = download(url, target, sha256=resource.sha256 if url == resource.url else None)
+            print(f"{target}: {'fetched' if is_new else 'there already'}, {target.stat().st_size:,} bytes")
+            if is_archive(target):
+                folder = target.with_name(target.name.split(".tar")[0].removesuffix(".zip").removesuffix(".tgz"))
+                if folder.exists():
+                    print(f"{folder}: there already")
+                else:
+                    print(f"{folder}: {unpack(target, folder):,} files")
+
+
+def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
+    """The keys that names stand for: a key itself, or all below it.
+
+    Raises:
+        ConfigError: no key is meant.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        keys = [name] if name in resources else [key for key in resources if key.startswith(name.rstrip(".") + ".")]
+        if not keys:
+            near = difflib.get_close_matches(name, resources, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "dpr download lists all"
+            raise ConfigError(f"{name} is no key of resources; {hint}")
+        found |= dict.fromkeys(keys)
+    return list(found)
+
+
+def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str, Path]]:
+    """Addresses and the files they become: ``a.b.c`` is ``a/b/c`` with the ending of the address."""
+    url = str(resource.url)
+    *folders, name = key.split(".")
+    if any(part in ("", "..") or "/" in part or "\\" in part for part in (*folders, name)):
+        raise ConfigError(f"the key {key!a} makes no file name")
+    beside = folder.joinpath(*folders)
+    suffix = _suffix(url) if resource.suffix is None else resource.suffix
+    if resource.parts:
+        files = [(url.replace("{}", str(number)), beside / f"{name}_{number}{suffix}") for number in range(resource.parts)]
+    else:
+        files = [(url, beside / f"{name}{suffix}")]
+    return files + [(other, beside / PurePosixPath(urlsplit(other).path).name) for other in resource.beside()]
+
+
+def _suffix(url: str) -> str:
+    """The last ending, with ``.gz`` the last two."""
+    suffixes = PurePosixPath(urlsplit(url).path).suffixes
+    return "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])
+
+
+def _resource(key: str, entry: Any) -> ResourceConfig:
+    if isinstance(entry, str):
+        entry = {"url": entry}
+    resource = read_entry(ResourceConfig, entry, key=f"resources.{key}", targets=(), told_apart="it has no meaning here")
+    resource.check(key)
+    return resource

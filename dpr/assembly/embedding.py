@@ -1,0 +1,74 @@
+"""Embedding settings -> objects -> a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dpr.assembly.passage_sources import resolve_passage_source
+from dpr.config.embedding import EmbedConfig
+from dpr.core.distributed import current_ranks, process_group, resolve_device
+from dpr.core.logs import get_logger
+from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
+from dpr.formats.parsed_cache import cache_root
+from dpr.models.biencoder import BiEncoder, TowerOptions
+
+logger = get_logger(__name__)
+
+# A rank on a slow CPU may need minutes for a chunk that another rank has no counterpart for.
+_TIMEOUT_S = 1800.0
+_TOKENS_CUDA, _TOKENS_CPU = 65536, 4096
+
+
+def run(config: EmbedConfig) -> EmbedReport:
+    """Embeds one shard; every rank of a group calls it."""
+    source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    with process_group(device.type, timeout_s=_TIMEOUT_S):
+        model = BiEncoder.load(
+            str(config.model_file),
+            device=device,
+            options=TowerOptions(attention=config.attention),
+            pretrained_model_cfg=config.encoder.pretrained_model_cfg,
+        )
+        settings = EmbedSettings(
+            encoder_type=config.encoder_type,
+            batch_tokens=_batch_tokens(config, model.settings.sequence_length, device.type),
+            batch_size=config.batch_size,
+            chunk_size=config.chunk_size,
+            dtype=config.out_dtype,
+            precision=config.precision,
+        )
+        report = embed_shard(
+            model,
+            source,
+            str(config.out_file),
+            shard_id=config.shard_id,
+            num_shards=config.num_shards,
+            settings=settings,
+            token_folder=_token_folder(config),
+        )
+        if current_ranks().is_main:
+            reused = report.passages - report.embedded
+            logger.info(
+                "%s: %d vectors of %d dimensions%s",
+                report.folder,
+                report.passages,
+                model.dimension,
+                f", {reused} from before" if reused else "",
+            )
+        return report
+
+
+def _token_folder(config: EmbedConfig) -> Path | None:
+    if config.token_store == "off":
+        return None
+    return cache_root(None if config.token_store == "auto" else Path(config.token_store)) / "passage-tokens"
+
+
+def _batch_tokens(config: EmbedConfig, sequence_length: int, device_type: str) -> int:
+    if config.batch_tokens:
+        return config.batch_tokens
+    if config.batch_size:  # DPR's meaning: so many passages, however long they are
+        return config.batch_size * sequence_length
+    return _TOKENS_CUDA if device_type == "cuda" else _TOKENS_CPU

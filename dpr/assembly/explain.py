@@ -1,0 +1,130 @@
+"""One step of a run, in words. Nothing is replayed: which rows, passages and tokens it has is a function of the settings and its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from dpr.assembly.sources import resolve_training_files
+from dpr.assembly.training import batch_settings, build_model, open_sets
+from dpr.config.explain import ExplainConfig
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
+from dpr.core.records import Passage
+from dpr.data.collator import SetOptions
+from dpr.data.loader import PoolDataset
+from dpr.data.negatives import AnyPassage
+from dpr.data.tensorizer import Tensorizer
+from dpr.formats import checkpoints
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.training.pools import make_dataset, pools_of_step, steps_per_epoch
+from dpr.training.run_state import CheckpointFolder
+
+_SHOWN_LETTERS = 90
+
+
+def explain(config: ExplainConfig) -> Iterator[str]:
+    """The lines about a step: its epoch and pools, and of every pool rows, questions, passages, masks and tokens.
+
+    Raises:
+        ConfigError: the run has no such step.
+    """
+    # Random weights will do: only the tokenizer is asked.
+    tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
+    sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
+    batches = batch_settings(config)
+    pool_size = batches.global_batch_size or _stored_pool_size(config) or config.train.batch_size
+    dataset = make_dataset(sets, tensorizer, batches, pool_size=pool_size, ranks=Ranks(), seed=config.seed)
+    per_epoch = steps_per_epoch(dataset, batches)
+    total = min(config.train.num_train_epochs * per_epoch, config.train.max_steps or config.train.num_train_epochs * per_epoch)
+    if config.step > total:
+        raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
+    epoch, keys = pools_of_step(config.step - 1, per_epoch, batches)
+    yield f"step {config.step} of {total}: epoch {epoch}, step {(config.step - 1) % per_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
+    for key in keys:
+        yield from _pool(dataset, key, tensorizer, BiEncoderNllLoss(candidates=config.candidates()), config.questions)
+
+
+def _stored_pool_size(config: ExplainConfig) -> int:
+    """Of the run in the output folder, which keeps the pool of its first start."""
+    if config.output_dir is None:
+        return 0
+    for folder in checkpoints.checkpoint_folders(Path(config.output_dir), config.checkpoint_file_name):
+        return int(CheckpointFolder.read_state(folder)[1].get("fixed", {}).get("train.global_batch_size", 0))
+    return 0
+
+
+def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, loss: BiEncoderNllLoss, most: int) -> Iterator[str]:
+    rows = dataset.read(dataset.iterator.pool(*key))
+    batch = dataset.collator(rows)
+    width = len(batch.context_valid) // len(batch)
+    yield ""
+    parts = {number: [row.number for row in rows if row.dataset == number] for number in sorted(set(batch.datasets))}
+    for number, own in parts.items():
+        name = f"pool {key[1]}: {len(own)} questions of" if number == min(parts) else f"  and {len(own)} questions of"
+        yield f"{name} {dataset.sources[number].name}, rows {_listed(own)}{_prefixes(dataset.options[number])}"
+    yield (
+        f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots, {len(batch.contexts)} different texts; "
+        f"{batch.num_tokens} tokens ({batch.questions.tokens.shape[0]} of questions)"
+    )
+    columns = _masked_columns(batch, loss)
+    questions, contexts = (
+        _words(batch.questions.tokens, batch.questions.lengths, tensorizer),
+        _words(batch.contexts.tokens, batch.contexts.lengths, tensorizer),
+    )
+    for number, row in enumerate(rows[: most or None]):
+        assert isinstance(row.sample.question, str)  # sets are opened as text here
+        drawn = dataset.collator.select(row)
+        of_set = f" of {dataset.sources[row.dataset].name}" if len(parts) > 1 else ""
+        yield ""
+        yield f"  question {number}, row {row.number}{of_set}: {_short(row.sample.question)}"
+        yield f"    tokens    {questions[number]}"
+        slots = [("positive", drawn.positive), *(("other", passage) for passage in drawn.other_negatives)]
+        slots += [("hard", passage) for passage in drawn.hard_negatives]
+        for place, (role, passage) in enumerate(slots):
+            slot = number * width + place
+            yield f"    {role:<9} slot {slot}: {_name(passage)}"
+            yield f"              {contexts[int(batch.context_row[slot])]}"
+        masked = columns[number]
+        yield f"    masked    {f'slots {_listed(masked)}, which answer it too' if masked else 'no other slot is known to answer it'}"
+    if most and len(batch) > most:
+        yield f"  ... {len(batch) - most} more questions (questions=0 shows all)"
+
+
+def _prefixes(options: SetOptions) -> str:
+    given = {"questions": options.query_prefix, "passages": options.passage_prefix}
+    return "".join(f", {prefix!r} before {side}" for side, prefix in given.items() if prefix)
+
+
+def _masked_columns(batch: BiEncoderBatch, loss: BiEncoderNllLoss) -> list[list[int]]:
+    """Slots of the pool that are left out for each question alone."""
+    found = loss.find_candidates(
+        batch.positive_idx, batch.context_valid, batch.context_ids, batch.known_positive_ids, batch.known_positive_valid
+    )
+    return [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
+
+
+def _words(tokens: object, lengths: object, tensorizer: Tensorizer) -> list[str]:
+    """Token texts of every sequence."""
+    flat, texts, start = tokens.tolist(), [], 0  # type: ignore[attr-defined]
+    for length in lengths.tolist():  # type: ignore[attr-defined]
+        texts.append(" ".join(tensorizer.tokenizer.convert_ids_to_tokens(flat[start : start + length])))
+        start += length
+    return texts
+
+
+def _name(passage: AnyPassage) -> str:
+    assert isinstance(passage, Passage)
+    parts = [f"[{passage.id}]" if passage.id is not None else "", passage.title, _short(passage.text)]
+    return " ".join(part for part in parts if part)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 3] + "..."
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

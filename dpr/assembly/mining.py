@@ -1,0 +1,122 @@
+"""Mining options -> models, vectors and files -> a mined training set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpr.assembly.catalogue import warn_of_lost_space
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError, InputError
+from dpr.embedding.source import PassageSource
+from dpr.formats.training_sets import open_training_set
+from dpr.formats.vector_shards import VectorShard, open_shards
+from dpr.mining.dense import DenseSearch
+from dpr.mining.job import mine
+from dpr.mining.lexical import LexicalSearch
+from dpr.mining.negatives import MiningSettings
+from dpr.mining.search import Search
+from dpr.mining.veto import PairScorer
+from dpr.models.biencoder import BiEncoder
+from dpr.models.cross_encoder import CrossEncoder
+from dpr.retrieval.retrievers import check_vectors_are_of
+
+_TOKENS_CUDA, _TOKENS_CPU = 65536, 4096
+
+
+def run(
+    files: Sequence[str],
+    out: Path,
+    settings: MiningSettings,
+    *,
+    search: Search,
+    scorer: PairScorer | None = None,
+    corpus: Path | None = None,
+    processes: int = 1,
+    overwrite: bool = False,
+    on_bad_row: str = "fail",
+    max_bad_rows: int = 100,
+) -> dict[str, Any]:
+    """Mines, and returns the audit."""
+    train = open_training_set(files, name="train", on_bad_row=on_bad_row, max_bad_rows=max_bad_rows)
+    return mine(train, out, settings, search=search, scorer=scorer, corpus=corpus, processes=processes, overwrite=overwrite)
+
+
+def lexical_search(**constants: float) -> Search:
+    """BM25; ``k1`` and ``b`` may be given."""
+    return LexicalSearch(**constants)
+
+
+def dense_search(
+    model_file: str,
+    *,
+    vectors: Sequence[str] = (),
+    corpus: Path | None = None,
+    device: str | None = None,
+    precision: str = "fp32",
+    batch_tokens: int = 0,
+    pretrained_model_cfg: str | None = None,
+    query_prefix: str = "",
+    passage_prefix: str = "",
+) -> Search:
+    """A bi-encoder's search, over vectors that ``dpr embed`` made, or over its own.
+
+    Raises:
+        ConfigError: vectors without a corpus.
+        InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
+        CheckpointError: there is no model.
+    """
+    if vectors and corpus is None:
+        raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
+    for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
+        warn_of_lost_space(key, prefix)
+    where = resolve_device(device)
+    model = BiEncoder.load(model_file, device=where, pretrained_model_cfg=pretrained_model_cfg)
+    shards = open_shards(list(vectors)) if vectors else []
+    check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
+    if corpus is not None:
+        _check_vectors_are_of_corpus(shards, corpus, passage_prefix)
+    return DenseSearch(
+        model,
+        shards=shards,
+        batch_tokens=batch_tokens or _tokens_for(where),
+        precision=precision,
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+    )
+
+
+def open_cross_encoder(folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0) -> PairScorer:
+    """The cross-encoder in a folder.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be used.
+    """
+    where = resolve_device(device)
+    return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or _tokens_for(where), precision=precision)
+
+
+def _tokens_for(device: torch.device) -> int:
+    return _TOKENS_CUDA if device.type == "cuda" else _TOKENS_CPU
+
+
+def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:
+    own = PassageSource(corpus).fingerprint() if shards else ""
+    for shard in shards:
+        if (found := shard.metadata.get("corpus_fingerprint")) != own:
+            raise InputError(
+                f"vectors of another corpus ({shard.metadata.get('corpus')!r}, corpus_fingerprint {found!r})",
+                file=shard.path,
+                expected=f"those of {corpus} ({own!r})",
+                hint="embed this corpus, name the one they were made of, or leave vectors out",
+            )
+        if (found := shard.metadata.get("passage_prefix", "")) != passage_prefix:
+            raise InputError(
+                f"vectors made with passage_prefix={found!r}",
+                file=shard.path,
+                expected=f"passage_prefix={passage_prefix!r}",
+                hint="give the prefix of the training to both, dpr embed and dpr mine",
+            )

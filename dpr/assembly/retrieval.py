@@ -1,0 +1,238 @@
+"""Retrieval settings -> objects -> rankings, results and figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpr.assembly.indexes import build_retriever
+from dpr.assembly.passage_sources import resolve_passage_source
+from dpr.assembly.question_sets import QuestionSet, resolve_question_set
+from dpr.config.retrieval import RetrievalConfig
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage, Question
+from dpr.embedding.source import PassageSource
+from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
+from dpr.evaluation.reports import format_table
+from dpr.formats.checksums import checksummed
+from dpr.formats.durable import write_json
+from dpr.formats.question_sets import Qrels, read_qrels
+from dpr.formats.results import write_results, write_trec_run
+from dpr.indexer.ranking import Ranking
+from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, relevant_ids, to_results
+from dpr.retrieval.passages import require_passages
+from dpr.retrieval.retrievers import Fusion, HybridRetriever, QuestionForm, Retriever
+from dpr.retrieval.search_folder import SearchSettings
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a run reads, resolved and checked before the first model is loaded."""
+
+    question_set: QuestionSet
+    questions: list[Question]
+    sources: list[PassageSource]
+    qrels: Qrels | None
+    answer_match: str | None
+
+
+def run(config: RetrievalConfig) -> float | None:
+    """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the deepest cut-off that there is."""
+    inputs = _read_inputs(config)
+    device = resolve_device("cpu" if config.no_cuda else config.device)
+    form = _question_form(config, inputs.question_set)
+    retriever = build_retriever(config, inputs.sources, form=form, device=device)
+    texts = [form.text(question.text) for question in inputs.questions]
+    start = time.monotonic()
+    rankings, weight = _retrieve(config, inputs, retriever, texts)
+    logger.info("%d questions searched in %.1f s", len(texts), time.monotonic() - start)
+    shown = _example_rows(inputs) if config.metrics_file else []
+    first_hits = {passage for row in shown for passage, _ in rankings[row][:NUM_HITS]}
+    passages = _look_up(inputs, rankings, with_texts=bool(config.out_file or inputs.answer_match), also=first_hits)
+    judged = _judge(config, inputs, rankings, passages)
+    for line in judged.notes:
+        logger.info(line)
+    if config.out_file:
+        write_results(config.out_file, to_results(inputs.questions, texts, rankings, passages or {}, judged.matched))
+        logger.info("results written to %s", config.out_file)
+    if config.trec_run_file:
+        run_by_id = {question.id: ranking for question, ranking in zip(inputs.questions, rankings, strict=True)}
+        write_trec_run(config.trec_run_file, run_by_id)
+        logger.info("run written to %s", config.trec_run_file)
+    if config.metrics_file:
+        examples = [_example(inputs, texts, rankings, passages, judged, row) for row in shown] if passages else []
+        with checksummed(Path(config.metrics_file)):
+            write_json(Path(config.metrics_file), _report(config, inputs, judged, weight, examples))
+    if config.search_folder:
+        _search_settings(config, inputs.sources, form, weight).write(Path(config.search_folder))
+    if judged.metrics:
+        print(_table(config, inputs, judged.metrics))
+    return next((judged.metrics[name] for name in ("mrr@10", *reversed(judged.metrics)) if name in judged.metrics), None)
+
+
+def _read_inputs(config: RetrievalConfig) -> _Inputs:
+    question_set = resolve_question_set(str(config.qa_dataset), config.datasets)
+    sources = [resolve_passage_source(name, config.ctx_sources) for name in config.passage_names()]
+    questions = question_set.read()
+    qrels = read_qrels(config.qrels) if config.qrels else None
+    if qrels is not None and not any(question.id in qrels for question in questions):
+        example = f"a question's id is {questions[0].id!r}, a judged one's {next(iter(qrels))!r}"
+        found = f"no question of {question_set.file} has judgements: {example}"
+        raise InputError(found, file=config.qrels, hint="a CSV has ids only with datasets.<name>.id_col; JSON lines keep them")
+    answer_match = config.match if config.match in ("string", "regex") else None
+    has_answers = any(question.answers for question in questions)
+    if answer_match is not None and not has_answers:
+        raise InputError(
+            f"match={answer_match}, but no question has answers", file=question_set.file, hint="give qrels=<file>, or match=none"
+        )
+    if config.match == "auto" and sources and has_answers:
+        answer_match = "string"
+    if config.match == "auto" and answer_match is None and qrels is None:
+        missing = "ctx_datatsets=[<corpus>] gives the texts to look for answers in" if has_answers else "qrels=<file> gives judgements"
+        logger.warning("nothing to measure by: %s", missing)
+    return _Inputs(question_set, questions, sources, qrels, answer_match)
+
+
+def _question_form(config: RetrievalConfig, question_set: QuestionSet) -> QuestionForm:
+    options = question_set.options
+    return QuestionForm(
+        prefix=options.special_query_token,
+        query_prefix=options.query_prefix,
+        suffix=options.query_special_suffix,
+        selector=options.selector,
+        encoder_type="ctx" if config.encoder_path == "ctx_model" else "question",
+    )
+
+
+def _retrieve(config: RetrievalConfig, inputs: _Inputs, retriever: Retriever, texts: list[str]) -> tuple[list[Ranking], float | None]:
+    """Rankings, and the weight of a linear hybrid."""
+    if not isinstance(retriever, HybridRetriever):
+        return retriever.retrieve(texts, config.n_docs), None
+    dense, lexical = retriever.retrieve_sides(texts, config.n_docs)
+    fusion = retriever.fusion
+    if config.tune_hybrid_weight:
+        fusion = replace(fusion, weight=_tune(config, inputs, fusion, dense, lexical))
+    return fusion.fuse(dense, lexical, config.n_docs), fusion.weight if fusion.method == "linear" else None
+
+
+def _tune(config: RetrievalConfig, inputs: _Inputs, fusion: Fusion, dense: list[Ranking], lexical: list[Ranking]) -> float:
+    """The weight with the best ``tune_metric``; of equal ones the smallest."""
+    passages = _look_up(inputs, [*dense, *lexical], with_texts=inputs.answer_match is not None)
+    values: dict[float, float] = {}
+    for step in range(21):
+        weight = step / 20
+        fused = replace(fusion, weight=weight).fuse(dense, lexical, config.n_docs)
+        metrics = _judge(config, inputs, fused, passages).metrics
+        if config.tune_metric not in metrics:
+            raise ConfigError(f"tune_metric={config.tune_metric} is not measured here; choose one of {', '.join(metrics) or 'none'}")
+        values[weight] = metrics[config.tune_metric]
+    best = max(values, key=lambda weight: (values[weight], -weight))
+    logger.info("hybrid_weight: %s", ", ".join(f"{weight:g} {value:.3f}" for weight, value in values.items()))
+    logger.info("hybrid_weight=%g has the best %s", best, config.tune_metric)
+    return best
+
+
+def _look_up(inputs: _Inputs, rankings: Sequence[Ranking], *, with_texts: bool, also: Collection[str] = ()) -> dict[str, Passage] | None:
+    """What the corpus has of the retrieved passages (all of them must be there), of those judged relevant and of ``also``, in one pass."""
+    hits = {passage for ranking in rankings for passage, _ in ranking} if with_texts else set()
+    others = relevant_ids(inputs.qrels or {}).union(also)
+    if not inputs.sources or not (hits or others):
+        return None
+    return require_passages(inputs.sources, hits, also=others)
+
+
+def _example_rows(inputs: _Inputs) -> list[int]:
+    """Questions for a report. They follow from questions and judgements alone, so that all runs over them show the same."""
+    qrels = inputs.qrels
+    rows = range(len(inputs.questions))
+    return spread(
+        (row for row in rows if qrels is None or any(grade > 0 for grade in qrels.get(inputs.questions[row].id, {}).values())), NUM_EXAMPLES
+    )
+
+
+def _example(
+    inputs: _Inputs, texts: Sequence[str], rankings: Sequence[Ranking], passages: dict[str, Passage], judged: Judged, row: int
+) -> dict[str, Any]:
+    kept = [place for place, (passage, _) in enumerate(rankings[row][:NUM_HITS]) if passage in passages]
+    right = None if judged.right is None else [[judged.right[row][place] for place in kept]]
+    (result,) = to_results([inputs.questions[row]], [texts[row]], [[rankings[row][place] for place in kept]], passages, right)
+    return replace(example_of(result), first_right_rank=judged.first_right_rank(row)).as_dict()
+
+
+def _judge(
+    config: RetrievalConfig,
+    inputs: _Inputs,
+    rankings: Sequence[Ranking],
+    passages: dict[str, Passage] | None,
+) -> Judged:
+    by_answers = None
+    if inputs.answer_match is not None:
+        by_answers = judge_by_answers(
+            inputs.questions,
+            rankings,
+            passages or {},
+            kind=inputs.answer_match,
+            num_docs=config.n_docs,
+            workers=config.validation_workers,
+        )
+    if inputs.qrels is None:
+        return by_answers or Judged()
+    by_qrels = judge_by_qrels(inputs.questions, rankings, inputs.qrels, num_docs=config.n_docs, corpus_ids=passages)
+    if by_answers is None:
+        return by_qrels
+    # Both: judgements own the plain names, answers in texts are told apart; has_answer in the results means what it says.
+    metrics = by_qrels.metrics | {f"answer_{name}": value for name, value in by_answers.metrics.items()}
+    return replace(by_qrels, matched=by_answers.matched, metrics=metrics, notes=by_answers.notes + by_qrels.notes)
+
+
+def _report(
+    config: RetrievalConfig, inputs: _Inputs, judged: Judged, weight: float | None, examples: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "examples": examples,
+        "first_right_rank": judged.rank_counts(config.n_docs),
+        "question_set": inputs.question_set.name,
+        "num_questions": len(inputs.questions),
+        "indexer": config.indexer.kind,
+        "hybrid": config.hybrid,
+        "hybrid_weight": weight,
+        "n_docs": config.n_docs,
+        "metrics": judged.metrics,
+    }
+
+
+def _search_settings(config: RetrievalConfig, sources: Sequence[PassageSource], form: QuestionForm, weight: float | None) -> SearchSettings:
+    return SearchSettings(
+        model_file=config.model_file if config.indexer.kind != "bm25" else None,
+        encoded_ctx_files=config.vector_patterns(),
+        passages=list(sources),
+        # An index that was not saved would be built again for every question.
+        indexer=config.indexer.kind if config.index_path or config.indexer.kind == "bm25" else "exact",
+        index_path=config.index_path,
+        bm25_index_path=config.bm25_index_path,
+        hybrid=config.hybrid,
+        hybrid_weight=config.hybrid_weight if weight is None else weight,
+        hybrid_normalisation=config.hybrid_normalisation,
+        hybrid_depth=config.hybrid_depth,
+        form=form,
+        pretrained_model_cfg=_lasting_name(config.encoder.pretrained_model_cfg),
+    )
+
+
+def _lasting_name(name: str | None) -> str | None:
+    """A folder's absolute path; a model's name as it is."""
+    return str(Path(name).resolve()) if name and Path(name).is_dir() else name
+
+
+def _table(config: RetrievalConfig, inputs: _Inputs, metrics: dict[str, float]) -> str:
+    label = config.indexer.kind if config.hybrid == "none" else f"{config.hybrid} hybrid"
+    shown = [f"accuracy@{k}" for k in (1, 5, 20, 100)] + ["mrr@10", "ndcg@10", "recall@100"]
+    names = [name for name in shown if name in metrics] or list(metrics)
+    return f"{inputs.question_set.name}, {len(inputs.questions)} questions\n" + format_table({label: metrics}, names)

@@ -1,0 +1,100 @@
+"""A run folder, or files named one by one -> something that can be asked questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpr.assembly.indexes import build_retriever
+from dpr.assembly.passage_sources import resolve_passage_source
+from dpr.config.embedding import CheckpointEncoderConfig
+from dpr.config.retrieval import IndexerConfig, RetrievalConfig
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError
+from dpr.core.records import Passage
+from dpr.retrieval.passages import PassageLookup
+from dpr.retrieval.retrievers import Retriever
+from dpr.retrieval.search_folder import FILE, SearchSettings
+
+MODES = ("dense", "bm25", "hybrid")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPassage:
+    """A hit with its texts."""
+
+    score: float
+    passage: Passage
+
+
+class Searcher:
+    """Answers questions one at a time."""
+
+    def __init__(self, retriever: Retriever, passages: PassageLookup, settings: SearchSettings) -> None:
+        self._retriever, self._passages, self._settings = retriever, passages, settings
+
+    def search(self, question: str, k: int) -> list[FoundPassage]:
+        """The ``k`` best passages. A passage whose text is missing has none."""
+        ranking = self._retriever.retrieve([self._settings.form.text(question)], k)[0]
+        found = self._passages.get([passage_id for passage_id, _ in ranking])
+        return [FoundPassage(score, found.get(passage_id, Passage("", "", passage_id))) for passage_id, score in ranking]
+
+
+def search_settings(
+    folder: Path | None,
+    *,
+    model: str | None = None,
+    vectors: Sequence[str] = (),
+    corpus: Sequence[str] = (),
+    mode: str | None = None,
+    weight: float | None = None,
+) -> SearchSettings:
+    """The folder's ``search.json``, with what is given here in its place; without a folder, what is given here.
+
+    Raises:
+        ConfigError: no corpus, or no model and vectors for a mode that needs them.
+    """
+    named_enough = bool(corpus) and (mode == "bm25" or (model and vectors))
+    settings = SearchSettings() if folder is None or (named_enough and not (folder / FILE).is_file()) else SearchSettings.read(folder)
+    if corpus:
+        settings = replace(settings, passages=[resolve_passage_source(path, {}) for path in corpus], bm25_index_path=None)
+    if model:
+        settings = replace(settings, model_file=model)
+    if vectors:
+        settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer="exact")
+    if weight is not None:
+        settings = replace(settings, hybrid_weight=weight, hybrid="linear")
+    has_dense = bool(settings.model_file and (settings.encoded_ctx_files or settings.index_path))
+    if mode is None and not has_dense:
+        mode = "bm25"
+    if mode == "bm25":
+        settings = replace(settings, indexer="bm25", hybrid="none", index_path=None)
+    elif mode is not None:
+        hybrid = "none" if mode == "dense" else settings.hybrid if settings.hybrid != "none" else "linear"
+        settings = replace(settings, hybrid=hybrid, indexer="exact" if settings.indexer == "bm25" else settings.indexer)
+    if settings.indexer != "bm25" and not has_dense:
+        raise ConfigError(f"--mode {mode} needs a model and its vectors; name them with --model and --vectors, or use --mode bm25")
+    if not settings.passages:
+        raise ConfigError("there is no corpus to show texts of; name it with --corpus")
+    return settings
+
+
+def open_searcher(settings: SearchSettings, *, device: str | None = None) -> Searcher:
+    """Loads the model and opens the index."""
+    config = RetrievalConfig(
+        qa_dataset="typed",
+        model_file=settings.model_file,
+        encoder=CheckpointEncoderConfig(settings.pretrained_model_cfg),
+        ctx_datasets=[str(source.file) for source in settings.passages],
+        encoded_ctx_files=settings.encoded_ctx_files,
+        index_path=settings.index_path,
+        bm25_index_path=settings.bm25_index_path,
+        hybrid=settings.hybrid,
+        hybrid_weight=settings.hybrid_weight,
+        hybrid_normalisation=settings.hybrid_normalisation,
+        hybrid_depth=settings.hybrid_depth,
+        indexer=IndexerConfig(settings.indexer),
+    )
+    retriever = build_retriever(config, settings.passages, form=settings.form, device=resolve_device(device))
+    return Searcher(retriever, PassageLookup(settings.passages), settings)

@@ -1,0 +1,327 @@
+"""Training settings -> objects -> a run. The one place that knows both sides."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dpr.assembly.own_objects import own_callbacks, own_data, own_metrics
+from dpr.assembly.sources import NamedSource, resolve_training_files
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.config.training_parts import TrackingConfig
+from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.core.seeding import seed_everything
+from dpr.data.collator import Augmentation, SetOptions
+from dpr.data.loader import SampleSource
+from dpr.data.mixing import Sampling
+from dpr.data.tokens import open_tokens
+from dpr.evaluation.report.write import write_report
+from dpr.formats.durable import write_json
+from dpr.formats.training_sets import TrainingSet, open_training_set
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.encoder import EncoderSettings
+from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
+from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
+from dpr.training.dry_run import dry_run
+from dpr.training.metrics import Metrics
+from dpr.training.optimizer import OptimizerSettings, Schedule
+from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
+from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.validation import DevSet, ValidationSettings, Validator
+
+logger = get_logger(__name__)
+
+Opened = list[tuple[SampleSource, SetOptions]]
+
+
+def run(config: BiEncoderTrainConfig) -> float | None:
+    """Trains, or only evaluates when there are no train_datasets. Returns the best (or the evaluated) validation value."""
+    train_sources = resolve_training_files(config.train_datasets, config.datasets)
+    dev_sources = resolve_training_files(config.dev_datasets, config.datasets)
+    if config.as_dpr:
+        # The original put special tokens before training questions only.
+        dev_sources = [replace(source, options=replace(source.options, special_token=None)) for source in dev_sources]
+    if not train_sources:
+        _check_evaluation_only(config, dev_sources)
+    elif config.output_dir is None:
+        raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=_local_rank())
+    with process_group(device.type, timeout_s=config.rank_timeout_s):
+        seed_everything(config.seed)
+        model = build_model(config).to(device)
+        dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
+        if not train_sources:
+            return evaluate(config, model, dev_sets)
+        train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
+        if config.train.dry_run:
+            _dry_run(config, model, train_sets, dev_sets)
+            return None
+        return build_trainer(config, model, train_sets, dev_sets).train()
+
+
+def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
+    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``."""
+    encoder = config.encoder
+    options = TowerOptions(
+        fix_ctx_encoder=encoder.fix_ctx_encoder,
+        learn_temperature=config.loss.learn_temperature,
+        temperature=config.loss.temperature,
+        packed=encoder.packed,
+        attention=encoder.attention,
+        attention_dropout=encoder.attention_dropout,
+    )
+    settings = EncoderSettings(
+        pooling=encoder.pooling,
+        projection_dim=encoder.projection_dim,
+        normalize=encoder.normalize,
+        shared=encoder.shared,
+        sequence_length=encoder.sequence_length,
+        question_length=encoder.question_length,
+        dpr_trailing_sep=config.trailing_sep(),
+    )
+    if config.model_file is not None:
+        return BiEncoder.load(
+            config.model_file,
+            options=options,
+            dropout=encoder.dropout,
+            pretrained_model_cfg=encoder.named_model(),
+            special_tokens=config.special_tokens or (),
+            trailing_sep=encoder.dpr_trailing_sep is not False,
+            settings=settings,
+        )
+    return BiEncoder.from_pretrained(
+        encoder.pretrained_model_cfg,
+        settings,
+        pretrained=encoder.pretrained and config.init != "scratch",
+        dropout=encoder.dropout,
+        do_lower_case=config.do_lower_case,
+        special_tokens=config.special_tokens or (),
+        options=options,
+    )
+
+
+def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:
+    """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
+    for source in sources:
+        if loss_scales is not None and source.options.loss_scale is not None:
+            raise ConfigError(f"datasets.{source.name}.loss_scale and loss_scale_factors contradict; leave one of them out")
+    own = [1.0 if source.options.loss_scale is None else source.options.loss_scale for source in sources]
+    scales = own if loss_scales is None else list(loss_scales)
+    if len(scales) != len(sources):
+        raise ConfigError(f"loss_scale_factors has {len(scales)} values for {len(sources)} train_datasets; give one for each")
+    opened: Opened = []
+    for source, scale in zip(sources, scales, strict=True):
+        data: SampleSource
+        if source.options.reader is not None:
+            data = own_data(source.options.reader, source.files, name=source.name)
+        else:
+            data = open_training_set(
+                source.files, name=source.name, cache_dir=None, on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
+            )
+        options = SetOptions(
+            namespace=source.name,
+            query_prefix=source.options.before_questions(),
+            passage_prefix=source.options.passage_prefix or None,
+            query_suffix=source.options.query_special_suffix,
+            selector=source.options.selector,
+            encoder_type=source.options.encoder_type or "",
+            shuffle_positives=source.options.shuffle_positives,
+            normalize=source.options.normalize,
+            exclude_gold=source.options.exclude_gold,
+            loss_scale=scale,
+            weight=source.options.weight,
+        )
+        if options.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
+            raise ConfigError(f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true contradict; nothing would train")
+        opened.append((data, options))
+    return opened
+
+
+def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> Opened:
+    """The sets with their tokens read from token stores, as ``train.token_store`` says; sets of a user's own stay as they are."""
+    folder = config.train.token_store_folder()
+    if config.train.token_store == "off":
+        return sets
+    build = folder is not None or _sees_most_rows(sum(len(source) for source, _ in sets), config)
+    result: Opened = []
+    for source, options in sets:
+        if isinstance(source, TrainingSet):
+            result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
+        else:
+            logger.info("%s: read by a class of your own, so its texts are tokenised as they come", source.name)
+            result.append((source, options))
+    return result
+
+
+def _sees_most_rows(num_rows: int, config: BiEncoderTrainConfig) -> bool:
+    """Whether a run is long enough for it to pay to tokenise everything first."""
+    train = config.train
+    if train.dry_run:
+        return False
+    questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
+    return not train.max_steps or train.max_steps * questions >= num_rows // 2
+
+
+def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:
+    """The trainer that the settings describe."""
+    train = config.train
+    return BiEncoderTrainer(
+        model,
+        train_sets,
+        dev_sets,
+        output_dir=str(config.output_dir),
+        batch_size=train.batch_size,
+        num_train_epochs=train.num_train_epochs,
+        max_steps=train.max_steps,
+        stop_at_epoch=train.stop_at_epoch,
+        seed=config.seed,
+        batches=batch_settings(config),
+        loss=BiEncoderNllLoss(candidates=config.candidates()),
+        optimizer=OptimizerSettings(
+            learning_rate=train.learning_rate,
+            weight_decay=train.weight_decay,
+            eps=train.adam_eps,
+            betas=train.betas(),
+            embedding_lr_factor=train.embedding_lr_factor,
+            # The original's gradient was the exact one divided by the number of processes, so its limit is that much stricter.
+            max_grad_norm=train.max_grad_norm * (current_ranks().world_size if config.as_dpr else 1),
+        ),
+        schedule=Schedule(config.lr_schedule(), train.warmup_steps, train.min_lr_ratio),
+        validation=_validation_settings(config),
+        periods=Periods(
+            log_every_steps=train.log_batch_step,
+            eval_per_epoch=train.eval_per_epoch,
+            eval_every_steps=train.eval_every_steps,
+            eval_epochs=tuple(train.eval_epochs or ()),
+            sanity_pools=train.sanity_validation,
+            val_av_rank_start_epoch=config.val_av_rank_start_epoch,
+            save_every_steps=train.save_every_steps,
+        ),
+        checkpoints=CheckpointSettings(
+            name=config.checkpoint_file_name,
+            keep_last=train.keep_last,
+            resume=config.resume_mode(),
+            ignore_offset=config.ignore_checkpoint_offset,
+            ignore_optimizer=config.ignore_checkpoint_optimizer,
+            ignore_lr=config.ignore_checkpoint_lr,
+            best_metric=train.best_metric,
+            best_is_highest=train.best_is_highest,
+            goes_on=Path(str(config.model_file)) if config.init == "continue" else None,
+        ),
+        compute=ComputeSettings(
+            precision=train.precision,
+            most_skipped_steps=train.most_skipped_steps,
+            tf32=train.tf32,
+            gradient_checkpointing=train.gradient_checkpointing,
+            compile=train.compile,
+            deterministic=train.deterministic,
+            grad_cache_tokens=train.grad_cache_tokens,
+            memory_budget_gb=train.memory_budget_gb,
+        ),
+        callbacks=make_callbacks(config),
+        config=asdict(config),
+    )
+
+
+def make_callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
+    """The user's own, then those that the settings ask for: trackers get what others add to the figures."""
+    train, tracking, stopping = config.train, config.tracking, config.train.early_stopping
+    found = own_callbacks(train.callbacks)
+    if tracking.tensorboard:
+        found.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
+    if tracking.wandb:
+        found.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
+    if stopping.patience:
+        found.append(
+            EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta, metric=stopping.metric, highest=stopping.highest)
+        )
+    if train.load_best_at_end:
+        found.append(LoadBest())
+    return found
+
+
+def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> None:
+    """Prints what the run would take; the trainer's folder is one that goes away."""
+    with tempfile.TemporaryDirectory(prefix="dpr-dry-run-") as folder:
+        train = replace(config.train, callbacks=None)
+        aside = replace(config, output_dir=folder, init=None, resume="auto", tracking=TrackingConfig(), train=train)
+        found = dry_run(build_trainer(aside, model, train_sets, dev_sets), Path(str(config.output_dir)))
+    if current_ranks().is_main:
+        print("\n".join(found.lines()))
+
+
+def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
+    """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
+    validator = Validator(
+        model,
+        BiEncoderNllLoss(candidates=config.candidates()),
+        [DevSet(source.name, source, options) for source, options in dev_sets],
+        hard_negatives=config.train.hard_negatives,
+        other_negatives=config.train.other_negatives,
+        settings=_validation_settings(config),
+        ranks=current_ranks(),
+        precision=config.train.precision,
+    )
+    metrics: Metrics = {**validator.nll(), **validator.average_rank()}
+    if current_ranks().is_main:
+        for name, value in metrics.items():
+            print(f"{name:<40} {value:.6f}")
+    if config.output_dir is not None:
+        folder = Path(config.output_dir)
+
+        def write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "metrics.json", metrics)
+            write_report(folder)
+
+        on_main(write)
+    return metrics["eval/nll_loss"]
+
+
+def batch_settings(config: BiEncoderTrainConfig) -> BatchSettings:
+    """What pools are made of."""
+    train = config.train
+    return BatchSettings(
+        global_batch_size=train.global_batch_size,
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
+        hard_negatives=train.hard_negatives,
+        other_negatives=train.other_negatives,
+        sampling=Sampling(rates=config.train_sampling_rates, **asdict(train.sampling)),
+        local_shards=config.local_shards_dataloader,
+        augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
+        num_workers=train.num_workers,
+        prefetch_batches=train.prefetch_batches,
+        overfit_batches=train.overfit_batches,
+    )
+
+
+def _validation_settings(config: BiEncoderTrainConfig) -> ValidationSettings:
+    train = config.train
+    return ValidationSettings(
+        pool_size=train.dev_batch_size,
+        average_rank_hard_negatives=train.val_av_rank_hard_neg,
+        average_rank_other_negatives=train.val_av_rank_other_neg,
+        average_rank_passages_per_forward=train.val_av_rank_bsz,
+        average_rank_max_questions=train.val_av_rank_max_qs,
+        as_dpr=config.as_dpr,
+        metrics=own_metrics(train.metrics),
+    )
+
+
+def _check_evaluation_only(config: BiEncoderTrainConfig, dev_sources: Sequence[Any]) -> None:
+    if config.model_file is None or not dev_sources:
+        raise ConfigError(
+            "nothing to do: set train_datasets to train, or model_file and dev_datasets to evaluate\n"
+            "e.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
+        )
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))

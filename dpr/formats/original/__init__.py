@@ -1,0 +1,1 @@
+"""What reads and writes the files of the original DPR."""

@@ -1,0 +1,339 @@
+"""The original DPR's checkpoint files (``torch.save`` of one dictionary), read without running anything in them, and written back.
+
+    model_dict        weights: `question_model.` and `ctx_model.` + names of a Hugging Face BertModel, `encode_proj.` with a projection
+    encoder_params    2021: do_lower_case, encoder (an OmegaConf object that drags the run's whole configuration along); 2020: one flat dict
+    optimizer_dict, scheduler_dict, offset, epoch
+
+Both containers of ``torch.save`` are read: the zip archive, and the plain sequence of pickles that came before it. Tensors are looked up
+only when asked for, so the optimizer's state, twice the size of the weights, is never loaded.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from dpr.core.errors import CheckpointError
+from dpr.formats.durable import durable_file
+from dpr.formats.original.inert_pickle import InertReader, MalformedPickle, Name, Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXPECTED = "a checkpoint of the original DPR"
+MAX_STRUCTURE_BYTES = 64 << 20
+"""Everything but the weights: names, settings, the shapes. Original files have about 0.3 MB of it."""
+MAX_DEPTH = 32
+
+# What zipfile and torch raise for damaged containers.
+_DAMAGED = (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, OverflowError, struct.error)
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+}
+_REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
+_REBUILD_PARAMETER = Name("torch._utils", "_rebuild_parameter")
+_PLAIN_TYPES = {"dict", "list", "tuple", "set", "frozenset", "str", "int", "float", "bool", "bytes", "object", "type"}
+_MEMBERS = {
+    "collections": {"OrderedDict", "defaultdict"},
+    "builtins": _PLAIN_TYPES,
+    "__builtin__": _PLAIN_TYPES | {"unicode", "long"},
+    "_operator": {"getitem"},
+    "operator": {"getitem"},
+    "torch": set(_STORAGES) | {"Size"},
+    "torch._utils": {_REBUILD.name, _REBUILD_PARAMETER.name},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "argparse": {"Namespace"},
+}
+
+
+@dataclass(frozen=True)
+class DprCheckpoint:
+    """What is used of a file: ``weights`` by the file's own names (without poolers and position numbers), and what the towers are."""
+
+    weights: dict[str, Tensor]
+    pretrained_model_cfg: str | None
+    do_lower_case: bool
+    sequence_length: int = 256
+    settings: dict[str, Any] = field(default_factory=dict)
+    """``encoder_params`` as plain values, flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    key: str
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _LazyTensor:
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def is_dpr_file(path: Path) -> bool:
+    """Whether a path can only be an original checkpoint: a single file (ours and Hugging Face's are folders)."""
+    return path.is_file()
+
+
+def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
+    """Reads the weights and the encoder's settings.
+
+    Raises:
+        CheckpointError: the file is no such checkpoint, damaged, or names something that has no place in one.
+    """
+    try:
+        with path.open("rb") as file, _open_container(file, path.stat().st_size) as (root, storages):
+            state = _Fields(root, "the file")
+            weights = {
+                name: storages.tensor(value, name) for name, value in state.section("model_dict").items() if not _is_unused(str(name))
+            }
+            return _checkpoint(weights, state.section("encoder_params"))
+    except MalformedPickle as error:
+        raise CheckpointError(f"{error}; nothing in it was run", file=path, expected=EXPECTED) from None
+    except _DAMAGED as error:
+        raise CheckpointError(f"damaged ({type(error).__name__}); nothing in it was run", file=path, expected=EXPECTED) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, expected=EXPECTED) from None
+
+
+def write_dpr_checkpoint(path: Path, weights: Mapping[str, Tensor], encoder_params: Mapping[str, Any]) -> None:
+    """Writes a checkpoint that the original reads: plain dictionaries, numbers, texts and tensors only. Step and optimizer are fresh."""
+    import torch
+
+    state = {
+        "model_dict": {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+        "optimizer_dict": {},
+        "scheduler_dict": {},
+        "offset": 0,
+        "epoch": 0,
+        "encoder_params": dict(encoder_params),
+    }
+    with durable_file(path, "wb") as file:
+        torch.save(state, file)
+
+
+def _is_unused(name: str) -> bool:
+    return name.endswith("embeddings.position_ids") or ".pooler." in name
+
+
+def _checkpoint(weights: dict[str, Tensor], params: dict[Any, Any]) -> DprCheckpoint:
+    flat = {key: value for key, value in params.items() if key != "encoder"}
+    nested = params.get("encoder")
+    flat |= nested if isinstance(nested, dict) else {}
+    name, length = flat.get("pretrained_model_cfg"), flat.get("sequence_length", 256)
+    if not (name is None or isinstance(name, str)) or isinstance(length, bool) or not isinstance(length, int) or not 3 <= length <= 1 << 20:
+        raise MalformedPickle("encoder_params holds a pretrained_model_cfg or sequence_length that is none")
+    lower = flat.get("do_lower_case", True)
+    return DprCheckpoint(weights, name, lower if isinstance(lower, bool) else True, length, {str(key): flat[key] for key in flat})
+
+
+class _Fields:
+    """A dictionary of the file whose members must be there."""
+
+    def __init__(self, value: Any, what: str) -> None:
+        if isinstance(value, Record) and value.of.name == "Namespace":
+            value = value.state
+        if not isinstance(value, dict):
+            raise MalformedPickle(f"{what} is no dictionary")
+        self._value = value
+
+    def section(self, name: str) -> dict[Any, Any]:
+        if name not in self._value:
+            raise MalformedPickle(f"has no {name}")
+        value = self._value[name]
+        if name == "encoder_params":
+            value = _plain(value, MAX_DEPTH)
+        if not isinstance(value, dict):
+            raise MalformedPickle(f"{name} is no dictionary")
+        return value
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Settings as plain values: OmegaConf's nodes become what they hold, whatever else there is becomes None."""
+    if depth == 0:
+        raise MalformedPickle("encoder_params is nested too deeply")
+    if isinstance(value, Record) and value.of.module.startswith("omegaconf.") and isinstance(value.state, dict):
+        content = value.state["_content"] if "_content" in value.state else value.state.get("_val")
+        return _plain(content, depth - 1)
+    if isinstance(value, Record) and value.of.name == "Namespace":
+        return _plain(value.state, depth - 1)
+    if isinstance(value, dict):
+        return {key: _plain(item, depth - 1) for key, item in value.items() if isinstance(key, str)}
+    return value if isinstance(value, str | int | float) else None
+
+
+class _Storages(ABC):
+    """Reads storages once each; tensors of one storage share its memory, so that no file can ask for more than its own size."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def read(self, storage: _Storage, size: int) -> bytearray:
+        """The bytes of a storage."""
+
+    def tensor(self, value: Any, name: Any) -> Tensor:
+        import torch
+
+        if not isinstance(name, str) or not isinstance(value, _LazyTensor):
+            raise MalformedPickle(f"model_dict: {str(name)[:80]} is no tensor")
+        storage = value.storage
+        highest = value.offset + sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
+        numel = 1
+        for size in value.shape:
+            numel *= size
+        if min(value.offset, *value.shape, *value.stride, storage.count) < 0 or numel > storage.count or highest >= max(storage.count, 1):
+            raise MalformedPickle(f"model_dict: {name} reaches beyond its data")
+        if storage.key not in self._loaded:
+            dtype = getattr(torch, storage.dtype)
+            data = self.read(storage, storage.count * dtype.itemsize)
+            self._loaded[storage.key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        whole = self._loaded[storage.key]
+        if whole.dtype != getattr(torch, storage.dtype) or len(whole) != storage.count:
+            raise MalformedPickle(f"model_dict: {name} disagrees with another tensor about its data")
+        return whole.as_strided(value.shape, value.stride, value.offset)
+
+
+class _ZipStorages(_Storages):
+    def __init__(self, archive: zipfile.ZipFile, prefix: str) -> None:
+        super().__init__()
+        self._archive, self._prefix = archive, prefix
+
+    def read(self, storage: _Storage, size: int) -> bytearray:
+        return bytearray(_member(self._archive, f"{self._prefix}data/{storage.key}", exactly=size))
+
+
+class _FileStorages(_Storages):
+    def __init__(self, file: IO[bytes], places: dict[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self._file, self._places = file, places
+
+    def read(self, storage: _Storage, size: int) -> bytearray:
+        start, available = self._places.get(storage.key, (0, -1))
+        if available != storage.count:
+            raise MalformedPickle(f"data {storage.key[:40]} is missing or of another size")
+        self._file.seek(start)
+        return bytearray(self._file.read(size))
+
+
+@contextmanager
+def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages]]:
+    """The dictionary in the file, and where its tensors come from."""
+    start = file.read(4)
+    file.seek(0)
+    if start != b"PK\x03\x04":
+        yield _read_sequence(file, size)
+        return
+    with zipfile.ZipFile(file) as archive:
+        members = [name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(members) != 1:
+            raise MalformedPickle("an archive without one data.pkl")
+        prefix = members[0].removesuffix("data.pkl")
+        if f"{prefix}byteorder" in archive.namelist() and _member(archive, f"{prefix}byteorder", at_most=16) != b"little":
+            raise MalformedPickle("written on a big-endian machine")
+        length = _stored(archive, members[0]).file_size
+        if length > MAX_STRUCTURE_BYTES:
+            raise MalformedPickle(f"data.pkl has {length} bytes, more than {MAX_STRUCTURE_BYTES}")
+        with archive.open(members[0]) as stream:
+            yield _reader(stream, length).load(), _ZipStorages(archive, prefix)
+
+
+def _stored(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise MalformedPickle(f"{name[-60:]} is missing") from None
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+        raise MalformedPickle(f"{name[-60:]} is compressed")
+    return info
+
+
+def _member(archive: zipfile.ZipFile, name: str, *, exactly: int | None = None, at_most: int | None = None) -> bytes:
+    info = _stored(archive, name)
+    if (exactly is not None and info.file_size != exactly) or (at_most is not None and info.file_size > at_most):
+        raise MalformedPickle(f"{name[-60:]} has {info.file_size} bytes, not {exactly if at_most is None else at_most}")
+    return archive.read(info)
+
+
+def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
+    """The container before the zip archive: magic, version, machine, the dictionary, the keys of the data, then count and data of each."""
+    reader = _reader(file, min(size, MAX_STRUCTURE_BYTES))
+    if reader.load() != _LEGACY_MAGIC or reader.load() != 1001:
+        raise MalformedPickle("not made by torch.save")
+    machine = reader.load()
+    if not isinstance(machine, dict) or machine.get("little_endian") is not True:
+        raise MalformedPickle("written on a big-endian machine")
+    seen: dict[str, _Storage] = {}
+    reader = _reader(file, reader.left, seen)
+    root, keys = reader.load(), reader.load()
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key in seen for key in keys):
+        raise MalformedPickle("the list of data is damaged")
+    import torch
+
+    places, position = {}, file.tell()
+    for key in keys:
+        file.seek(position)
+        head = file.read(8)
+        count = struct.unpack("<q", head)[0] if len(head) == 8 else -1
+        end = position + 8 + max(count, 0) * getattr(torch, seen[key].dtype).itemsize
+        if count < 0 or end > size:
+            raise MalformedPickle("the file ends too early")
+        places[key], position = (position + 8, count), end
+    return root, _FileStorages(file, places)
+
+
+def _reader(stream: IO[bytes], limit: int, seen: dict[str, _Storage] | None = None) -> InertReader:
+    def reference(value: Any) -> _Storage:
+        """('storage', type, key, device, count), in old files with a sixth member for views, which is None."""
+        if not isinstance(value, tuple) or len(value) not in (5, 6) or value[0] != "storage" or (len(value) == 6 and value[5] is not None):
+            raise MalformedPickle("refers to something that is no data of a tensor")
+        kind, key, count = value[1], value[2], value[4]
+        if not isinstance(kind, Name) or kind.name not in _STORAGES or not isinstance(key, str) or not isinstance(count, int):
+            raise MalformedPickle("refers to data of an unknown kind")
+        storage = _Storage(key, _STORAGES[kind.name], count)
+        if seen is not None and seen.setdefault(key, storage) != storage:
+            raise MalformedPickle("two tensors disagree about their data")
+        return storage
+
+    return InertReader(stream, limit=limit, allowed=_is_allowed, made=_made, reference=reference)
+
+
+def _is_allowed(name: Name) -> bool:
+    return name.name in _MEMBERS.get(name.module, ()) or name.module.split(".")[0] in ("omegaconf", "typing")
+
+
+def _made(of: Name, arguments: tuple[Any, ...]) -> Any:
+    if of.module == "collections":
+        return {}
+    if of == _REBUILD_PARAMETER and arguments and isinstance(arguments[0], _LazyTensor):
+        return arguments[0]
+    if of == _REBUILD:
+        storage, offset, shape, stride = arguments[:4] if len(arguments) >= 4 else (None,) * 4
+        if isinstance(shape, Record):
+            shape = shape.arguments[0] if shape.arguments else ()
+        if not isinstance(storage, _Storage) or not all(isinstance(part, tuple) and len(part) <= 8 for part in (shape, stride)):
+            raise MalformedPickle("a damaged tensor")
+        numbers = (offset, *shape, *stride)
+        if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers) or len(shape) != len(stride):
+            raise MalformedPickle("a damaged tensor")
+        return _LazyTensor(storage, offset, shape, stride)
+    return None

@@ -1,0 +1,118 @@
+"""The last layer for one token of each sequence, where a vector is read at one token (``cls`` pooling).
+
+Of that layer's output nothing else is needed, so its queries, attention and feed-forward part are computed for these tokens alone; keys and
+values are those of all tokens. A hook before the layer runs it over all tokens up to its attention, keeps the keys and values that come
+there, and lets it go on over the tokens that are read. The layer's code stays as it is; what does not pass the trial stays whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpr.models.fast.attention import Layout, PackedLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLayout:
+    """A pack of which one token of each sequence is read at the end: ``token`` (n,) in the pack, ``position`` (n,) in its sequence."""
+
+    pack: Layout
+    token: Tensor
+    position: Tensor
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        return self.pack.mix(query, key, value, dropout=dropout, scaling=scaling, window=window)
+
+
+class _Reached(Exception):
+    """Attention of the last layer: its keys and values, (1, H, T, d) each."""
+
+
+class _UpToAttention:
+    """Ends the layer where its attention would begin."""
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        raise _Reached(key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadTokens:
+    """Attention of the tokens that are read, as queries, over the keys and values of all tokens."""
+
+    layout: ReadLayout
+    keys: Tensor
+    values: Tensor
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        pack, position = self.layout.pack, self.layout.position
+        return pack.read(position, query, self.keys, self.values, dropout=dropout, scaling=scaling, window=window)
+
+
+def layers_of(backbone: nn.Module) -> list[nn.Module]:
+    """The repeated layers: members of the backbone's longest list of modules."""
+    return list(max((module for module in backbone.modules() if isinstance(module, nn.ModuleList)), key=len, default=[]))
+
+
+def enable_reading(backbone: Any, first_position: int) -> bool:
+    """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n, D); returns whether it does.
+
+    Judged by trying: three random sequences, with and without. A backbone that computes something else is left as it was.
+    """
+    layers = layers_of(backbone)
+    if not layers:
+        return False
+    hook = layers[-1].register_forward_pre_hook(_read_tokens, with_kwargs=True)
+    training, lengths, device = backbone.training, [11, 7, 4], backbone.device
+    tokens = torch.randint(0, int(backbone.config.vocab_size), (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(device)
+    within = torch.cat([torch.arange(length) for length in lengths]).to(device)
+    whole = PackedLayout.build(lengths, device)
+    read = ReadLayout(whole, torch.tensor([0, 14, 21], device=device), torch.tensor([0, 3, 3], device=device))
+    try:
+        with torch.no_grad():
+            backbone.eval()
+            words = backbone.get_input_embeddings()(tokens)[None]
+            expected, found = (
+                backbone(inputs_embeds=words, position_ids=within[None] + first_position, packed_layout=layout).last_hidden_state[0]
+                for layout in (whole, read)
+            )
+            expected = expected[read.token]
+            if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+                return True
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        pass
+    finally:
+        backbone.train(training)
+    hook.remove()
+    return False
+
+
+def _read_tokens(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The layer's arguments, of the tokens read alone."""
+    layout = options.get("packed_layout")
+    if not isinstance(layout, ReadLayout):
+        return None
+    keys, values = _keys_and_values(layer, arguments, options | {"packed_layout": _UpToAttention()})
+    arguments, options = (_rows(part, layout.token, keys.shape[2]) for part in (arguments, options))
+    return arguments, options | {"packed_layout": _ReadTokens(layout, keys, values)}
+
+
+def _keys_and_values(layer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    try:
+        layer.forward(*arguments, **options)
+    except _Reached as reached:
+        keys, values = reached.args
+        return keys, values
+    raise TypeError("the last layer has no attention")
+
+
+def _rows(value: Any, token: Tensor, num_tokens: int) -> Any:
+    """Whatever is (1, T, ...) cut to the tokens read: hidden states, and what belongs to them, such as rotary positions."""
+    if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[1] == num_tokens:
+        return value.index_select(1, token)
+    if isinstance(value, tuple):
+        return tuple(_rows(part, token, num_tokens) for part in value)
+    return {name: _rows(part, token, num_tokens) for name, part in value.items()} if isinstance(value, dict) else value

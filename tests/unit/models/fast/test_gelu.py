@@ -1,0 +1,113 @@
+"""GELU in place has the values of torch's, keeps gradients, and asks for few kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, ModernBertConfig
+
+from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.fast import gelu
+from dpr.models.fast.gelu import Gelu, replace_gelu
+
+CONFIG = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100)
+
+
+class Calls(TorchDispatchMode):
+    """The sizes that GELU is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "gelu" in func.name():
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (1, 37, 64), (2, 1, 8)])
+def test_values_are_those_of_torch_and_stand_in_the_place_of_the_argument(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    states = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 3
+    expected = nn.functional.gelu(states.double())
+    with torch.no_grad():
+        found = Gelu()(states)
+    assert found.data_ptr() == states.data_ptr()
+    assert found.shape == shape
+    torch.testing.assert_close(found.double(), expected, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=2e-6)
+
+
+def test_large_arguments_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gelu, "_PIECE", 16)
+    states = torch.randn(1, 7, 9)
+    expected = nn.functional.gelu(states)
+    with torch.no_grad():
+        torch.testing.assert_close(Gelu()(states), expected)
+
+
+def test_a_view_with_gaps_is_left_alone() -> None:
+    states = torch.randn(4, 10)
+    with torch.no_grad():
+        before, found = states.clone(), Gelu()(states[:, :5])
+    torch.testing.assert_close(found, nn.functional.gelu(before[:, :5]))
+    assert torch.equal(states, before)
+
+
+def test_gradients_pass() -> None:
+    states = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(Gelu(), (states,))
+    assert torch.equal(Gelu()(states), nn.functional.gelu(states))
+
+
+def test_packs_of_any_size_need_few_kernels() -> None:
+    with torch.no_grad(), Calls() as calls:
+        for tokens in range(1500, 2048, 7):
+            Gelu()(torch.randn(1, tokens, 64))
+    assert len(set(calls.sizes)) <= 12
+    assert all(size & (size - 1) == 0 for size in calls.sizes)
+
+
+def test_backbones_get_it_and_compute_the_same() -> None:
+    torch.manual_seed(0)
+    backbone = backbone_from_config(CONFIG, dropout=0.1).eval()
+    tokens = torch.randint(1, 100, (3, 8))
+    with torch.no_grad():
+        expected = backbone(input_ids=tokens).last_hidden_state
+        replace_gelu(backbone)
+        found = backbone(input_ids=tokens).last_hidden_state
+    assert sum(isinstance(module, Gelu) for module in backbone.modules()) == CONFIG.num_hidden_layers
+    torch.testing.assert_close(found, expected)
+
+
+def test_every_tower_has_it() -> None:
+    modern = ModernBertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100, pad_token_id=0
+    )
+    for config in (CONFIG, modern):
+        tower = Encoder(backbone_from_config(config))
+        assert any(isinstance(module, Gelu) for module in tower.modules())
+        assert tower.training
+
+
+def test_a_backbone_that_uses_the_argument_again_keeps_its_own() -> None:
+    class Twice(nn.Module):
+        def __init__(self, dense: nn.Module) -> None:
+            super().__init__()
+            self.dense, self.activation = dense, nn.GELU()
+
+        def forward(self, states: Tensor) -> Tensor:
+            inner = self.dense(states)
+            mixed: Tensor = self.activation(inner) + inner
+            return mixed
+
+    backbone: Any = backbone_from_config(CONFIG)
+    for layer in backbone.encoder.layer:
+        layer.intermediate = Twice(layer.intermediate.dense)
+    replace_gelu(backbone)
+    assert not any(isinstance(module, Gelu) for module in backbone.modules())
+    assert sum(isinstance(module, nn.GELU) for module in backbone.modules()) == CONFIG.num_hidden_layers
