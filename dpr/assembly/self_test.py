@@ -15,7 +15,7 @@ from dpr.data.training_data import TrainingData
 from dpr.formats.durable import verify_folder
 from dpr.indexer.exact import ExactIndex
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.encoder import EncoderSettings
+from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
 from dpr.training.optimizer import OptimizerSettings
 from dpr.training.settings import BatchSettings

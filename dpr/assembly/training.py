@@ -26,7 +26,7 @@ from dpr.formats.durable import write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.encoder import EncoderSettings
+from dpr.models.settings import EncoderSettings
 from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
 from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run

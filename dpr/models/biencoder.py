@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +19,10 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.original.checkpoints import is_dpr_file
 from dpr.models.dpr_checkpoint import read_model_parts
-from dpr.models.encoder import Encoder, EncoderSettings, backbone_from_config, load_backbone
+from dpr.models.encoder import Encoder, backbone_from_config, load_backbone
 from dpr.models.model_folders import read_folder_parts
+from dpr.models.settings import EncoderSettings
+from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 
 
 class BiEncoderVectors(NamedTuple):
@@ -30,19 +31,6 @@ class BiEncoderVectors(NamedTuple):
     questions: Tensor
     contexts: Tensor
     temperature: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class TowerOptions:
-    """How the towers are run: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient), ``packed`` computes no padding,
-    ``attention`` is sdpa or varlen (``Encoder``); ``attention_dropout`` None: as everywhere else in the towers."""
-
-    fix_ctx_encoder: bool = False
-    learn_temperature: bool = False
-    temperature: float = 1.0
-    packed: bool = True
-    attention: str = "sdpa"
-    attention_dropout: float | None = None
 
 
 class BiEncoder(nn.Module):

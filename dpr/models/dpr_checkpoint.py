@@ -11,7 +11,7 @@ from torch import Tensor
 from dpr.core.errors import CheckpointError, InputError
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
-from dpr.models.encoder import EncoderSettings
+from dpr.models.settings import EncoderSettings
 
 TOWERS = ("question_model", "ctx_model")
 OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the tokenizer's files>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,26 +21,9 @@ from dpr.models.fast.gelu import replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_reading
 from dpr.models.fast.varlen import VarlenLayout
 from dpr.models.pooling import pool_packed, pool_padded
+from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderSettings:
-    """What, besides the backbone's own config, decides the vector of a text. Stored in every checkpoint."""
-
-    pooling: str = "cls"
-    projection_dim: int = 0
-    normalize: bool = False
-    shared: bool = False
-    sequence_length: int = 256
-    question_length: int = 0
-    dpr_trailing_sep: bool = False
-    """The original's stray [SEP]: one more token, at position sequence_length - 1, that every shorter sequence attends to."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Names and values; ``dpr_trailing_sep`` only where it is on, so that fingerprints of other models stay what they were."""
-        return {name: value for name, value in asdict(self).items() if name != "dpr_trailing_sep" or value}
 
 
 class _LastToken(NamedTuple):

@@ -18,8 +18,9 @@ from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.dpr_checkpoint import ModelParts
-from dpr.models.encoder import EncoderSettings, config_from_folder, load_backbone
+from dpr.models.encoder import config_from_folder, load_backbone
 from dpr.models.fast.attention import explicit_first_position
+from dpr.models.settings import EncoderSettings
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
