@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.own_objects import own_callbacks, own_data, own_metrics
 from dpr.assembly.sources import NamedSource, resolve_training_files
+from dpr.assembly.user_classes import user_callbacks, user_data, user_metrics
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.config.training_parts import TrackingConfig
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
@@ -120,7 +120,7 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
     for source, scale in zip(sources, scales, strict=True):
         data: SampleSource
         if source.options.reader is not None:
-            data = own_data(source.options.reader, source.files, name=source.name)
+            data = user_data(source.options.reader, source.files, name=source.name)
         else:
             data = open_training_set(
                 source.files, name=source.name, cache_dir=None, on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
@@ -233,7 +233,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
 def make_callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
     """The user's own, then those that the settings ask for: trackers get what others add to the figures."""
     train, tracking, stopping = config.train, config.tracking, config.train.early_stopping
-    found = own_callbacks(train.callbacks)
+    found = user_callbacks(train.callbacks)
     if tracking.tensorboard:
         found.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
@@ -311,7 +311,7 @@ def _validation_settings(config: BiEncoderTrainConfig) -> ValidationSettings:
         average_rank_passages_per_forward=train.val_av_rank_bsz,
         average_rank_max_questions=train.val_av_rank_max_qs,
         as_dpr=config.as_dpr,
-        metrics=own_metrics(train.metrics),
+        metrics=user_metrics(train.metrics),
     )
 
 

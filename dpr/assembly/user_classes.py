@@ -1,0 +1,82 @@
+"""User-defined callbacks, metrics and data sets, named by import path on the command line or in a configuration file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import ConfigError
+from dpr.core.user_classes import call, check_class, create_object, import_object, split_entry
+from dpr.data.training_data import TrainingData
+from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.validation import QuestionMetric
+
+_CALLBACKS = "train.callbacks"
+
+
+def user_callbacks(entries: Any) -> list[Callback]:
+    """The callbacks that ``train.callbacks`` names.
+
+    Raises:
+        ConfigError: an entry is no import path, no callback, or does not take the arguments it is given.
+    """
+    listed = entries if isinstance(entries, list | tuple) else [] if entries is None else [entries]
+    return [_callback(entry) for entry in listed]
+
+
+def _callback(entry: Any) -> Callback:
+    path, arguments = split_entry(entry, setting=_CALLBACKS)
+    found = import_object(path, setting=_CALLBACKS)
+    make: Any = FunctionCallback
+    values: tuple[Any, ...] = (found,)
+    if inspect.isclass(found):
+        make, values = check_class(found, Callback, path=path, setting=_CALLBACKS), ()
+    elif isinstance(found, Callback):
+        raise ConfigError(f"{_CALLBACKS}={path} is an object; name its class, and its arguments with {{use: ..., argument: value}}")
+    elif not callable(found):
+        raise ConfigError(f"{_CALLBACKS}={path} is neither a class nor a function")
+    elif inspect.isbuiltin(found) or not _takes(found, 1):
+        raise ConfigError(f"{_CALLBACKS}={path} does not accept the trainer; name a function of (trainer) or (trainer, value)")
+    made: Callback = call(make, *values, path=path, setting=_CALLBACKS, arguments=arguments)
+    return made
+
+
+def user_metrics(paths: Sequence[str] | None) -> dict[str, QuestionMetric]:
+    """The functions that ``train.metrics`` names, by their names."""
+    found: dict[str, QuestionMetric] = {}
+    for path in paths or ():
+        metric = import_object(path, setting="train.metrics")
+        name = path.rpartition(":")[2].rpartition(".")[2]
+        if not callable(metric) or inspect.isclass(metric) or inspect.isbuiltin(metric) or not _takes(metric, 2):
+            raise ConfigError(f"train.metrics={path} is not a function of (scores, labels)")
+        if name in found or name in ("nll_loss", "in_batch_acc", "avg_rank", "avg_rank_low", "avg_rank_high"):
+            raise ConfigError(f"train.metrics={path}: the metric {name} exists already; give the function another name")
+        found[name] = metric
+    return found
+
+
+def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
+    """The data set that a catalogue entry's ``reader`` names, called with the entry's files."""
+    setting = f"datasets.{name}.reader"
+    data: TrainingData = create_object(path, TrainingData, setting=setting, values=(list(files),))
+    data.name = name
+    if not len(data):
+        raise ConfigError(f"{setting}={path}: the data set has no rows")
+    return data
+
+
+def _takes(function: Any, number: int) -> bool:
+    """Whether a function can be called with so many arguments, or with one more (a moment's value)."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return False
+    for count in (number, number + 1):
+        try:
+            signature.bind(*[None] * count)
+            return True
+        except TypeError:
+            continue
+    return False

@@ -1,0 +1,77 @@
+"""A class named by import path is checked against the contract of its slot; whatever is wrong is one ConfigError."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from dpr.core.errors import ConfigError
+from dpr.core.user_classes import create_object, load_class
+
+MODULE = """
+class Whole:
+    width = 3
+    def __init__(self, *, size=1):
+        self.size = size
+    def __call__(self, value):
+        return value
+    def gather(self):
+        return self.size
+
+class Half:
+    def __call__(self, value):
+        return value
+
+class Silent:
+    def gather(self):
+        return 1
+
+whole = Whole()
+"""
+
+
+class Slot(Protocol):
+    width: int
+
+    def __call__(self, value: int) -> int: ...
+
+    def gather(self) -> int: ...
+
+    def _internal(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("slot_module.py").write_text(MODULE)
+    yield
+    sys.modules.pop("slot_module", None)
+
+
+def test_a_class_that_has_the_methods_of_the_protocol_is_taken() -> None:
+    assert load_class("slot_module:Whole", Slot, setting="loss.name").__name__ == "Whole"
+    made: Any = create_object({"use": "slot_module:Whole", "size": 4}, Slot, setting="loss.name")
+    assert made.gather() == 4
+    assert create_object("slot_module:Whole", Slot, setting="loss.name").gather() == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("slot_module:Half", r"loss.name=slot_module:Half does not implement .*Slot: it has no gather"),
+        ("slot_module:Silent", "it has no __call__"),
+        ("slot_module:whole", "is not a class, expected one that implements .*Slot; name its class Whole"),
+        ("os:getcwd", "is not a class"),
+        ({"use": "slot_module:Whole", "sise": 4}, "unexpected keyword argument 'sise'; arguments given: sise"),
+        (["slot_module:Whole"], "names nothing"),
+    ],
+)
+def test_what_does_not_fit_the_slot_is_refused_in_one_line(entry: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        create_object(entry, Slot, setting="loss.name")
+    assert "\n" not in str(caught.value)
