@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpr.config.describe import Setting
 from dpr.core.errors import ConfigError
+from dpr.core.settings import Setting
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _SWITCHES = ("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.cli.conf_folder import group_options
-from dpr.config.describe import Setting, sections, settings, type_name
+from dpr.core.settings import Setting, sections, settings, type_name
 
 _FLAGS = """
 Flags

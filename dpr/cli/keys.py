@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dpr.cli.conf_folder import group_options
 from dpr.cli.legacy import translate
-from dpr.config.describe import Setting
 from dpr.core.errors import ConfigError
+from dpr.core.settings import Setting
 
 _SHOWN = 3
 

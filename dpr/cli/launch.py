@@ -17,9 +17,9 @@ from dpr.cli.conf_folder import conf_folder
 from dpr.cli.endings import exit_code_of
 from dpr.cli.help_text import help_text
 from dpr.cli.keys import check_keys
-from dpr.config.describe import settings
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
+from dpr.core.settings import settings
 
 
 class JobConfig(Protocol):

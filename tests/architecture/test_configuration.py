@@ -16,7 +16,7 @@ from dpr.cli.conf_folder import conf_folder, group_options
 from dpr.cli.keys import check_keys
 from dpr.cli.launch import launch
 from dpr.cli.main import COMMANDS
-from dpr.config.describe import sections, settings
+from dpr.core.settings import sections, settings
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import LaunchedJob, launched_jobs
 

@@ -48,8 +48,17 @@ ANYWHERE = {"torch", "numpy", "tqdm"}
 HEAVY = {"torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "faiss", "bm25s", "pytrec_eval", "scipy"}
 
 
+def _holds_settings(source: Source) -> bool:
+    return source.room == "config" or (source.name.endswith("/settings.py") and source.room not in ("core", "training"))
+
+
+def _is_light(name: str) -> bool:
+    """Whether a module of settings may import it: errors, and settings."""
+    return name.startswith(("dpr.core.errors", "dpr.core.settings", "dpr.config.")) or name.split(".")[2:3] == ["settings"]
+
+
 def layer_faults(source: Source) -> list[str]:
-    """Imports that go up, sideways, or from ``config`` to anything but errors."""
+    """Imports that go up, sideways, or from settings to anything but errors and settings."""
     own = LAYERS.get(source.room)
     faults = []
     for name, node in imports(source):
@@ -58,9 +67,7 @@ def layer_faults(source: Source) -> list[str]:
             continue
         other = parts[1]
         is_down = other == source.room or LAYERS.get(other, -1) < own
-        if source.room == "config" and other not in ("config", "core"):
-            is_down = False
-        if source.room == "config" and other == "core" and parts[2:3] != ["errors"]:
+        if _holds_settings(source) and not _is_light(name):
             is_down = False
         if not is_down:
             faults.append(f"{source.where(node)}   ({source.room} may not import {other})")
@@ -83,13 +90,14 @@ def room_faults(source: Source) -> list[str]:
 
 def early_faults(source: Source) -> list[str]:
     """Heavy packages imported before a configuration mistake could be told."""
-    if source.room not in ("cli", "config"):
+    if source.room != "cli" and not _holds_settings(source):
         return []
-    light = ("dpr.cli.", "dpr.config.", "dpr.core.errors", "dpr.core.logs", "dpr.core.lazy")
+    light = ("dpr.cli.", "dpr.core.logs", "dpr.core.lazy")
     return [
         source.where(node)
         for name, node in imports(source, at_import_time_only=True)
-        if name.split(".")[0] in HEAVY | {"hydra", "omegaconf"} or (name.startswith("dpr.") and not name.startswith(light))
+        if name.split(".")[0] in HEAVY | {"hydra", "omegaconf"}
+        or (name.startswith("dpr.") and not name.startswith(light) and not _is_light(name))
     ]
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.keys import check_keys
-from dpr.config.describe import settings
 from dpr.config.embedding import EmbedConfig
 from dpr.config.retrieval import RetrievalConfig
 from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.settings import settings
 
 CONF = [Path(__file__).parents[3] / "conf"]
 KEY = "encoder.pretrained_model_cfg=bert"

@@ -1,0 +1,250 @@
+"""Settings: plain dataclasses whose fields say their unit, bounds, choices and what a change means for a run that is resumed.
+
+The string under a field is its help. Checks, ``--help``, the identity of a run and everything else that goes over settings one by one is
+derived from here, so that a setting is declared once. Nothing heavy is imported: ``--help`` and a mistyped value answer at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from dpr.core.errors import ConfigError
+
+IDENTITY, TOLD, START, CONTENT, NO_EFFECT = "identity", "told", "start", "content", "no effect"
+"""What a changed value means for a run that is resumed, ``setting(on_resume=...)``:
+
+identity   it decides the batches or the objective; the change is refused
+told       it decides something else that the run ends with; the change is accepted with a warning
+start      it is read when a run begins, and a run that is resumed is past that
+content    it names files, of which the content is compared and not the name
+no effect  it decides where, how fast and how closely watched a run is, not what it ends with
+"""
+DECIDING = (IDENTITY, TOLD, START)
+_ROLES = (IDENTITY, TOLD, START, CONTENT, NO_EFFECT)
+
+
+def setting(
+    default: Any,
+    *,
+    unit: str = "",
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] = (),
+    on_resume: str = "",
+) -> Any:
+    """A field of a settings dataclass. A class or a function as ``default`` is called for the value.
+
+    Args:
+        unit: what a number counts or measures.
+        least, most: the bounds of a number, or of each of a list; ``above`` and ``below`` where the bound itself is not allowed.
+        choices: the texts that are allowed.
+        on_resume: one of the roles above.
+    """
+    assert on_resume in ("", *_ROLES), on_resume
+    rule = Rule(unit, least, most, above, below, tuple(choices), on_resume)
+    given = {"default_factory": default} if callable(default) else {"default": default}
+    return dataclasses.field(metadata={"setting": rule}, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What ``setting`` was told of a field."""
+
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    on_resume: str = ""
+
+    @property
+    def range(self) -> str:
+        """The bounds in words; nothing where there are none."""
+        if self.above is not None:
+            return f"above {self.above:g}" + ("" if self.most is None else f" and at most {self.most:g}")
+        if self.least is None:
+            return ""
+        upper = "" if self.most is None else f"{self.most:g}]"
+        upper = upper if self.below is None else f"{self.below:g})"
+        return f"in [{self.least:g}, {upper}" if upper else f"at least {self.least:g}"
+
+    def check(self, key: str, value: Any) -> None:
+        """Raises ConfigError with the key, the value and what is allowed."""
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if self.choices and item not in self.choices:
+                raise ConfigError(f"{key}={item} is not known; choose one of {', '.join(self.choices)}")
+            if self.range and not self._holds(item):
+                raise ConfigError(f"{key}={item} is out of range; it must be {self.range}")
+
+    def _holds(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+@dataclass
+class Settings:
+    """Base of the settings dataclasses. They are not frozen, since the configuration system sets their fields."""
+
+    def check(self, prefix: str = "") -> None:
+        """Checks type, bounds and choices of every field, nested settings included, then what ``check_together`` says.
+
+        Args:
+            prefix: the dotted name of this section, with its dot, for the messages.
+
+        Raises:
+            ConfigError: names the key, the value and what is allowed.
+        """
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Settings):
+                value.check(f"{prefix}{item.name}.")
+            else:
+                check_type(prefix + item.name, value, hints[item.name])
+                if value is not None:
+                    rule_of(item).check(prefix + item.name, value)
+        self.check_together(prefix)
+
+    def check_together(self, prefix: str) -> None:
+        """What concerns several settings at once; called when each alone is in order."""
+
+
+def rule_of(item: Field[Any]) -> Rule:
+    """The rule of a field; an empty one for a field that was not made by ``setting``."""
+    rule: Rule = item.metadata.get("setting", Rule())
+    return rule
+
+
+_IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def check_type(key: str, value: Any, hint: Any) -> None:
+    """Raises ConfigError where ``value`` is not of the type ``hint``. A whole number is a number; true and false are none."""
+    kinds = [kind for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if kind is not NoneType]
+    if Any in kinds or (value is None and NoneType in get_args(hint)):
+        return
+    if any(type(value) in ((int, float) if kind is float else (get_origin(kind) or kind,)) for kind in kinds):
+        return
+    if any(get_origin(kind) is list for kind in kinds) and isinstance(value, list | tuple):
+        return
+    if any(get_origin(kind) is dict for kind in kinds) and isinstance(value, Mapping):
+        return
+    raise ConfigError(f"{key}={value!r} is not {' or '.join(_IN_WORDS.get(kind, type_name(kind)) for kind in kinds)}")
+
+
+def flat_values(settings: Any, roles: Collection[str] = _ROLES, prefix: str = "") -> dict[str, Any]:
+    """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted keys."""
+    found: dict[str, Any] = {}
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if is_dataclass(value):
+            found |= flat_values(value, roles, f"{prefix}{item.name}.")
+        elif rule_of(item).on_resume in roles:
+            found[prefix + item.name] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One settable key. ``doc`` is the string under the field; ``is_open``: any key below it is accepted (a catalogue)."""
+
+    key: str
+    type: Any
+    default: Any
+    doc: str
+    is_open: bool = False
+    rule: Rule = Rule()
+
+    @property
+    def takes_text(self) -> bool:
+        """The value is one text, to be taken literally."""
+        return _without_none(self.type) is str
+
+    @property
+    def takes_texts(self) -> bool:
+        """The value is a text or a list of texts: paths and names."""
+        return self.type is Any or _without_none(self.type) == list[str]
+
+
+def settings(config_class: type, prefix: str = "") -> list[Setting]:
+    """All settings of ``config_class`` in the order of their fields, nested classes in place, keys dotted."""
+    return [found for found in _walk(config_class, prefix) if isinstance(found, Setting)]
+
+
+def sections(config_class: type) -> dict[str, str]:
+    """Dotted names of the nested classes with their docstrings; the root is the empty name."""
+    return dict(found for found in _walk(config_class, "") if isinstance(found, tuple))
+
+
+def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:
+    yield prefix.rstrip("."), inspect.cleandoc(config_class.__doc__ or "")
+    hints, docs = get_type_hints(config_class), _field_docs(config_class)
+    for item in fields(config_class):
+        key, kind = prefix + item.name, hints[item.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            yield from _walk(kind, key + ".")
+        else:
+            yield Setting(key, kind, _default(item), docs.get(item.name, ""), get_origin(kind) is dict, rule_of(item))
+
+
+def type_name(kind: Any) -> str:
+    """The type in a reader's words."""
+    kind = _without_none(kind)
+    if get_origin(kind) is list:
+        return f"list of {type_name(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return "catalogue"
+    return {str: "text", int: "integer", float: "number", bool: "true|false", Any: "name, path or list"}.get(kind, str(kind))
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        rest = [part for part in get_args(kind) if part is not NoneType]
+        return rest[0] if len(rest) == 1 else kind
+    return kind
+
+
+def _default(item: Field[Any]) -> Any:
+    if item.default is not MISSING:
+        return item.default
+    return item.default_factory() if item.default_factory is not MISSING else None
+
+
+def _field_docs(config_class: type) -> dict[str, str]:
+    """The string literals under fields, inherited ones included; a class without source (typed at a prompt) has none."""
+    docs: dict[str, str] = {}
+    for base in reversed(config_class.__mro__[:-1]):
+        docs |= _own_field_docs(base)
+    return docs
+
+
+def _own_field_docs(config_class: type) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(config_class)))
+    except (OSError, TypeError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    docs = {}
+    for node, following in pairwise(body):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            docs[node.target.id] = " ".join(str(following.value.value).split())
+    return docs
