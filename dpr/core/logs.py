@@ -34,7 +34,7 @@ class _BesideProgressBars(logging.StreamHandler):
 
 
 def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
-    """Sends this package's messages to standard error. Called by the command line only; a library user keeps their own set-up."""
+    """Sends this package's messages to standard error. For the command line, which has no logging set-up of its own."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers.clear()
     handler = _BesideProgressBars()
@@ -43,3 +43,13 @@ def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if rank else logging.DEBUG if verbose else logging.INFO)
     logger.propagate = False
+
+
+def configure_by_default(*, rank: int = 0) -> None:
+    """The same for a plain script: does nothing where any logging is set up, and steps back once the application sets it up."""
+    logger = logging.getLogger(LOGGER_NAME)
+    if logger.hasHandlers() or logger.level != logging.NOTSET:
+        return
+    configure_logging(rank=rank)
+    logger.propagate = True
+    logger.handlers[0].addFilter(lambda record: not logging.getLogger().handlers)

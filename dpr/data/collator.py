@@ -17,7 +17,7 @@ from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data.negatives import AnyPassage, AnySample, Selection, select_passages
 from dpr.data.order import AUGMENT, NEGATIVES
-from dpr.data.tensorizer import Tensorizer
+from dpr.data.tensorizer import Tensorizer, check_selector_type
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.token_store import StoredPassage, StoredSample
 
@@ -54,6 +54,9 @@ class SetOptions:
     """Put before every passage: before its title where it has one."""
     weight: float | None = None
     """The set's share of an epoch, relative to those of the others."""
+
+    def __post_init__(self) -> None:
+        check_selector_type(self.selector)
 
 
 class DataRow(NamedTuple):

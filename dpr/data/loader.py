@@ -81,9 +81,12 @@ def cut_into_pools(
     """This rank's view of the pools of ``global_batch_size`` questions that the data sets give.
 
     Raises:
-        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets do not match.
+        ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets do not match, a selector does
+            not fit the tokenizer.
     """
     sources, options = [source for source, _ in sets], [options for _, options in sets]
+    for item in options:
+        collator.tensorizer.check_selector(item.selector)
     sampling = with_weights_of_sets(sampling or Sampling(), options)
     if local_shards:
         sampling.refuse_local_shards()

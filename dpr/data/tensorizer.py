@@ -202,15 +202,27 @@ class Tensorizer:
         return list(ids.tolist())
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:
-        """Where each question's vector is read: position 0, a fixed position, or the first occurrence of a token (0 where it is absent)."""
+        """Where each question's vector is read: position 0, a fixed position (the last one of shorter questions), or the first occurrence
+        of a token (0 where it is absent).
+
+        Raises:
+            ConfigError: see ``check_selector``.
+        """
+        self.check_selector(selector)
         if selector is None:
             return [0] * len(sequences)
         if isinstance(selector, int):
             return [min(selector, len(tokens) - 1) for tokens in sequences]
         token_id = self.tokenizer.convert_tokens_to_ids(selector)
-        if token_id is None or token_id == self.tokenizer.unk_token_id:
-            raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
         return [tokens.index(token_id) if token_id in tokens else 0 for tokens in sequences]
+
+    def check_selector(self, selector: int | str | None) -> None:
+        """Raises ConfigError for what is no position inside a question and no token of the vocabulary."""
+        check_selector_type(selector)
+        if isinstance(selector, int) and selector >= self.question_length:
+            raise ConfigError(f"selector={selector} is out of range; questions have at most {self.question_length} tokens, counted from 0")
+        if isinstance(selector, str) and self.tokenizer.convert_tokens_to_ids(selector) in (None, self.tokenizer.unk_token_id):
+            raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
 
     @cached_property
     def _mask_id(self) -> int:
@@ -253,6 +265,16 @@ class Tensorizer:
             )
             result += encoded["input_ids"]
         return result
+
+
+def check_selector_type(selector: int | str | None) -> None:
+    """Raises ConfigError for what can be no selector, whatever the tokenizer."""
+    if selector is None or (isinstance(selector, str) and selector):
+        return
+    if type(selector) is not int:
+        raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
+    if selector < 0:
+        raise ConfigError(f"selector={selector} is out of range; positions are counted from 0")
 
 
 def _with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:

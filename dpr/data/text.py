@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 TYPOGRAPHIC_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
 
 
@@ -28,3 +31,20 @@ def decorate_question(text: str, *, prefix: str | None = None, suffix: str | Non
 def decorate_passage(title: str, text: str, *, prefix: str) -> tuple[str, str]:
     """Title and text of a passage with ``prefix`` at its beginning: before the title or, where there is none, before the text."""
     return (prefix + title, text) if title else ("", prefix + text.strip())
+
+
+def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: str) -> list[Any]:
+    """One item, or several, as a list.
+
+    Raises:
+        TypeError: what the method got that it does not take, and where.
+    """
+    if isinstance(given, kinds):
+        return [given]
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise TypeError(f"{method} takes {expected} or a list of them, not {type(given).__name__}")
+    items = list(given)
+    for number, item in enumerate(items):
+        if not isinstance(item, kinds):
+            raise TypeError(f"{method} takes {expected} or a list of them, but item {number} is of type {type(item).__name__}")
+    return items

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import checked_items
 from dpr.formats import checkpoints
+from dpr.formats.durable import durable_folder
 from dpr.formats.original.checkpoints import is_dpr_file
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder, backbone_from_config, load_backbone
@@ -124,14 +126,37 @@ class BiEncoder(nn.Module):
         """``question`` or ``ctx``."""
         return self.question_model if encoder_type == "question" else self.ctx_model
 
-    def encode_questions(self, texts: Sequence[str], *, batch_tokens: int = 8192) -> np.ndarray:
-        """Vectors of questions, (Q, D) float32, in the order given."""
-        return self.encode_tokens(self.tensorizer.question_tokens(texts), encoder_type="question", batch_tokens=batch_tokens)
+    def encode_questions(self, texts: str | Sequence[str], *, batch_tokens: int = 8192) -> np.ndarray:
+        """Vectors of questions, (Q, D) float32, in the order given; (D,) for a single text.
 
-    def encode_passages(self, passages: Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
-        """Vectors of passages (plain strings are passages without a title), (P, D) float32, in the order given."""
-        records = [Passage(passage) if isinstance(passage, str) else passage for passage in passages]
-        return self.encode_tokens(self.tensorizer.passage_tokens(records), encoder_type="ctx", batch_tokens=batch_tokens)
+        Raises:
+            TypeError: something else than texts.
+        """
+        questions = checked_items(texts, (str,), "encode_questions", "a text")
+        vectors = self.encode_tokens(self.tensorizer.question_tokens(questions), encoder_type="question", batch_tokens=batch_tokens)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def encode_passages(self, passages: str | Passage | Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
+        """Vectors of passages (plain texts are passages without a title), (P, D) float32, in the order given; (D,) for a single passage.
+
+        Raises:
+            TypeError: something else than texts and passages.
+        """
+        given = checked_items(passages, (str, Passage), "encode_passages", "a text or a Passage")
+        records = [Passage(passage) if isinstance(passage, str) else passage for passage in given]
+        vectors = self.encode_tokens(self.tensorizer.passage_tokens(records), encoder_type="ctx", batch_tokens=batch_tokens)
+        return vectors[0] if isinstance(passages, str | Passage) else vectors
+
+    def encode(self, texts: str | Passage | Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
+        """``encode_passages`` of a model whose towers are one, as sentence-transformers calls it.
+
+        Raises:
+            TypeError: something else than texts and passages.
+            ConfigError: the model has two towers, which give different vectors.
+        """
+        if not self.settings.shared:
+            raise ConfigError("this model encodes questions and passages differently; call encode_questions or encode_passages")
+        return self.encode_passages(texts, batch_tokens=batch_tokens)
 
     def encode_tokens(
         self, sequences: Sequence[list[int]], *, encoder_type: str, batch_tokens: int = 8192, positions: list[int] | None = None
@@ -194,6 +219,15 @@ class BiEncoder(nn.Module):
                 hint="was it written with other encoder.* settings?",
             )
         self.load_state_dict(weights, strict=not self.settings.shared)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Writes a folder that ``BiEncoder.load`` and every command read (``model_file=FOLDER``): complete, or not at all.
+
+        Raises:
+            InputError: ``folder`` exists already and ``overwrite`` is false.
+        """
+        with durable_folder(Path(folder), overwrite=overwrite) as temporary:
+            self.write_to(temporary)
 
     def write_to(self, folder: Path) -> None:
         """Writes everything that is needed to use the model into a folder that is being made (see ``dpr.formats.checkpoints``)."""

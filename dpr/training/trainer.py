@@ -15,7 +15,7 @@ from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, current_ranks, on_main
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
+from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
 from dpr.data.loader import PoolOrder, SampleSource, pool_loader
@@ -125,6 +125,7 @@ class BiEncoderTrainer:
 
     def train(self) -> float | None:
         """Runs to the end; returns the best validation value, None without dev sets. A finished run returns at once."""
+        configure_by_default(rank=self.ranks.rank)
         self._describe()
         try:
             with (

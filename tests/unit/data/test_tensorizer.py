@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
+from dpr.data.collator import Collator, SetOptions
+from dpr.data.loader import cut_into_pools
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question, normalize_passage, normalize_question
-from tests.helpers.tiny import VOCABULARY, encoder_folder
+from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
 
 CLS, SEP, MASK = (VOCABULARY.index(token) for token in ("[CLS]", "[SEP]", "[MASK]"))
 
@@ -97,6 +101,22 @@ def test_selectors(folder: Path) -> None:
     assert special.representation_positions(tokens, 5) == [5, 3]
     with pytest.raises(ConfigError, match="not a token"):
         special.representation_positions(tokens, "[nope]")
+
+
+@pytest.mark.parametrize("selector", [1000, 12, -1, True, False, 1.5, "", "[nope]", [0]])
+def test_a_selector_that_is_no_position_of_a_question_and_no_token_is_refused(folder: Path, selector: Any) -> None:
+    small = tensorizer(folder)
+    with pytest.raises(ConfigError, match="selector="):
+        small.representation_positions(small.question_tokens(["ba be"]), selector)
+    # A data set with it is refused when the pools are planned, before a worker meets it.
+    with pytest.raises(ConfigError, match="selector="):
+        cut_into_pools(
+            [(ListSource(make_samples(4)), SetOptions("tiny", selector=selector))],
+            Collator(small, num_hard=0, num_other=0),
+            global_batch_size=2,
+            ranks=Ranks(),
+            seed=0,
+        )
 
 
 def test_a_crop_is_a_window_of_the_text_behind_the_title(folder: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
@@ -44,6 +45,42 @@ def test_a_saved_model_gives_the_same_vectors_from_its_folder_alone(folder: Path
     assert loaded.encode_questions(TEXTS).shape == (3, model.dimension)
     same = np.allclose(model.encode_questions(TEXTS), model.encode_passages(TEXTS))
     assert same == bool(settings.get("shared"))
+
+
+def test_save_writes_a_folder_that_load_reads_and_never_overwrites_unasked(folder: Path, tmp_path: Path) -> None:
+    model = tiny_model(folder, dtype=torch.float32)
+    model.save(str(tmp_path / "model"))
+    assert BiEncoder.load(tmp_path / "model").fingerprint == model.fingerprint
+    with pytest.raises(InputError, match="exists already"):
+        tiny_model(folder, seed=1, dtype=torch.float32).save(tmp_path / "model")
+    tiny_model(folder, seed=1, dtype=torch.float32).save(tmp_path / "model", overwrite=True)
+    assert BiEncoder.load(tmp_path / "model").fingerprint != model.fingerprint
+
+
+def test_a_single_text_gives_one_vector(folder: Path) -> None:
+    model = tiny_model(folder, dtype=torch.float32)
+    np.testing.assert_array_equal(model.encode_questions("ba be bi"), model.encode_questions(["ba be bi"])[0])
+    np.testing.assert_array_equal(model.encode_passages("ba be bi"), model.encode_passages(["ba be bi"])[0])
+    np.testing.assert_array_equal(model.encode_passages(Passage("ba", "be")), model.encode_passages([Passage("ba", "be")])[0])
+    for texts in (("ba", "be"), iter(["ba", "be"]), np.array(["ba", "be"])):
+        assert model.encode_questions(texts).shape == (2, model.dimension)
+    assert model.encode_questions([]).shape == (0, model.dimension)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"ba", {"text": "ba"}, ["ba", None], [("title", "text")], [["ba"]]])
+def test_what_is_no_text_is_a_type_error_that_says_what_is_taken(folder: Path, wrong: Any) -> None:
+    model = tiny_model(folder, dtype=torch.float32)
+    with pytest.raises(TypeError, match="encode_questions takes a text or a list of them"):
+        model.encode_questions(wrong)
+    with pytest.raises(TypeError, match="encode_passages takes a text or a Passage or a list of them"):
+        model.encode_passages(wrong)
+
+
+def test_encode_is_for_models_with_one_tower(folder: Path) -> None:
+    shared = tiny_model(folder, dtype=torch.float32, shared=True)
+    np.testing.assert_array_equal(shared.encode(TEXTS), shared.encode_passages(TEXTS))
+    with pytest.raises(ConfigError, match="call encode_questions or encode_passages"):
+        tiny_model(folder, dtype=torch.float32).encode(TEXTS)
 
 
 def test_the_vector_of_a_text_does_not_depend_on_its_batch(folder: Path) -> None:

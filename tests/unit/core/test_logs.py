@@ -1,0 +1,64 @@
+"""A plain script sees what training says; an application that has set up logging is left alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dpr.core.logs import configure_by_default
+
+
+@contextmanager
+def fresh_logging() -> Iterator[logging.Logger]:
+    """No logging set up anywhere, as in a fresh interpreter. Not a fixture: pytest adds its own handlers after fixtures."""
+    root, logger = logging.getLogger(), logging.getLogger("dpr")
+    before = root.handlers[:], logger.handlers[:], logger.level, logger.propagate
+    root.handlers[:], logger.handlers[:], logger.propagate = [], [], True
+    logger.setLevel(logging.NOTSET)
+    try:
+        yield logger
+    finally:
+        root.handlers[:], logger.handlers[:], logger.propagate = before[0], before[1], before[3]
+        logger.setLevel(before[2])
+
+
+def test_a_plain_script_sees_messages_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with fresh_logging() as logger:
+        configure_by_default()
+        configure_by_default()
+        logger.getChild("training").info("step 1")
+        assert capsys.readouterr().err.count("step 1") == 1
+        assert not logging.getLogger().handlers
+
+
+def test_other_ranks_only_warn(capsys: pytest.CaptureFixture[str]) -> None:
+    with fresh_logging() as logger:
+        configure_by_default(rank=1)
+        logger.info("step 1")
+        logger.warning("careful")
+        assert "[rank 1] W careful" in (text := capsys.readouterr().err)
+        assert "step 1" not in text
+
+
+def test_logging_that_is_set_up_before_is_left_alone() -> None:
+    with fresh_logging() as logger:
+        for level, handlers in ((logging.ERROR, []), (logging.NOTSET, [logging.NullHandler()])):
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
+            configure_by_default()
+            assert (logger.level, logger.handlers) == (level, handlers)
+
+
+def test_logging_that_is_set_up_afterwards_takes_over(capsys: pytest.CaptureFixture[str]) -> None:
+    with fresh_logging() as logger:
+        configure_by_default()
+        records: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger().addHandler(handler)
+        logger.info("step 1")
+        assert records == ["step 1"]
+        assert capsys.readouterr().err == ""
