@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 # Before anything imports a Hugging Face library, since these read the environment at import time. Inherited by child processes.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_TELEMETRY="1")
+
+# A cache folder of this run alone, for every process of it.
+if "DPR_TESTS_CACHE" not in os.environ:
+    os.environ["DPR_TESTS_CACHE"] = os.environ["DPR_CACHE"] = tempfile.mkdtemp(prefix="dpr-tests-")
+    atexit.register(shutil.rmtree, os.environ["DPR_CACHE"], ignore_errors=True)
 
 import numpy as np
 import pytest

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fnmatch
 import glob
 import hashlib
+import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +95,8 @@ def open_vector_index(
 def open_bm25(sources: Sequence[PassageSource], settings: IndexerConfig, path: str | None) -> Bm25Index:
     """A BM25 index of the corpus: loaded from ``path`` where that is there, else built, and saved there."""
     identity = {
-        "corpus": _hash(*(f"{source.fingerprint()} {source.id_prefix} {source.normalize}" for source in sources)),
+        # Words are searched without the prefix of what is embedded.
+        "corpus": _hash(*(json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources)),
         "k1": str(settings.k1),
         "b": str(settings.b),
     }

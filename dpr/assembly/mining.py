@@ -104,19 +104,14 @@ def _tokens_for(device: torch.device) -> int:
 
 
 def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:
-    own = PassageSource(corpus).fingerprint() if shards else ""
+    """Texts may have been normalised, and ids are compared one by one later; all else must be as mining reads the corpus."""
+    expected = PassageSource(corpus, passage_prefix=passage_prefix).identity() if shards else {}
     for shard in shards:
-        if (found := shard.metadata.get("corpus_fingerprint")) != own:
-            raise InputError(
-                f"vectors of another corpus ({shard.metadata.get('corpus')!r}, corpus_fingerprint {found!r})",
-                file=shard.path,
-                expected=f"those of {corpus} ({own!r})",
-                hint="embed this corpus, name the one they were made of, or leave vectors out",
-            )
-        if (found := shard.metadata.get("passage_prefix", "")) != passage_prefix:
-            raise InputError(
-                f"vectors made with passage_prefix={found!r}",
-                file=shard.path,
-                expected=f"passage_prefix={passage_prefix!r}",
-                hint="give the prefix of the training to both, dpr embed and dpr mine",
-            )
+        for key in sorted(expected.keys() - {"id_prefix", "normalize"}):
+            if (found := shard.metadata.get(key)) != expected[key]:
+                raise InputError(
+                    f"vectors of {shard.metadata.get('corpus')!r} made with {key}={found!r}",
+                    file=shard.path,
+                    expected=f"{expected[key]!r}, as for {corpus}",
+                    hint="embed this corpus with the passage_prefix of the training, name the one they were made of, or leave vectors out",
+                )

@@ -113,11 +113,7 @@ def shard_metadata(
         "similarity": "dot",
         "precision": settings.precision,
         "corpus": source.file.name,
-        "corpus_fingerprint": source.fingerprint(),
-        "id_prefix": source.id_prefix,
-        "normalize_text": source.normalize,
-        # Named only where there is one, so that vectors of earlier versions go on.
-        **({"passage_prefix": source.passage_prefix} if source.passage_prefix else {}),
+        **source.identity(),
         "shard_id": shard_id,
         "num_shards": num_shards,
         "first_row": rows.start,
@@ -162,6 +158,7 @@ def _count(source: PassageSource) -> int:
     counted = [0]
 
     def count() -> None:
+        source.identity()  # reads the whole file; the other ranks then find its hash in the cache
         counted[0] = source.count_unique()
         if not counted[0]:
             raise InputError("no passages", file=source.file, expected="at least one row besides the header")
@@ -199,6 +196,7 @@ def _embed_chunks(
             try:
                 if turn < len(mine):
                     chunk = next(prepared)
+                    _refuse_changed(source, writer)
                     _embed_chunk(model, behind, chunk, budget, settings)
                     done = torch.tensor([len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float64)
                     empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]
@@ -218,6 +216,12 @@ def _embed_chunks(
         shown = f", such as {', '.join(empty_ids)}" if empty_ids else ""
         logger.warning("%d passages have no text%s; they were embedded by their title, or as empty sequences", num_empty, shown)
     return lost, num_empty
+
+
+def _refuse_changed(source: PassageSource, writer: VectorShardWriter) -> None:
+    """Before each chunk is stored: what was read of a file that changes is neither the old corpus nor the new one."""
+    if source.identity()["corpus_fingerprint"] != writer.metadata["corpus_fingerprint"]:
+        raise InputError("has changed while it was embedded", file=source.file, hint="finish writing it, choose another out_file, rerun")
 
 
 def _embed_chunk(model: BiEncoder, behind: WriteBehind, chunk: Chunk, budget: TokenBudget, settings: EmbedSettings) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.text import decorate_passage, normalize_passage
+from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import check_unique_ids, read_passages
-
-_SAMPLE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +47,11 @@ class PassageSource:
         """
         return check_unique_ids(self.file, id_col=self.id_col, text_col=self.text_col, title_col=self.title_col)
 
-    def fingerprint(self) -> str:
-        """Of the file's size and its first and last megabyte: quick for any size, and changed by every growth or new download.
+    def identity(self) -> dict[str, str | int | bool]:
+        """What decides the passages: the whole content of the file, and every setting but its name.
 
         Raises:
             InputError: the file cannot be read.
         """
-        try:
-            size = self.file.stat().st_size
-            digest = hashlib.sha256(str(size).encode())
-            with open(self.file, "rb") as file:
-                digest.update(file.read(_SAMPLE_BYTES))
-                file.seek(max(0, size - _SAMPLE_BYTES), os.SEEK_SET)
-                digest.update(file.read(_SAMPLE_BYTES))
-        except OSError as error:
-            raise InputError(f"cannot be read: {error.strerror or error}", file=self.file) from None
-        return digest.hexdigest()[:32]
+        options = {item.name: getattr(self, item.name) for item in fields(PassageSource) if item.name not in ("file", "name")}
+        return {"corpus_fingerprint": content_sha256(self.file)[:32], **options}

@@ -1,18 +1,72 @@
-"""``<name>.sha256`` beside an output that is a single file: one line, as ``sha256sum --check`` reads it.
+"""SHA-256 of files: of inputs, remembered so that each is read once; of outputs, as ``<name>.sha256`` beside a single file.
 
-Folders have a manifest instead (``dpr.formats.durable``).
+The latter is one line, as ``sha256sum --check`` reads it. Folders have a manifest instead (``dpr.formats.durable``).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dpr.formats.durable import describe_file, durable_file
+from dpr.core.errors import InputError
+from dpr.formats.durable import describe_file, durable_file, remove_leftovers
+from dpr.formats.parsed_cache import cache_root
 
 SUFFIX = ".sha256"
+_SETTLED_NS = 2 * 10**9  # file systems note times this coarsely: a file that is younger can change and keep its times
+
+
+def content_sha256(path: Path) -> str:
+    """SHA-256 of the whole content of a file; of a folder, that of the names and contents of all files in it.
+
+    The hash of a file is remembered in the cache folder by device, inode, size and times, so that one that has not changed is read once.
+
+    Raises:
+        InputError: a file is gone, cannot be read, or changes while it is read.
+    """
+    try:
+        if not path.is_dir():
+            return _remembered_sha256(path)
+        files = sorted(found for found in path.rglob("*") if found.is_file())
+        listed = [[file.relative_to(path).as_posix(), _remembered_sha256(file)] for file in files]
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or path) from None
+    return _sha256(json.dumps(listed))
+
+
+def _remembered_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        begun, seen = time.time_ns(), _identity(file.fileno())
+        note = cache_root(None) / "contents" / _sha256(seen)[:32]
+        with suppress(OSError, ValueError):
+            found, check = note.read_text("ascii").split()
+            if check == _sha256(seen + found):  # a damaged note, or one of another file, does not count
+                return found
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.fstat(file.fileno())
+        if _identity(file.fileno()) != seen:
+            raise InputError("changed while it was read", file=path, hint="run the same command again when it is complete")
+    if begun - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        with suppress(OSError):  # without a cache it is read again the next time
+            remove_leftovers(note.parent)
+            with durable_file(note) as out:
+                out.write(f"{found} {_sha256(seen + found)}\n")
+    return found
+
+
+def _identity(descriptor: int) -> str:
+    status = os.fstat(descriptor)
+    return repr((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager

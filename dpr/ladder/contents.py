@@ -5,33 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.formats.checksums import content_sha256
 from dpr.formats.durable import MANIFEST, describe_file, read_manifest
 
 Facts = dict[str, Any]
 
 
-def input_facts(paths: Sequence[Path], known: Facts | None = None) -> Facts:
+def input_facts(paths: Sequence[Path]) -> Facts:
     """The hash of files and of all files in folders, in the order given; their names and times do not count.
-
-    ``known`` are the facts of an earlier time: where paths, sizes and times are the same, the content is not read again.
 
     Raises:
         InputError: a path is gone or cannot be read.
     """
-    files = [file for path in paths for file in _files(path)]
-    try:
-        seen = [[str(file), (status := file.stat()).st_size, status.st_mtime_ns] for file in files]
-        if known is not None and known.get("files") == seen:
-            return known
-        sums = [_sum(*entry) for entry in seen]
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=error.filename) from None
-    return {"sha256": combined(sums), "files": seen}
+    return {"sha256": combined([content_sha256(file) for path in paths for file in _files(path)])}
 
 
 def output_facts(folder: Path, names: Sequence[str]) -> Facts:
@@ -62,12 +52,6 @@ def is_there(folder: Path, outputs: Facts) -> str | None:
 def combined(parts: Any) -> str:
     """One hash of several."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-@lru_cache(maxsize=4096)
-def _sum(file: str, size: int, time: int) -> str:
-    """The hash of a file as it is now; several stages read the same corpus."""
-    return str(describe_file(Path(file))["sha256"])
 
 
 def _files(path: Path) -> list[Path]:

@@ -87,8 +87,7 @@ class Record:
 
     def files_now(self) -> Facts:
         """Facts of the files given from outside."""
-        known = self.stored.get("inputs", {})
-        return {name: input_facts(paths, known.get(name)) for name, paths in self.stage.inputs.items()}
+        return {name: input_facts(paths) for name, paths in self.stage.inputs.items()}
 
     def begin(self, inputs: Facts, command: Sequence[str]) -> None:
         """Notes that the stage is under way."""

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +17,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.formats.checksums import checksummed
+from dpr.formats.checksums import checksummed, content_sha256
 from dpr.formats.durable import describe_file, read_json, remove_folder, remove_leftovers, write_json
 from dpr.formats.run_lock import RunLock, this_process
 from dpr.formats.training_files.dpr_json import join_record_files
@@ -87,7 +85,7 @@ def _mine(
     processes: int,
     overwrite: bool,
 ) -> dict[str, Any]:
-    base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and _content(corpus), "search": search.facts()}
+    base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and content_sha256(corpus), "search": search.facts()}
     facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
     work = out.with_name(f"{out.name}.mining")
     remove_leftovers(out.parent)
@@ -157,13 +155,3 @@ def _finish(job: BlockJob, blocks: Sequence[range], out: Path, facts: Facts) -> 
 
 def _audit_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.audit.json")
-
-
-def _content(path: Path) -> str:
-    """What a file, or a folder of files, holds, whatever its times."""
-    files = sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
-    try:
-        listed = [[file.relative_to(path).as_posix(), describe_file(file)["sha256"]] for file in files]
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()

@@ -84,7 +84,7 @@ def _read_training(path: Path) -> None:
 
 
 def _read_passages(path: Path) -> None:
-    PassageSource(path).fingerprint()
+    PassageSource(path).identity()
     check_unique_ids(path)
     assert all(passage.id for passage in read_passages(path))
 

@@ -143,13 +143,13 @@ def test_bad_catalogue_entries_are_refused(entry: Any, said: str) -> None:
         resolve_passage_source("wikki", {"wiki": entry})
 
 
-def test_normalised_texts_and_a_fingerprint_that_follows_the_file(tmp_path: Path) -> None:
+def test_normalised_texts_and_an_identity_that_follows_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.tsv"
     path.write_text('1\t"two\nlines \u2019x\u2019"\tT\n', encoding="utf-8")
     assert [passage.text for passage in PassageSource(path, normalize=True).read()] == ["two lines 'x'"]
-    before = PassageSource(path).fingerprint()
+    before = PassageSource(path).identity()
     path.write_text(path.read_text() + "2\ty\tT\n")
-    assert PassageSource(path).fingerprint() != before
+    assert PassageSource(path).identity() != before
 
 
 def test_the_attention_asked_for_reaches_the_towers_and_needs_half_precision(

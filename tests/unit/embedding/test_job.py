@@ -122,6 +122,49 @@ def test_a_killed_run_is_continued_to_the_same_bytes(folder: Path, tmp_path: Pat
     assert contents(tmp_path / "killed_0") == contents(tmp_path / "whole_0")
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_corpus_whose_middle_changed_is_refused(folder: Path, tmp_path: Path, is_killed: bool) -> None:
+    """Same size, same first and last megabyte, same times."""
+    corpus = tmp_path / "c.tsv"
+    rows = [f"p{row}\t{'ba ' * 4000}\tba\n" for row in range(220)]
+    corpus.write_text("".join(rows))
+    settings, times = EmbedSettings(chunk_size=64, batch_tokens=20_000), corpus.stat()
+    if is_killed:
+        process = multiprocessing.get_context("fork").Process(target=_embed_changing_nothing, args=(folder, corpus, tmp_path / "X"))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    else:
+        embed(folder, tmp_path / "X", settings, corpus=corpus)
+    rows[110] = rows[110].replace("\tba ", "\tko ", 1)
+    corpus.write_text("".join(rows))
+    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(InputError, match="vectors with corpus_fingerprint="):
+        embed(folder, tmp_path / "X", settings, corpus=corpus)
+
+
+def _embed_changing_nothing(folder: Path, corpus: Path, out: Path) -> None:
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    vector_shards.write_manifest = lambda *_, **__: die()  # type: ignore[assignment]
+    embed(folder, out, EmbedSettings(chunk_size=64, batch_tokens=20_000), corpus=corpus)
+
+
+def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = tmp_path / "c.tsv"
+    corpus.write_bytes((folder / "corpus.tsv").read_bytes())
+    real = job._embed_chunk
+
+    def embed_and_change(model: Any, behind: Any, chunk: Any, *rest: Any) -> None:
+        real(model, behind, chunk, *rest)
+        corpus.write_bytes((folder / "corpus.tsv").read_bytes().replace(b"p50", b"q50"))
+
+    monkeypatch.setattr(job, "_embed_chunk", embed_and_change)
+    with pytest.raises(InputError, match="has changed while it was embedded"):
+        embed(folder, tmp_path / "X", corpus=corpus)
+
+
 def test_finished_chunks_are_kept_and_damaged_ones_made_again(folder: Path, tmp_path: Path) -> None:
     embed(folder, tmp_path / "X")
     good = contents(tmp_path / "X_0")
@@ -184,7 +227,9 @@ def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
         ({"settings": EmbedSettings(chunk_size=8, dtype="float16")}, "dtype"),
         ({"settings": EmbedSettings(chunk_size=8, precision="bf16")}, "precision"),
         ({"source": {"id_prefix": "wiki:"}}, "id_prefix"),
-        ({"source": {"normalize": True}}, "normalize_text"),
+        ({"source": {"normalize": True}}, "normalize"),
+        ({"source": {"text_col": 2, "title_col": 1}}, "text_col"),
+        ({"source": {"title_col": 3}}, "title_col"),
         ({"source": {"passage_prefix": "ba "}}, "passage_prefix"),
         ({"num_shards": 2}, "end_row"),
     ],

@@ -96,7 +96,7 @@ def test_vectors_with_and_without_the_prefix_are_told_apart(
     assert main(["embed", f"model_file={model_folder}", "ctx_src=own", *embedded, *source]) == 0
     given = [f"vectors={tmp_path}/vectors_0", f"query_prefix={QUERY}"]
     assert mine(tmp_path, model_folder, corpus_file, *given) == 3
-    assert f"vectors made with passage_prefix={PASSAGE!r}" in capsys.readouterr().err
+    assert f"made with passage_prefix={PASSAGE!r}" in capsys.readouterr().err
     assert mine(tmp_path, model_folder, corpus_file, *given, f"passage_prefix={PASSAGE}") == 0
     by_given = (tmp_path / "out.jsonl").read_bytes()
     # Another prefix is another result, which is not taken for this one.
