@@ -124,10 +124,7 @@ class CheckpointFolder:
         def make() -> None:
             try:
                 self.output_dir.mkdir(parents=True, exist_ok=True)
-                with durable_folder(self.output_dir / f"{self.name}.trial"):
-                    pass
-                shutil.rmtree(self.output_dir / f"{self.name}.trial")
-                self.lock.acquire(processes)
+                self.lock.acquire(processes)  # a file written and renamed: what saving will need too
                 remove_leftovers(self.output_dir)
             except OSError as error:
                 raise CheckpointError(

@@ -14,7 +14,6 @@ from torch.profiler import record_function
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, current_ranks, on_main
-from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
@@ -29,6 +28,7 @@ from dpr.training.callbacks.metrics_file import MetricsFile
 from dpr.training.callbacks.progress_line import ProgressLine
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.callbacks.run_summary import RunSummary
 from dpr.training.callbacks.sanity_check import SanityCheck
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
@@ -88,6 +88,7 @@ class BiEncoderTrainer:
         self.output_dir, self.config = Path(output_dir), config or {}
         self.batches, self.periods, self.compute = batches or BatchSettings(), periods or Periods(), compute or ComputeSettings()
         checkpoints = checkpoints or CheckpointSettings()
+        self._warned_of_best = False
         self._best_metric, self._best_is_highest = checkpoints.best_metric, checkpoints.best_is_highest
         self.checkpoints = CheckpointFolder(self.output_dir, checkpoints.name, keep_last=checkpoints.keep_last)
         stored = find_stored_run(self.checkpoints, checkpoints)
@@ -122,11 +123,12 @@ class BiEncoderTrainer:
         if stop_at_epoch or checkpoints.goes_on:
             self.identity = with_lineage(self.identity, self.dataset.sources)
         self.progress = Progress() if stored is None else restore_state(self, stored, checkpoints)
+        self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
+        """The epoch under way, from its ``on_epoch_begin`` to the next: that of the last update until an epoch begins."""
 
     def train(self) -> float | None:
         """Runs to the end; returns the best validation value, None without dev sets. A finished run returns at once."""
         configure_by_default(rank=self.ranks.rank)
-        self._describe()
         try:
             with (
                 lost_ranks.named(lambda: f"at step {self.progress.step + 1}"),
@@ -151,6 +153,7 @@ class BiEncoderTrainer:
         self.agrees_to_stop()  # a run that early stopping ended stays ended
         self.model.train()
         while self.progress.step < self.last_step and not self.is_stopping:
+            self.epoch = self.progress.step // self.steps_per_epoch
             self.emit("on_epoch_begin")
             end = min((self.epoch + 1) * self.steps_per_epoch, self.last_step)
             while self.progress.step < end and not self.is_stopping:
@@ -168,7 +171,7 @@ class BiEncoderTrainer:
     def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
         """This rank's batches from the current step on, made ahead by worker processes, which end when the generator is closed."""
         order = PoolOrder(
-            epoch=self.epoch,
+            epoch=self.progress.step // self.steps_per_epoch,
             pool=(self.progress.step % self.steps_per_epoch) * self.accumulation,
             num_epochs=-(-self.last_step // self.steps_per_epoch),
             pools_per_epoch=self.steps_per_epoch * self.accumulation,
@@ -208,11 +211,6 @@ class BiEncoderTrainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the coming update; at the end, the last one."""
-        return min(self.progress.step, self.last_step - 1) // self.steps_per_epoch
-
-    @property
     def is_epoch_over(self) -> bool:
         """Whether the last update was the last of its epoch."""
         return self.progress.step % self.steps_per_epoch == 0
@@ -221,20 +219,29 @@ class BiEncoderTrainer:
         """Validates by NLL or, from ``val_av_rank_start_epoch`` on, by average rank; remembers the best. Nothing without dev sets."""
         if not self.validator.dev_sets:
             return {}
-        epoch = (self.progress.step - 1) // self.steps_per_epoch
-        by_rank = epoch >= self.periods.val_av_rank_start_epoch
+        by_rank = self.epoch >= self.periods.val_av_rank_start_epoch
         metrics = self.validator.average_rank() if by_rank else {}
         if not by_rank or self.validator.settings.metrics:  # own metrics are figures of pools
             metrics |= self.validator.nll()
-        name, highest = self.best_by(metrics)
-        if name not in metrics:
-            raise ConfigError(f"train.best_metric={name} is no figure of this validation; choose one of {', '.join(metrics)}")
-        if self.progress.is_improved_by(name, metrics[name], highest=highest):
-            self.progress.best_metric, self.progress.best_value = name, metrics[name]
-            self.progress.best_checkpoint = f"{self.checkpoints.name}.step{self.progress.step}"
+        self._choose_best(metrics)
         self.progress.last_metrics = metrics
         self.emit("on_validate_end", metrics)
         return metrics
+
+    def _choose_best(self, metrics: Metrics) -> None:
+        """Notes whether this validation is the best so far. One without the metric that decides keeps the best as it was."""
+        name, highest = self.best_by(metrics)
+        if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
+            self.progress.best_metric, self.progress.best_value = name, metrics[name]
+            self.progress.best_checkpoint = f"{self.checkpoints.name}.step{self.progress.step}"
+        if name not in metrics and not self._warned_of_best:
+            self._warned_of_best = True
+            logger.warning(
+                "train.best_metric=%s is not a metric of the validation at step %d; the best checkpoint stays as it was. Choose one of %s",
+                name,
+                self.progress.step,
+                ", ".join(metrics),
+            )
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         """The figure by which the best checkpoint is chosen, and whether more is better."""
@@ -268,6 +275,7 @@ class BiEncoderTrainer:
         """The callbacks that every run has, with the caller's ``own`` at their place."""
         # The order matters: who adds to the figures or looks at them, then who collects them and writes them down, last who saves it all.
         return [
+            RunSummary(),
             SanityCheck(self.periods.sanity_pools),
             SpikeMonitor(),
             ReportPage(self.output_dir),
@@ -288,32 +296,6 @@ class BiEncoderTrainer:
             settings=settings,
             ranks=self.ranks,
             precision=self.compute.precision,
-        )
-
-    def _describe(self) -> None:
-        if self.schedule.warmup_steps >= self.total_steps:
-            logger.warning(
-                "train.warmup_steps=%d is not below the %d steps of the run, so the full learning rate is never reached",
-                self.schedule.warmup_steps,
-                self.total_steps,
-            )
-        if len(self.dataset.sources) > 1:
-            laps = zip(self.dataset.sources, self.dataset.iterator.counts, self.dataset.iterator.laps(), strict=True)
-            unit = "rows" if self.batches.sampling.mixed else "pools"
-            parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
-            logger.info("an epoch has %d pools: %s", self.dataset.iterator.pools_per_epoch, ", ".join(parts))
-        width = 1 + self.dataset.collator.num_hard + self.dataset.collator.num_other
-        logger.info(
-            "pool: %d questions (%d ranks), %d contexts, so %d negatives per question of which %d are its own; %d steps per epoch, "
-            "%d in all, %d pools per step",
-            self.pool_size,
-            self.ranks.world_size,
-            self.pool_size * width,
-            self.pool_size * width - 1,
-            width - 1,
-            self.steps_per_epoch,
-            self.total_steps,
-            self.accumulation,
         )
 
 

@@ -78,8 +78,7 @@ def _page(report: Report, text_limit: int) -> str:
 def _subtitle(report: Report) -> str:
     parts = []
     if report.training is not None and report.training.logs:
-        last = report.training.logs[-1]
-        parts.append(f"training run {cut(report.training.name, 80)}, {last['step']:.0f} steps")
+        parts.append(f"training run {cut(report.training.name, 80)}, {report.training.step:.0f} steps")
     if report.retrievals:
         parts.append(f"{len(report.retrievals)} retrieval runs")
     return "; ".join(parts) or "nothing measured yet"
@@ -90,7 +89,7 @@ def _tiles(report: Report) -> Markup:
     run = report.training
     if run is not None and run.logs:
         last = run.logs[-1]
-        tiles.append(("steps", number_text(last["step"])))
+        tiles.append(("steps", number_text(run.step)))
         if not math.isnan(last.get("train/loss", math.nan)):
             tiles.append(("last training loss", number_text(last["train/loss"])))
         name, value = run.best.get("best_metric"), run.best.get("best_value")
@@ -102,7 +101,7 @@ def _tiles(report: Report) -> Markup:
         if values := _column(run.logs, "perf/padding_share"):
             tiles.append(("padding share, median", f"{median(value for _, value in values):.1%}"))
         if values := _column(run.logs, "perf/mem_gb"):
-            tiles.append(("GPU memory, peak", f"{max(value for _, value in values):.1f} GiB"))
+            tiles.append(("peak memory", f"{max(value for _, value in values):.1f} GiB"))
     for one in report.retrievals[:_MOST_RUNS]:
         name = next((name for name in ("accuracy@20", "mrr@10") if name in one.metrics), None)
         if name is not None:
@@ -176,12 +175,13 @@ def _retrieval_sections(retrievals: Sequence[Retrieval]) -> list[Markup]:
     if not retrievals:
         hint = "No retrieval figures here. To add them: dpr retrieve ... metrics_file=FILE, then dpr report FOLDER LABEL=FILE."
         return [tag("h2", "Retrieval"), tag("p", hint, class_="none")]
-    groups: dict[tuple[str, int, str], list[Retrieval]] = {}
+    groups: dict[tuple[str, int, int, str], list[Retrieval]] = {}
     for one in retrievals:
-        groups.setdefault((one.question_set, one.num_questions, one.fingerprint), []).append(one)
+        groups.setdefault((one.question_set, one.num_questions, one.num_judged, one.fingerprint), []).append(one)
     sections: list[Markup] = []
-    for (name, number, _), runs in groups.items():
-        sections += [tag("h2", f"Retrieval: {cut(name, 80) + ', ' if name else ''}{number} questions"), *_comparison(runs)]
+    for (name, number, judged, _), runs in groups.items():
+        counted = f"{number:,} questions" if judged == number else f"{judged:,} of {number:,} questions judged"
+        sections += [tag("h2", f"Retrieval: {cut(name, 80) + ', ' if name else ''}{counted}"), *_comparison(runs)]
     return sections
 
 

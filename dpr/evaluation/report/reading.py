@@ -41,6 +41,12 @@ class Training:
     settings: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    saved_step: float = 0
+
+    @property
+    def step(self) -> float:
+        """The last step that a checkpoint, a validation or a log line is about."""
+        return max([self.saved_step, *(entry["step"] for entry in (*self.logs[-1:], *self.validations[-1:]))])
 
 
 @dataclass
@@ -56,6 +62,11 @@ class Retrieval:
     examples: list[Example] = field(default_factory=list)
     fingerprint: str = ""
     """Of the questions, where the set has no name: runs over the same questions are compared."""
+
+    @property
+    def num_judged(self) -> int:
+        """The questions that the metrics are taken over."""
+        return self.num_questions if self.rank_counts is None else sum(self.rank_counts) + self.num_without
 
     def accuracy_curve(self) -> list[tuple[float, float]]:
         """(k, share of questions with a right passage among the first k); from the stored cut-offs where ranks were not kept."""
@@ -84,7 +95,7 @@ def read_training(folder: Path) -> Training | None:
     if (folder / METRICS_LINES).is_file():
         return _read_run(folder)
     runs = [_read_run(path.parent) for path in sorted(folder.glob(f"*/{METRICS_LINES}"))]
-    return max(runs, key=lambda run: run.logs[-1]["step"] if run.logs else -1, default=_read_evaluation(folder))
+    return max(runs, key=lambda run: run.step, default=_read_evaluation(folder))
 
 
 def _read_evaluation(folder: Path) -> Training | None:
@@ -121,6 +132,8 @@ def _read_run(folder: Path) -> Training:
     run.best = {key: facts.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
     name = facts.get("last_checkpoint")
     if isinstance(name, str) and name and Path(name).name == name:
+        step = name.rpartition(".step")[2]
+        run.saved_step = float(step) if step.isdecimal() else 0
         _read_settings(folder / name, run)
     else:
         run.notes.append("no checkpoint yet, so settings are not shown")
@@ -176,11 +189,12 @@ def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
         for result in results:
             total += 1
             digest.update(result.question.encode() + b"\0")
-            judged += any(hit.has_answer is not None for hit in result.hits)
+            is_judged = any(hit.has_answer is not None for hit in result.hits)
+            judged += is_judged
             first = next((rank for rank, hit in enumerate(result.hits) if hit.has_answer), None)
             counts.extend([0] * (len(result.hits) - len(counts)))
             if first is None:
-                without += 1
+                without += is_judged or not result.hits
             else:
                 counts[first] += 1
             yield result
@@ -245,7 +259,7 @@ def _rank_counts(value: Any) -> tuple[list[int] | None, int]:
     numbers = [*_list(counts), without]
     if not isinstance(counts, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
         return None, 0
-    return counts[:1000], int(without or 0)
+    return counts, int(without or 0)
 
 
 def _list(value: Any) -> Sequence[Any]:

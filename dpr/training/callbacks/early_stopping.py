@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
 from dpr.training.callbacks.protocol import Callback
@@ -28,6 +29,8 @@ class EarlyStopping(Callback):
         self._watched: str | None = None
         self._best: float | None = None
         self._bad = 0
+        if patience < 1:
+            raise ConfigError(f"patience={patience} is out of range; it must be at least 1")
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
         self._stop_if_due(trainer)

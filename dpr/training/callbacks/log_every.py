@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LogEvery(Callback):
-    """Every so many steps, collects the training metrics of all ranks and hands them to every callback's ``on_log``."""
+    """Every so many steps (0: never), collects the training metrics of all ranks and hands them to every callback's ``on_log``."""
 
     def __init__(self, every_steps: int) -> None:
         self.every_steps = every_steps
@@ -31,7 +31,7 @@ class LogEvery(Callback):
 
     def on_step_end(self, trainer: BiEncoderTrainer) -> None:
         step = trainer.progress.step
-        if step % self.every_steps and step != trainer.last_step:
+        if not self.every_steps or (step % self.every_steps and step != trainer.last_step):
             return
         metrics = trainer.metrics.take(peak=self._peak)
         metrics["optim/lr"] = trainer.learning_rate

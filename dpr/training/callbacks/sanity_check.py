@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.training.callbacks.protocol import Callback
 
@@ -25,7 +26,10 @@ class SanityCheck(Callback):
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
         if not trainer.validator.dev_sets or trainer.progress.step >= trainer.last_step or not self.num_pools:
             return
-        trainer.validator.nll(max_pools=self.num_pools)
+        metrics = trainer.validator.nll(max_pools=self.num_pools)
         if (trainer.last_step - 1) // trainer.steps_per_epoch >= trainer.periods.val_av_rank_start_epoch:
-            trainer.validator.average_rank(max_pools=self.num_pools)
+            metrics |= trainer.validator.average_rank(max_pools=self.num_pools)
+        name, _ = trainer.best_by(metrics)
+        if name not in metrics and not trainer.progress.step:  # a run that has come further is not lost over it
+            raise ConfigError(f"train.best_metric={name} is not a metric of any validation of this run; choose one of {', '.join(metrics)}")
         logger.info("validation tried on %d pools of each dev set", self.num_pools)

@@ -152,6 +152,34 @@ def test_an_empty_folder_gives_a_page_that_says_what_is_missing(tmp_path: Path) 
     assert "No training run found" in shown and "No retrieval figures here" in shown
 
 
+def test_the_steps_are_those_of_the_run_and_not_of_its_last_log_line(tmp_path: Path) -> None:
+    run_folder(tmp_path, steps=5)
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 8, "epoch": 1, "eval/nll_loss": 1.25})
+    assert "run.step8" not in (shown := texts(write_report(tmp_path).read_text())) and "8 steps" in shown
+    write_json(tmp_path / "run.json", {"last_checkpoint": "dpr.step11"})
+    assert "11 steps" in texts(write_report(tmp_path).read_text())
+    write_json(tmp_path / "run.json", {"last_checkpoint": "dpr.stepmother"})
+    assert "8 steps" in texts(write_report(tmp_path).read_text())
+
+
+def test_memory_is_not_said_to_be_that_of_a_gpu(tmp_path: Path) -> None:
+    append_jsonl(tmp_path / "metrics.jsonl", {"step": 1, "train/loss": 1.0, "perf/mem_gb": 0.5})
+    shown = texts(write_report(tmp_path).read_text())
+    assert "peak memory" in shown and "GPU" not in shown
+
+
+def test_questions_without_a_judgement_are_not_counted_as_judged(tmp_path: Path) -> None:
+    file = metrics_file(tmp_path / "a.json")
+    write_json(file, {**json.loads(file.read_text()), "num_questions": 1109})
+    assert "4 of 1,109 questions judged" in texts(write_report(tmp_path, [("a", file)]).read_text())
+    hits = [Hit("p", "t", "text", 1.0, True)]
+    write_results(tmp_path / "b.json", [RetrievedQuestion(f"q{number}", "", (), hits if number < 3 else []) for number in range(5)])
+    unjudged = [Hit("p", "t", "text", 1.0, None)]
+    write_results(tmp_path / "c.json", [RetrievedQuestion(f"q{number}", "", (), hits if number < 3 else unjudged) for number in range(5)])
+    found = [read_retrieval("x", tmp_path / name) for name in ("b.json", "c.json")]
+    assert [(one.num_judged, one.metrics["accuracy@1"]) for one in found] == [(5, 0.6), (3, 1.0)]
+
+
 def test_damaged_and_absent_files_of_a_run_are_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n{"step": 2, "tra\n[]\n{"step": "x"}\n')
     assert "3 lines of metrics.jsonl are damaged" in texts(write_report(tmp_path).read_text())

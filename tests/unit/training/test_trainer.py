@@ -233,3 +233,77 @@ def test_dropout_is_among_what_a_resumed_run_is_told_of(tmp_path: Path) -> None:
         free = trainer.identity.free
         told.append((free["encoder.dropout"], free["encoder.attention_dropout"]))
     assert told == [(0.3, 0.3), (0.3, 0.0)]
+
+
+def lines_of(folder: Path, key: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if key in line]
+
+
+@pytest.mark.parametrize("name", ["eval/in_batch_acc", "eval/avg_rank_low"])
+def test_a_best_metric_that_a_validation_lacks_keeps_the_best_and_costs_no_checkpoint(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"best_metric": name, "best_is_highest": True, "val_av_rank_start_epoch": 2}
+    job = trainer(tmp_path, num_train_epochs=4, max_steps=15, **options)
+    job.train()
+    values = {line["step"]: line[name] for line in lines_of(tmp_path / "run", name)}
+    assert len(values) in (1, 2)
+    best = max(values, key=values.__getitem__)
+    assert (job.progress.best_metric, job.progress.best_value) == (name, values[best])
+    assert job.progress.best_checkpoint == f"dpr_biencoder.step{best}"
+    assert caplog.text.count(f"train.best_metric={name} is not a metric of") == 1
+    again = trainer(tmp_path, num_train_epochs=4, **options)
+    again.train()
+    assert again.progress.step == 20
+    assert (tmp_path / "run" / "dpr_biencoder.step20").is_dir()
+
+
+def test_a_best_metric_that_no_validation_has_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.best_metric=eval/in_batch_ac is not a metric.*eval/in_batch_acc"):
+        trainer(tmp_path, best_metric="eval/in_batch_ac").train()
+
+
+def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="dpr"):
+        trainer(tmp_path, name="run").train()
+    assert [line["epoch"] for line in lines_of(tmp_path / "run", "train/loss")] == [0] * 5 + [1] * 5
+    assert [line["epoch"] for line in lines_of(tmp_path / "run", "eval/nll_loss")] == [0, 1]
+    assert "epoch 0 step 5/10" in caplog.text and "epoch 1 step 10/10" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "period", ["log_every_steps", "eval_per_epoch", "eval_every_steps", "sanity_pools", "save_every_steps", "keep_last"]
+)
+def test_a_period_of_0_is_off(tmp_path: Path, period: str) -> None:
+    job = trainer(tmp_path, max_steps=6, **{period: 0})
+    job.train()
+    assert job.progress.step == 6
+    assert bool(lines_of(tmp_path / "run", "train/loss")) == (period != "log_every_steps")
+    assert [line["step"] for line in lines_of(tmp_path / "run", "eval/nll_loss")] == ([6] if period == "eval_per_epoch" else [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "warned"),
+    [
+        ({"normalize": True}, TowerOptions(), "loss.temperature=1"),
+        ({"normalize": True}, TowerOptions(temperature=0.5), "loss.temperature=0.5"),
+        ({"normalize": True}, TowerOptions(temperature=0.05), ""),
+        ({"normalize": True}, TowerOptions(learn_temperature=True), ""),
+        ({}, TowerOptions(), ""),
+    ],
+)
+def test_a_temperature_that_keeps_the_loss_high_is_warned_of(
+    tmp_path: Path, settings: dict[str, Any], options: TowerOptions, warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model(tmp_path / "encoder", options=options, **settings)
+    make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / "run", max_steps=1).train()
+    assert ("stays near" in caplog.text) == bool(warned) and warned in caplog.text
+
+
+@pytest.mark.parametrize(("batch_size", "hard_negatives", "warned"), [(2, 1, True), (4, 0, True), (4, 1, False), (2, 3, False)])
+def test_few_negatives_are_warned_of(
+    tmp_path: Path, batch_size: int, hard_negatives: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer(tmp_path, max_steps=1, batch_size=batch_size, hard_negatives=hard_negatives).train()
+    assert ("which teach little" in caplog.text) == warned

@@ -1,0 +1,90 @@
+"""The folder of a run: what a kill leaves there stops no rerun, and of several starts at once one gets it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.core.errors import CheckpointError, DprError
+from dpr.formats import durable
+from dpr.training.run_state import CheckpointFolder
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing tidies up after it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Dies at the ``number``-th file operation (from 0)."""
+    calls = [0]
+
+    def counted(name: str, module: object) -> None:
+        real = getattr(module, name)
+
+        def replaced(*arguments: object, **options: object) -> object:
+            calls[0] += 1
+            if calls[0] > number:
+                raise Killed
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, replaced)
+
+    for name in ("open", "rename", "replace", "mkdir", "rmdir", "unlink"):
+        counted(name, os)
+    counted("rmtree", durable.shutil)
+
+
+def test_a_kill_at_any_moment_of_the_start_does_not_stop_the_next_start(tmp_path: Path) -> None:
+    for number in range(40):
+        folder = tmp_path / f"run-{number}"
+        first = CheckpointFolder(folder, "dpr_biencoder")
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(patch, number)
+            try:
+                first.prepare()
+                done = True
+            except Killed:
+                done = False
+        again = CheckpointFolder(folder, "dpr_biencoder")
+        again.prepare()
+        again.release()
+        assert {path.name for path in folder.iterdir()} <= {"run.lock"}
+        if done:
+            break
+    assert 2 < number < 39
+
+
+def test_what_an_earlier_version_left_of_its_trial_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "dpr_biencoder.trial").mkdir()
+    (tmp_path / "dpr_biencoder.trial" / "manifest.json").write_text("{}")
+    folder = CheckpointFolder(tmp_path, "dpr_biencoder")
+    folder.prepare()
+    assert folder.newest() is None
+
+
+def start_and_tell(folder: Path, together: Any, told: Any) -> None:
+    checkpoints = CheckpointFolder(folder, "dpr_biencoder")
+    together.wait()
+    try:
+        checkpoints.prepare()
+        told.put("")
+    except DprError as error:
+        told.put(str(error) if isinstance(error, CheckpointError) else repr(error))
+    together.wait()  # nobody gives the lock back before all have asked for it
+
+
+def test_of_several_starts_at_once_all_but_one_are_told_of_the_other_run(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    together, told = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=start_and_tell, args=(tmp_path / "run", together, told)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    messages = sorted(told.get() for _ in processes)
+    for process in processes:
+        process.join()
+    assert messages[0] == ""
+    assert all("another run is writing here" in message for message in messages[1:]), messages
