@@ -15,7 +15,7 @@ from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.formats.durable import describe_file
-from dpr.models.fast.attention import explicit_first_position
+from dpr.models.trials import first_position
 
 _LONGEST = 512
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,7 +36,7 @@ class CrossEncoder:
         self._fingerprint = fingerprint
         self._batch_tokens, self._precision = batch_tokens, precision
         positions = getattr(model.config, "max_position_embeddings", None) or max_length
-        positions -= explicit_first_position(model.base_model) or 0
+        positions -= first_position(model.base_model) or 0
         self._max_length = min(max_length, positions, tokenizer.model_max_length)
 
     @property

@@ -16,12 +16,13 @@ from dpr.core.logs import get_logger
 from dpr.data.packing import plan_packs
 from dpr.models.dropout import replace_dropout
 from dpr.models.fast import varlen
-from dpr.models.fast.attention import Layout, Mixing, PackedLayout, enable_packing, explicit_first_position
+from dpr.models.fast.attention import Layout, Mixing, PackedLayout, enable_packing
 from dpr.models.fast.gelu import replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_reading
 from dpr.models.fast.varlen import VarlenLayout
 from dpr.models.pooling import pool_packed, pool_padded
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
+from dpr.models.trials import first_position
 
 logger = get_logger(__name__)
 
@@ -83,7 +84,7 @@ class Encoder(nn.Module):
         Raises:
             ConfigError: the backbone takes no position numbers, has none that high, or attends to near tokens only.
         """
-        first = self.first_position if self.first_position is not None else explicit_first_position(self.backbone)
+        first = self.first_position if self.first_position is not None else first_position(self.backbone)
         sees_near_only = any(getattr(self.config, name, None) for name in ("local_attention", "sliding_window", "attention_window"))
         if first is None or sees_near_only:
             raise ConfigError(f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} cannot see that far; set it to false")

@@ -19,8 +19,8 @@ from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.dpr_checkpoint import ModelParts
 from dpr.models.encoder import config_from_folder, load_backbone
-from dpr.models.fast.attention import explicit_first_position
 from dpr.models.settings import EncoderSettings
+from dpr.models.trials import first_position
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
@@ -98,7 +98,7 @@ def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
     if config.is_encoder_decoder or config.model_type == "dpr":
         kind = type(backbone).__name__
         raise CheckpointError(f"is a {kind}", file=body, expected="one encoder that gives a vector for every token, such as a BERT")
-    limit = getattr(config, "max_position_embeddings", settings.sequence_length) - (explicit_first_position(backbone) or 0)
+    limit = getattr(config, "max_position_embeddings", settings.sequence_length) - (first_position(backbone) or 0)
     longest = min(settings.sequence_length, limit)
     settings = replace(settings, shared=True, sequence_length=longest, question_length=min(settings.question_length, longest))
     tensorizer = Tensorizer.load(body, sequence_length=settings.sequence_length, question_length=settings.question_length)

@@ -15,14 +15,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import TokenBatch
 from dpr.core.logs import get_logger
 from dpr.data.packing import Bucket, plan_buckets
 from dpr.models.dropout import can_drop, draw_bits, keep_mask, keep_scale
+from dpr.models.trials import FAILURES, LENGTHS, agree, pad_id, padded_states, sample_batch, trial
 
 logger = get_logger(__name__)
 
 ATTENTION = "dpr_packed"
+_LONGEST_TRIAL = 512
 
 
 class Mixing(Protocol):
@@ -89,11 +90,12 @@ class PackedLayout(Layout):
         outputs = []
         for region in self.regions:
             bucket = region.bucket
-            q, k, v = (padded_states(states[bucket.start : bucket.stop], region) for states in inputs)
+            q, k, v = (padded(states[bucket.start : bucket.stop], region) for states in inputs)
             mask = region.mask
             if window is not None and bucket.longest > window:
                 near = band(torch.arange(bucket.longest, device=query.device)[None], bucket.longest, window)
-                mask = near if mask is None else mask & near
+                # Padded queries see padding: a row without any key would be NaN, which backward spreads, since NaN x 0 is NaN.
+                mask = near if mask is None else (mask | ~mask.transpose(2, 3)) & near
             mixed = attend(q, k, v, mask, dropout, scaling)
             flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
             outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
@@ -106,7 +108,7 @@ class PackedLayout(Layout):
         outputs, first = [], 0
         for region in self.regions:
             bucket, rows = region.bucket, slice(first, first + region.bucket.num_sequences)
-            k, v = (padded_states(states[bucket.start : bucket.stop], region) for states in (keys, values))
+            k, v = (padded(states[bucket.start : bucket.stop], region) for states in (keys, values))
             mask = region.mask
             if window is not None and bucket.longest > window:
                 near = band(position[rows, None], bucket.longest, window)
@@ -210,10 +212,12 @@ def packed_attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
+    if shared := query.shape[1] // key.shape[1] - 1:  # heads that use the keys of another
+        key, value = (states.repeat_interleave(shared + 1, dim=1) for states in (key, value))
     return packed_layout.mix(query, key, value, dropout=dropout, scaling=scaling, window=options.get("sliding_window")), None
 
 
-def padded_states(tokens: Tensor, region: Region) -> Tensor:
+def padded(tokens: Tensor, region: Region) -> Tensor:
     """(t, H, d) -> (n, H, L, d)."""
     if region.source is not None:
         tokens = _Pad.apply(tokens, region.source, region.place)
@@ -243,62 +247,39 @@ def register() -> None:
 def enable_packing(backbone: Any) -> int | None:
     """Switches a backbone to ``packed_attention`` if it computes the same with it; returns the number of its first position.
 
-    Judged by trying: a few random sequences, padded with the backbone's own attention, then packed with positions counted from 0 and
-    from ``padding_idx + 1`` (RoBERTa). Backbones that compute something else (relative position biases, ...) are left as they
-    were, with one warning.
+    Judged by trying: a few random sequences, the first longer than any window of its attention, padded with the backbone's own attention,
+    then packed with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa). Backbones that compute something else (causal
+    attention, relative position biases, ...) are left as they were, with one warning.
     """
     register()
-    training, own = backbone.training, backbone.config._attn_implementation
-    lengths = [11, 7, 4]
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, int(backbone.config.vocab_size), (sum(lengths),), generator=generator)
-    pad = int(backbone.config.pad_token_id or 0)
-    tokens[tokens == pad] = pad + 1 if pad + 1 < int(backbone.config.vocab_size) else pad - 1
+    own = backbone.config._attn_implementation
     try:
-        with torch.no_grad():
-            backbone.eval()
-            batch = TokenBatch(tokens, torch.tensor(lengths), torch.zeros(3, dtype=torch.int64)).to(backbone.device)
-            input_ids, mask = batch.padded(pad)
-            expected = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state[mask]
+        with trial(backbone):
+            batch = sample_batch(backbone, (_past_the_windows(backbone), *LENGTHS[1:]))
+            expected = padded_states(backbone, batch)
             if not backbone._can_set_attn_implementation():  # set_attn_implementation would only log it
                 raise ValueError("its attention cannot be replaced")
             backbone.set_attn_implementation(ATTENTION)
-            layout = PackedLayout.build(lengths, batch.tokens.device)
-            within = torch.cat([torch.arange(length) for length in lengths]).to(batch.tokens.device)
-            for first in (0, pad + 1):
-                words = backbone.get_input_embeddings()(batch.tokens)
-                packed = backbone(inputs_embeds=words[None], position_ids=within[None] + first, packed_layout=layout)
-                if torch.allclose(packed.last_hidden_state[0], expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+            layout = PackedLayout.build(batch.lengths.tolist(), batch.tokens.device)
+            words = backbone.get_input_embeddings()(batch.tokens)[None]
+            for first in (0, pad_id(backbone.config) + 1):
+                packed = backbone(inputs_embeds=words, position_ids=batch.within()[None] + first, packed_layout=layout)
+                if agree(packed.last_hidden_state[0], expected):
                     return first
         reason = "it computes attention in a way of its own"
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
-    finally:
-        backbone.train(training)
+    except FAILURES as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
     if backbone.config._attn_implementation != own:
         backbone.set_attn_implementation(own)
     _warn_once(type(backbone).__name__, reason)
     return None
 
 
-def explicit_first_position(backbone: Any) -> int | None:
-    """Number of the first position of a padded forward that is told positions; None where that computes something else."""
-    training, pad = backbone.training, int(backbone.config.pad_token_id or 0)
-    tokens = torch.full((1, 5), pad + 1 if pad + 1 < int(backbone.config.vocab_size) else pad - 1, device=backbone.device)
-    try:
-        with torch.no_grad():
-            backbone.eval()
-            expected = backbone(input_ids=tokens).last_hidden_state
-            for first in (0, pad + 1):
-                positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
-                told = backbone(input_ids=tokens, position_ids=positions).last_hidden_state
-                if torch.allclose(told, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
-                    return first
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-        return None
-    finally:
-        backbone.train(training)
-    return None
+def _past_the_windows(backbone: Any) -> int:
+    """The length of a sequence that no window of its attention takes in whole, if it is not far too long for a trial."""
+    windows = [window for module in backbone.modules() if isinstance(window := getattr(module, "sliding_window", None), int)]
+    limit = min(getattr(backbone.config, "max_position_embeddings", None) or _LONGEST_TRIAL, _LONGEST_TRIAL)
+    return max(LENGTHS[0], min(max(windows, default=0) + 3, limit))
 
 
 @cache

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.models.fast.attention import Layout, PackedLayout
+from dpr.models.trials import FAILURES, agree, sample_batch, trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +67,19 @@ def enable_reading(backbone: Any, first_position: int) -> bool:
     if not layers:
         return False
     hook = layers[-1].register_forward_pre_hook(_read_tokens, with_kwargs=True)
-    training, lengths, device = backbone.training, [11, 7, 4], backbone.device
-    tokens = torch.randint(0, int(backbone.config.vocab_size), (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(device)
-    within = torch.cat([torch.arange(length) for length in lengths]).to(device)
-    whole = PackedLayout.build(lengths, device)
-    read = ReadLayout(whole, torch.tensor([0, 14, 21], device=device), torch.tensor([0, 3, 3], device=device))
+    batch = sample_batch(backbone)
+    whole = PackedLayout.build(batch.lengths.tolist(), batch.tokens.device)
+    position = torch.tensor([0, 3, 3], device=batch.tokens.device)
+    read = ReadLayout(whole, position + torch.tensor([0, 11, 18], device=position.device), position)
     try:
-        with torch.no_grad():
-            backbone.eval()
-            words = backbone.get_input_embeddings()(tokens)[None]
-            expected, found = (
-                backbone(inputs_embeds=words, position_ids=within[None] + first_position, packed_layout=layout).last_hidden_state[0]
-                for layout in (whole, read)
-            )
-            expected = expected[read.token]
-            if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+        with trial(backbone):
+            options = {"inputs_embeds": backbone.get_input_embeddings()(batch.tokens)[None], "position_ids": batch.within()[None]}
+            options["position_ids"] += first_position
+            expected, found = (backbone(**options, packed_layout=layout).last_hidden_state[0] for layout in (whole, read))
+            if agree(found, expected[read.token]):
                 return True
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+    except FAILURES:
         pass
-    finally:
-        backbone.train(training)
     hook.remove()
     return False
 

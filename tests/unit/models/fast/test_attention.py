@@ -1,0 +1,130 @@
+"""Packed attention in training as it is used: windows, dropout, shared key heads; and which backbones the trial lets through."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import EuroBertConfig, Gemma3TextConfig, ModernBertConfig, ModernBertDecoderConfig
+
+from dpr.models.dropout import draw_bits, keep_mask, keep_scale
+from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.fast import attention
+from dpr.models.fast.attention import PackedLayout
+from dpr.models.trials import trial
+from tests.unit.models.fast.test_packing import SMALL, batch_of
+
+TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODERN: dict[str, Any] = {**SMALL, **TOKENS, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8, "global_attn_every_n_layers": 2}
+GEMMA = {**SMALL, **TOKENS, "head_dim": 16, "use_bidirectional_attention": True, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOWED: dict[str, Any] = {
+    "modernbert": ModernBertConfig(**MODERN),
+    "gemma, one key head": Gemma3TextConfig(**GEMMA, num_key_value_heads=1, sliding_window=8),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(name: str, dropout: float) -> None:
+    """Padding of the shorter sequences lies farther from every real token than the window reaches."""
+    torch.manual_seed(0)
+    tower = Encoder(backbone_from_config(WINDOWED[name], dropout=dropout), pooling="mean").train()
+    assert tower.is_packed
+    tower(batch_of([40, 12, 3])).square().sum().backward()
+    gradients = {key: value.grad for key, value in tower.named_parameters() if value.grad is not None}
+    assert not [key for key, gradient in gradients.items() if not gradient.isfinite().all()]
+    assert float(gradients["backbone.embed_tokens.weight" if "gemma" in name else "backbone.embeddings.tok_embeddings.weight"].norm()) > 0
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("num_queries", ["all", "one"])
+def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int | None, num_queries: str) -> None:
+    """Against every sequence by itself, in values and in gradients, with the same masks of dropout."""
+    lengths, longest, heads = [9, 6, 2], 9, 2
+    states = [torch.randn(1, heads, sum(lengths), 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    position = torch.tensor([8, 1, 0])
+    starts = torch.tensor([0, 9, 15])
+    layout = PackedLayout.build(lengths, torch.device("cpu"))
+    options: dict[str, Any] = {"dropout": 0.3, "scaling": 0.5, "window": window}
+
+    def packed() -> Tensor:
+        if num_queries == "all":
+            return layout.mix(*states, **options)[0]
+        return layout.read(position, states[0][:, :, starts + position], *states[1:], **options)[0]
+
+    def plain() -> Tensor:
+        queries = longest if num_queries == "all" else 1
+        bits = draw_bits(torch.Size([len(lengths) * heads, queries, longest])).view(len(lengths), heads, queries, longest)
+        keep = keep_mask(bits, 0.3, torch.float64) * keep_scale(0.3)
+        outputs = []
+        for row, (start, length) in enumerate(zip(starts.tolist(), lengths, strict=True)):
+            q, k, v = (part[0, :, start : start + length] for part in states)
+            places = torch.arange(length) if num_queries == "all" else position[row : row + 1]
+            scores = q[:, places] @ k.transpose(1, 2) * 0.5
+            if window is not None:
+                scores = scores.masked_fill((places[:, None] - torch.arange(length)).abs() >= window, -torch.inf)
+            dropped = scores.softmax(-1) * keep[row][:, : len(places), :length]
+            outputs.append((dropped @ v).transpose(0, 1))
+        return torch.cat(outputs)
+
+    results = []
+    for compute in (packed, plain):
+        torch.manual_seed(5)
+        outputs = compute()
+        weights = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype).view(outputs.shape)
+        results.append((outputs, *torch.autograd.grad((outputs * weights).sum(), states)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_heads_that_share_keys_train_packed_with_dropout(key_heads: int) -> None:
+    torch.manual_seed(0)
+    config = EuroBertConfig(**{**SMALL, **TOKENS, "num_attention_heads": 4, "num_key_value_heads": key_heads})
+    tower = Encoder(backbone_from_config(config, dropout=0.1), pooling="mean").train()
+    assert tower.is_packed
+    tower(batch_of([9, 4])).sum().backward()
+    assert all(value.grad.isfinite().all() for value in tower.parameters() if value.grad is not None)
+    tower.eval()
+    padded = Encoder(copy.deepcopy(tower.backbone), pooling="mean", packed=False).eval()
+    torch.testing.assert_close(tower(batch_of([9, 4])), padded(batch_of([9, 4])), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("deviation", [0.02, 1e-4, 1e-6])
+def test_causal_attention_is_never_packed_however_small_the_weights_are(deviation: float) -> None:
+    torch.manual_seed(0)
+    config = ModernBertDecoderConfig(**MODERN, initializer_range=deviation, initializer_cutoff_factor=2.0)
+    backbone: Any = backbone_from_config(config)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=deviation)
+    before = copy.deepcopy(backbone.state_dict())
+    assert not Encoder(backbone, pooling="mean").is_packed
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+
+
+def test_a_window_of_another_reach_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of the trial are longer than the window, so that a backbone which counts its reach differently is found out."""
+    reach = attention.band
+    assert Encoder(backbone_from_config(WINDOWED["modernbert"]), pooling="mean").is_packed
+    monkeypatch.setattr(attention, "band", lambda position, length, window: reach(position, length, window - 1))
+    wide = ModernBertConfig(**{**MODERN, "local_attention": 40})
+    assert not Encoder(backbone_from_config(wide), pooling="mean").is_packed
+
+
+def test_a_trial_leaves_weights_and_mode_as_they_were_even_if_it_fails() -> None:
+    backbone: Any = backbone_from_config(WINDOWED["modernbert"]).train()
+    before = copy.deepcopy(backbone.state_dict())
+
+    def fail() -> None:
+        with trial(backbone):
+            assert not backbone.training and any(not torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        fail()
+    assert backbone.training and all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
