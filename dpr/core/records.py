@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_ID_BYTES = 1024
+"""Longest id of a passage, in UTF-8, prefix included: indexes and vectors keep ids in arrays as wide as the longest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:

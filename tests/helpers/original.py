@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,20 +40,33 @@ def flat_params(folder: str, **changes: Any) -> dict[str, Any]:
 
 
 def nested_params(folder: str, **changes: Any) -> dict[str, Any]:
-    """``encoder_params`` of 2021: a DictConfig that drags its parent, the whole run configuration, along."""
-    from omegaconf import OmegaConf
+    """``encoder_params`` of 2021: a DictConfig that Hydra composed, with its parent, the whole run configuration.
+
+    That holds the cache of every resolver that was used, as ``${now:...}`` in the name of the run's folder.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf, open_dict
 
     encoder = {key: value for key, value in flat_params(folder, **changes).items() if key != "do_lower_case"}
-    run = OmegaConf.create(
-        {
-            "encoder": encoder | {"dropout": 0.1, "fix_ctx_encoder": False, "pretrained": True},
-            "do_lower_case": True,
-            "train_datasets": ["/secret/train.json"],
-            "train": {"batch_size": 16, "learning_rate": 2e-5, "adam_betas": "(0.9, 0.999)"},
-            "output_dir": "${hydra:run.dir}",
-        }
-    )
-    OmegaConf.set_struct(run, True)
+    settings = {
+        "defaults": ["_self_"],
+        "encoder": encoder | {"dropout": 0.1, "fix_ctx_encoder": False, "pretrained": True},
+        "do_lower_case": True,
+        "train_datasets": ["/secret/train.json"],
+        "train": {"batch_size": 16, "learning_rate": 2e-5, "adam_betas": "(0.9, 0.999)"},
+        "output_dir": "${hydra:run.dir}",
+        "home": "${oc.env:HOME,nowhere}",
+        "started": "${now:%Y-%m-%d}/${now:%H}",
+    }
+    with tempfile.TemporaryDirectory() as conf:
+        OmegaConf.save(OmegaConf.create(settings), Path(conf) / "biencoder_train_cfg.yaml")
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(conf, version_base="1.3"):
+            run = compose("biencoder_train_cfg", return_hydra_config=True)
+    assert all((run.started, run.home, run.hydra.run.dir))
+    with open_dict(run):  # as Hydra does before it calls the program
+        del run["hydra"]
     return {"do_lower_case": run.do_lower_case, "encoder": run.encoder}
 
 

@@ -10,27 +10,26 @@ only when asked for, so the optimizer's state, twice the size of the weights, is
 
 from __future__ import annotations
 
+import io
+import re
 import struct
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError
 from dpr.formats.durable import durable_file
-from dpr.formats.original.inert_pickle import InertReader, MalformedPickle, Name, Record
+from dpr.formats.original.inert_pickle import MAX_STRUCTURE_BYTES, MalformedPickle, Record, StructureReader
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 EXPECTED = "a checkpoint of the original DPR"
-MAX_STRUCTURE_BYTES = 64 << 20
-"""Everything but the weights: names, settings, the shapes. Original files have about 0.3 MB of it."""
-MAX_DEPTH = 32
-
 # What zipfile and torch raise for damaged containers.
 _DAMAGED = (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, OverflowError, struct.error)
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -46,20 +45,15 @@ _STORAGES = {
     "ByteStorage": "uint8",
     "BoolStorage": "bool",
 }
-_REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
-_REBUILD_PARAMETER = Name("torch._utils", "_rebuild_parameter")
-_PLAIN_TYPES = {"dict", "list", "tuple", "set", "frozenset", "str", "int", "float", "bool", "bytes", "object", "type"}
-_MEMBERS = {
-    "collections": {"OrderedDict", "defaultdict"},
-    "builtins": _PLAIN_TYPES,
-    "__builtin__": _PLAIN_TYPES | {"unicode", "long"},
-    "_operator": {"getitem"},
-    "operator": {"getitem"},
-    "torch": set(_STORAGES) | {"Size"},
-    "torch._utils": {_REBUILD.name, _REBUILD_PARAMETER.name},
-    "pathlib": {"PosixPath", "PurePosixPath"},
-    "argparse": {"Namespace"},
-}
+_NAMES = re.compile(
+    r"collections\.(OrderedDict|defaultdict)"
+    r"|(builtins|__builtin__)\.(dict|list|tuple|set|frozenset|str|unicode|int|long|float|bool|bytes|object|type)"
+    r"|(_operator|operator)\.getitem"
+    rf"|torch\.({'|'.join(_STORAGES)}|Size)|torch\._utils\.(_rebuild_tensor_v2|_rebuild_parameter)"
+    r"|pathlib\.(PosixPath|PurePosixPath)|argparse\.Namespace"
+    r"|(omegaconf|typing)(\.\w+)+"
+)
+"""What such a file may name; the settings of a run under Hydra are OmegaConf's objects."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class DprCheckpoint:
     do_lower_case: bool
     sequence_length: int = 256
     settings: dict[str, Any] = field(default_factory=dict)
-    """``encoder_params`` as plain values, flat."""
+    """The numbers and texts of ``encoder_params``, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +73,6 @@ class _Storage:
     key: str
     dtype: str
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _LazyTensor:
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
 
 
 def is_dpr_file(path: Path) -> bool:
@@ -102,11 +88,8 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
     """
     try:
         with path.open("rb") as file, _open_container(file, path.stat().st_size) as (root, storages):
-            state = _Fields(root, "the file")
-            weights = {
-                name: storages.tensor(value, name) for name, value in state.section("model_dict").items() if not _is_unused(str(name))
-            }
-            return _checkpoint(weights, state.section("encoder_params"))
+            weights = {name: storages.tensor(value, name) for name, value in _section(root, "model_dict").items() if not _is_unused(name)}
+            return _checkpoint(weights, _section(root, "encoder_params"))
     except MalformedPickle as error:
         raise CheckpointError(f"{error}; nothing in it was run", file=path, expected=EXPECTED) from None
     except _DAMAGED as error:
@@ -131,54 +114,38 @@ def write_dpr_checkpoint(path: Path, weights: Mapping[str, Tensor], encoder_para
         torch.save(state, file)
 
 
-def _is_unused(name: str) -> bool:
-    return name.endswith("embeddings.position_ids") or ".pooler." in name
+def _is_unused(name: Any) -> bool:
+    return isinstance(name, str) and (name.endswith("embeddings.position_ids") or ".pooler." in name)
 
 
 def _checkpoint(weights: dict[str, Tensor], params: dict[Any, Any]) -> DprCheckpoint:
-    flat = {key: value for key, value in params.items() if key != "encoder"}
-    nested = params.get("encoder")
-    flat |= nested if isinstance(nested, dict) else {}
-    name, length = flat.get("pretrained_model_cfg"), flat.get("sequence_length", 256)
+    flat = {**params, **(_dictionary(params.get("encoder")) or {})}
+    plain = ((str(key), value.state.get("_val") if _is_node(value) else value) for key, value in flat.items())
+    settings = {key: value for key, value in plain if value is None or isinstance(value, str | int | float)}
+    name, length, lower = settings.get("pretrained_model_cfg"), settings.get("sequence_length", 256), settings.get("do_lower_case", True)
     if not (name is None or isinstance(name, str)) or isinstance(length, bool) or not isinstance(length, int) or not 3 <= length <= 1 << 20:
-        raise MalformedPickle("encoder_params holds a pretrained_model_cfg or sequence_length that is none")
-    lower = flat.get("do_lower_case", True)
-    return DprCheckpoint(weights, name, lower if isinstance(lower, bool) else True, length, {str(key): flat[key] for key in flat})
+        raise MalformedPickle("pretrained_model_cfg in encoder_params is not a text, or sequence_length not a number from 3 to 1048576")
+    return DprCheckpoint(weights, name, lower if isinstance(lower, bool) else True, length, settings)
 
 
-class _Fields:
-    """A dictionary of the file whose members must be there."""
-
-    def __init__(self, value: Any, what: str) -> None:
-        if isinstance(value, Record) and value.of.name == "Namespace":
-            value = value.state
-        if not isinstance(value, dict):
-            raise MalformedPickle(f"{what} is no dictionary")
-        self._value = value
-
-    def section(self, name: str) -> dict[Any, Any]:
-        if name not in self._value:
-            raise MalformedPickle(f"has no {name}")
-        value = self._value[name]
-        if name == "encoder_params":
-            value = _plain(value, MAX_DEPTH)
-        if not isinstance(value, dict):
-            raise MalformedPickle(f"{name} is no dictionary")
-        return value
+def _section(root: Any, name: str) -> dict[Any, Any]:
+    members = _dictionary(root)
+    if members is None or name not in members:
+        raise MalformedPickle("the file is not a dictionary" if members is None else f"has no {name}")
+    if (found := _dictionary(members[name])) is None:
+        raise MalformedPickle(f"{name} is not a dictionary")
+    return found
 
 
-def _plain(value: Any, depth: int) -> Any:
-    """Settings as plain values: OmegaConf's nodes become what they hold, whatever else there is becomes None."""
-    if depth == 0:
-        raise MalformedPickle("encoder_params is nested too deeply")
-    if isinstance(value, Record) and value.of.module.startswith("omegaconf.") and isinstance(value.state, dict):
-        content = value.state["_content"] if "_content" in value.state else value.state.get("_val")
-        return _plain(content, depth - 1)
-    if isinstance(value, Record) and value.of.name == "Namespace":
-        return _plain(value.state, depth - 1)
-    if isinstance(value, dict):
-        return {key: _plain(item, depth - 1) for key, item in value.items() if isinstance(key, str)}
-    return value if isinstance(value, str | int | float) else None
+def _dictionary(value: Any) -> dict[Any, Any] | None:
+    """A dictionary, or what is inside an OmegaConf container or an argparse.Namespace."""
+    if isinstance(value, Record):
+        value = value.state.get("_content") if _is_node(value) else value.state if value.of == "argparse.Namespace" else None
+    return value if isinstance(value, dict) else None
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Record) and value.of.startswith("omegaconf.") and isinstance(value.state, dict)
 
 
 class _Storages(ABC):
@@ -194,14 +161,9 @@ class _Storages(ABC):
     def tensor(self, value: Any, name: Any) -> Tensor:
         import torch
 
-        if not isinstance(name, str) or not isinstance(value, _LazyTensor):
-            raise MalformedPickle(f"model_dict: {str(name)[:80]} is no tensor")
-        storage = value.storage
-        highest = value.offset + sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
-        numel = 1
-        for size in value.shape:
-            numel *= size
-        if min(value.offset, *value.shape, *value.stride, storage.count) < 0 or numel > storage.count or highest >= max(storage.count, 1):
+        storage, offset, shape, stride = _tensor_parts(value, name)
+        highest = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if min(offset, *shape, *stride, storage.count) < 0 or prod(shape) > storage.count or highest >= max(storage.count, 1):
             raise MalformedPickle(f"model_dict: {name} reaches beyond its data")
         if storage.key not in self._loaded:
             dtype = getattr(torch, storage.dtype)
@@ -210,7 +172,23 @@ class _Storages(ABC):
         whole = self._loaded[storage.key]
         if whole.dtype != getattr(torch, storage.dtype) or len(whole) != storage.count:
             raise MalformedPickle(f"model_dict: {name} disagrees with another tensor about its data")
-        return whole.as_strided(value.shape, value.stride, value.offset)
+        return whole.as_strided(shape, stride, offset)
+
+
+def _tensor_parts(value: Any, name: Any) -> tuple[_Storage, int, tuple[int, ...], tuple[int, ...]]:
+    """Data, offset, shape and stride."""
+    if isinstance(value, Record) and value.of == "torch._utils._rebuild_parameter" and value.arguments:
+        value = value.arguments[0]
+    is_tensor = isinstance(value, Record) and value.of == "torch._utils._rebuild_tensor_v2" and len(value.arguments) >= 4
+    if not isinstance(name, str) or not is_tensor:
+        raise MalformedPickle(f"model_dict: {ascii(name)[:80] if isinstance(name, str) else 'a key'} is not a tensor")
+    storage, offset, shape, stride = value.arguments[:4]
+    if isinstance(shape, Record) and shape.of == "torch.Size":
+        shape = shape.arguments[0] if shape.arguments else ()
+    is_whole = isinstance(storage, _Storage) and isinstance(shape, tuple) and isinstance(stride, tuple) and len(shape) == len(stride) <= 8
+    if not is_whole or any(type(number) is not int for number in (offset, *shape, *stride)):
+        raise MalformedPickle(f"model_dict: {name} is damaged")
+    return storage, offset, shape, stride
 
 
 class _ZipStorages(_Storages):
@@ -253,8 +231,7 @@ def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages
         length = _stored(archive, members[0]).file_size
         if length > MAX_STRUCTURE_BYTES:
             raise MalformedPickle(f"data.pkl has {length} bytes, more than {MAX_STRUCTURE_BYTES}")
-        with archive.open(members[0]) as stream:
-            yield _reader(stream, length).load(), _ZipStorages(archive, prefix)
+        yield _reader(io.BytesIO(_member(archive, members[0]))).load(), _ZipStorages(archive, prefix)
 
 
 def _stored(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
@@ -276,24 +253,24 @@ def _member(archive: zipfile.ZipFile, name: str, *, exactly: int | None = None, 
 
 def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
     """The container before the zip archive: magic, version, machine, the dictionary, the keys of the data, then count and data of each."""
-    reader = _reader(file, min(size, MAX_STRUCTURE_BYTES))
+    head = io.BytesIO(file.read(MAX_STRUCTURE_BYTES))
+    seen: dict[str, _Storage] = {}
+    reader = _reader(head, seen)
     if reader.load() != _LEGACY_MAGIC or reader.load() != 1001:
         raise MalformedPickle("not made by torch.save")
     machine = reader.load()
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
         raise MalformedPickle("written on a big-endian machine")
-    seen: dict[str, _Storage] = {}
-    reader = _reader(file, reader.left, seen)
     root, keys = reader.load(), reader.load()
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in seen for key in keys):
         raise MalformedPickle("the list of data is damaged")
     import torch
 
-    places, position = {}, file.tell()
+    places, position = {}, head.tell()
     for key in keys:
         file.seek(position)
-        head = file.read(8)
-        count = struct.unpack("<q", head)[0] if len(head) == 8 else -1
+        size_field = file.read(8)
+        count = struct.unpack("<q", size_field)[0] if len(size_field) == 8 else -1
         end = position + 8 + max(count, 0) * getattr(torch, seen[key].dtype).itemsize
         if count < 0 or end > size:
             raise MalformedPickle("the file ends too early")
@@ -301,39 +278,18 @@ def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
     return root, _FileStorages(file, places)
 
 
-def _reader(stream: IO[bytes], limit: int, seen: dict[str, _Storage] | None = None) -> InertReader:
+def _reader(stream: io.BytesIO, seen: dict[str, _Storage] | None = None) -> StructureReader:
     def reference(value: Any) -> _Storage:
         """('storage', type, key, device, count), in old files with a sixth member for views, which is None."""
         if not isinstance(value, tuple) or len(value) not in (5, 6) or value[0] != "storage" or (len(value) == 6 and value[5] is not None):
-            raise MalformedPickle("refers to something that is no data of a tensor")
+            raise MalformedPickle("refers to something that is not the data of a tensor")
         kind, key, count = value[1], value[2], value[4]
-        if not isinstance(kind, Name) or kind.name not in _STORAGES or not isinstance(key, str) or not isinstance(count, int):
+        dtype = _STORAGES.get(kind.of.removeprefix("torch.")) if isinstance(kind, type) and issubclass(kind, Record) else None
+        if dtype is None or not isinstance(key, str) or type(count) is not int:
             raise MalformedPickle("refers to data of an unknown kind")
-        storage = _Storage(key, _STORAGES[kind.name], count)
+        storage = _Storage(key, dtype, count)
         if seen is not None and seen.setdefault(key, storage) != storage:
             raise MalformedPickle("two tensors disagree about their data")
         return storage
 
-    return InertReader(stream, limit=limit, allowed=_is_allowed, made=_made, reference=reference)
-
-
-def _is_allowed(name: Name) -> bool:
-    return name.name in _MEMBERS.get(name.module, ()) or name.module.split(".")[0] in ("omegaconf", "typing")
-
-
-def _made(of: Name, arguments: tuple[Any, ...]) -> Any:
-    if of.module == "collections":
-        return {}
-    if of == _REBUILD_PARAMETER and arguments and isinstance(arguments[0], _LazyTensor):
-        return arguments[0]
-    if of == _REBUILD:
-        storage, offset, shape, stride = arguments[:4] if len(arguments) >= 4 else (None,) * 4
-        if isinstance(shape, Record):
-            shape = shape.arguments[0] if shape.arguments else ()
-        if not isinstance(storage, _Storage) or not all(isinstance(part, tuple) and len(part) <= 8 for part in (shape, stride)):
-            raise MalformedPickle("a damaged tensor")
-        numbers = (offset, *shape, *stride)
-        if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers) or len(shape) != len(stride):
-            raise MalformedPickle("a damaged tensor")
-        return _LazyTensor(storage, offset, shape, stride)
-    return None
+    return StructureReader(stream, lambda name: _NAMES.fullmatch(name) is not None, reference)

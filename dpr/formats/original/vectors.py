@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.records import MAX_ID_BYTES
 from dpr.formats.durable import describe_file
-from dpr.formats.original.inert_pickle import InertReader, MalformedPickle, Name, Record
+from dpr.formats.original.inert_pickle import MalformedPickle, Record, load_vectors
 
 EXPECTED = "an embedding file of the original DPR, a list of (id, float32 vector)"
 
-_RECONSTRUCT = {Name("numpy.core.multiarray", "_reconstruct"), Name("numpy._core.multiarray", "_reconstruct")}
-_FROM_BUFFER = {Name("numpy.core.numeric", "_frombuffer"), Name("numpy._core.numeric", "_frombuffer")}
-ALLOWED = {*_RECONSTRUCT, *_FROM_BUFFER, Name("numpy", "ndarray"), Name("numpy", "dtype")}
+_RECONSTRUCT = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}
+_FROM_BUFFER = {"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"}
+_NAMES = {*_RECONSTRUCT, *_FROM_BUFFER, "numpy.ndarray", "numpy.dtype"}
 
 
 class PickledVectors:
@@ -30,9 +32,12 @@ class PickledVectors:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as file:
-                items = InertReader(file, limit=self.path.stat().st_size, allowed=ALLOWED.__contains__).load()
-            self.ids, self.vectors = _arrays(items)
+            size = self.path.stat().st_size
+            if size == 0:
+                raise MalformedPickle("the file is empty")
+            with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                items = load_vectors(mapped, _NAMES.__contains__)
+            self.ids, self.vectors = _arrays(items, size)
         except MalformedPickle as error:
             raise InputError(f"{error}; nothing in it was run", file=self.path, expected=EXPECTED) from None
         except OSError as error:
@@ -56,42 +61,44 @@ class PickledVectors:
         yield self.ids, self.vectors
 
 
-def _arrays(items: Any) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (n,) and vectors (n, D). ``size``, of the file, bounds both: a pickle may hold a value once and refer to it a million times."""
     if not isinstance(items, list) or not items:
-        raise MalformedPickle("holds no list")
+        raise MalformedPickle("the file does not hold a list, or an empty one")
     ids: list[bytes] = []
-    vectors: np.ndarray | None = None
+    vectors = np.empty((0, 0), dtype=np.float32)
     for row, item in enumerate(items):
-        if not isinstance(item, tuple) or len(item) < 2 or isinstance(item[0], bool) or not isinstance(item[0], str | int):
-            raise MalformedPickle(f"entry {row} is no (id, vector)")
+        if not isinstance(item, tuple) or len(item) < 2 or type(item[0]) not in (str, int):
+            raise MalformedPickle(f"entry {row} is not an (id, vector)")
         key = str(item[0]).encode("utf-8", "replace")
-        if not key or b"\0" in key:
-            raise MalformedPickle(f"entry {row} has an empty id, or one with a NUL character")
+        if not 0 < len(key) <= MAX_ID_BYTES or b"\0" in key:
+            raise MalformedPickle(f"the id of entry {row} is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character")
         ids.append(key)
         vector = _vector(item[1], row)
-        if vectors is None:
+        if row == 0:
+            if len(items) * len(vector) * 4 > size:
+                raise MalformedPickle(f"{len(items)} vectors of {len(vector)} numbers are more than the file's {size} bytes can hold")
             vectors = np.empty((len(items), len(vector)), dtype=np.float32)
         if len(vector) != vectors.shape[1]:
             raise MalformedPickle(f"entry {row} has {len(vector)} numbers, the first has {vectors.shape[1]}")
         vectors[row] = vector
-    assert vectors is not None
     return np.array(ids), vectors
 
 
 def _vector(value: Any, row: int) -> np.ndarray:
-    if isinstance(value, Record) and value.of in _RECONSTRUCT and isinstance(value.state, tuple) and len(value.state) == 5:
-        _, shape, dtype, _, data = value.state
-    elif isinstance(value, Record) and value.of in _FROM_BUFFER and len(value.arguments) == 4:
-        data, dtype, shape, _ = value.arguments
+    of, state, arguments = (value.of, value.state, value.arguments) if isinstance(value, Record) else ("", None, ())
+    if of in _RECONSTRUCT and isinstance(state, tuple) and len(state) == 5:
+        _, shape, dtype, _, data = state
+    elif of in _FROM_BUFFER and len(arguments) == 4:
+        data, dtype, shape, _ = arguments
     else:
-        raise MalformedPickle(f"entry {row} holds no vector")
-    numbers = [size for size in shape if size != 1] if isinstance(shape, tuple) else []
-    if not isinstance(data, bytes) or len(numbers) > 1 or not _is_float32(dtype) or len(data) != 4 * (numbers[0] if numbers else 1):
-        raise MalformedPickle(f"entry {row} is no float32 vector")
+        raise MalformedPickle(f"entry {row} does not hold a vector")
+    numbers = [size for size in shape if size != 1] if isinstance(shape, tuple) and len(shape) <= 8 else [-1, -1]
+    if not isinstance(data, bytes | bytearray) or len(numbers) > 1 or not _is_float32(dtype) or len(data) != 4 * (*numbers, 1)[0]:
+        raise MalformedPickle(f"entry {row} is not a float32 vector")
     return np.frombuffer(data, dtype="<f4")
 
 
 def _is_float32(dtype: Any) -> bool:
-    if not isinstance(dtype, Record) or dtype.of != Name("numpy", "dtype") or not isinstance(dtype.state, tuple):
-        return False
-    return dtype.arguments[:1] == ("f4",) and dtype.state[1:2] == ("<",)
+    is_dtype = isinstance(dtype, Record) and dtype.of == "numpy.dtype" and isinstance(dtype.state, tuple)
+    return is_dtype and dtype.arguments[:1] == ("f4",) and dtype.state[1:2] == ("<",)

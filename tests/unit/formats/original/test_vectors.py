@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +71,10 @@ def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
         [("a", VECTORS[:2])],
         [("a", VECTORS[0]), ("b", VECTORS[0][:5])],
         [("a", [1.0, 2.0])],
+        [("a" * 1025, VECTORS[0])],
+        [("a", VECTORS[0], {"b": 1})],
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_other_contents_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(InputError):
@@ -82,3 +87,57 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
         (tmp_path / "x_0").write_bytes(whole[:length])
         with pytest.raises(InputError):
             PickledVectors(tmp_path / "x_0")
+
+
+def test_a_vector_that_is_repeated_takes_no_more_memory_than_the_file_is_large(tmp_path: Path) -> None:
+    file = dumped(tmp_path / "x_0", [("a", np.zeros(50_000, dtype=np.float32))] * 100_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="more than the file"):
+            PickledVectors(file)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+STREAMS = {
+    "far memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "huge bytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00.",
+    "huge frame": b"\x80\x04\x95\xff\xff\xff\xff\xff\x00\x00\x00N.",
+    "name without an end": b"\x80\x02\n" * 3 + b"cnumpy.dtype",
+    "name of one line": b"\x80\x02cnumpy\n",
+    "tuples within tuples as key": b"\x80\x02})q\x00" + b"2\x86" * 40 + b"Ns.",
+    "state of a name": b"\x80\x02]cnumpy\ndtype\nN}X\x02\x00\x00\x00ofK\x01s\x86ba.",
+    "state of a name, as a text": b"\x80\x02]cnumpy\ndtype\nX\x01\x00\x00\x00abK\x01\x86a.",
+    "instance": b"(S'true'\nios\nsystem\n.",
+    "object": b"(cos\nsystem\nS'true'\no.",
+    "extension": b"\x80\x02\x82\x01.",
+    "empty": b"",
+    "no end": b"\x80\x02]",
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_hand_made_streams_are_refused_before_anything_grows(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x_0").write_bytes(STREAMS[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="nothing in it was run"):
+            PickledVectors(tmp_path / "x_0")
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_any_damage_is_read_or_refused(tmp_path: Path) -> None:
+    for protocol in (3, 4, 5):
+        rng = random.Random(protocol)
+        whole = dumped(tmp_path / "x_0", [(f"p{row}", vector) for row, vector in enumerate(VECTORS[:8])], protocol).read_bytes()
+        for _ in range(300):
+            damaged = bytearray(whole)
+            for _ in range(rng.randint(1, 4)):
+                place = rng.randrange(len(damaged))
+                damaged[place : place + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+            (tmp_path / "x_0").write_bytes(damaged)
+            with contextlib.suppress(InputError):
+                PickledVectors(tmp_path / "x_0")
