@@ -10,7 +10,7 @@ from dpr.config.embedding import EmbedConfig
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
 from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
-from dpr.formats.parsed_cache import cache_root
+from dpr.formats.checksums import cache_root
 from dpr.models.biencoder import BiEncoder, TowerOptions
 
 logger = get_logger(__name__)

@@ -18,7 +18,7 @@ def opened_for_the_group() -> Iterator[None]:
     _of_the_group.update(_network_sockets() - before)
 
 
-def let_go_in_worker() -> None:
+def close_in_worker() -> None:
     """In a forked worker: drops its copies of the connections, so that the other ranks notice at once when the rank itself dies.
 
     The numbers lead nowhere afterwards rather than being free for new files: objects that know them were inherited too.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from dpr.core import connections
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, DprError
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, SetOptions, one_encoder_type
 from dpr.data.iterators import (
@@ -28,6 +28,8 @@ from dpr.data.iterators import (
 from dpr.data.lengths import row_lengths
 from dpr.data.mixing import Sampling
 from dpr.data.negatives import AnyPassage, AnySample
+
+Item = TypeVar("Item")
 
 
 class SampleSource(Protocol):
@@ -144,22 +146,47 @@ class PoolOrder(Sampler[tuple[int, int]]):
 def start_worker(_: int) -> None:
     """What a worker process does first."""
     ignore_in_worker()
-    connections.let_go_in_worker()
+    connections.close_in_worker()
     # A worker is one of several processes that share the machine; more threads in each only get in the model's way.
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
+def usable_cores() -> int:
+    """Cores this process may use, where the system tells; not all of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class WorkerLoader(DataLoader[Item]):
+    """Items of a dataset in the sampler's order, made by worker processes. An error meant for a person arrives as it was raised: torch
+    itself would raise it again with a traceback as its message."""
+
+    def __init__(self, dataset: Dataset[Item], *, sampler: Iterable[Any], num_workers: int, **options: Any) -> None:
+        starting = start_worker if num_workers else None
+        told: Any = _ErrorsAsItems(dataset)
+        super().__init__(told, batch_size=None, sampler=sampler, num_workers=num_workers, worker_init_fn=starting, **options)
+
+    def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
+        for item in super().__iter__():
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+class _ErrorsAsItems(Dataset[Item | Exception]):
+    def __init__(self, dataset: Dataset[Item]) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, key: Any) -> Item | Exception:
+        try:
+            return self._dataset[key]
+        except (DprError, OSError) as error:
+            return error
+
+
 def pool_loader(
     dataset: PoolDataset, order: PoolOrder, *, num_workers: int = 1, prefetch_batches: int = 4, pin_memory: bool = False
-) -> DataLoader[BiEncoderBatch]:
+) -> WorkerLoader[BiEncoderBatch]:
     """Batches in the given order; with workers they are made while the model computes."""
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=order,
-        num_workers=num_workers,
-        prefetch_factor=prefetch_batches if num_workers else None,
-        pin_memory=pin_memory,
-        worker_init_fn=start_worker if num_workers else None,
-    )
+    ahead = prefetch_batches if num_workers else None
+    return WorkerLoader(dataset, sampler=order, num_workers=num_workers, prefetch_factor=ahead, pin_memory=pin_memory)

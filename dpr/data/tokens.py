@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity
-from dpr.data.loader import start_worker
+from dpr.data.loader import WorkerLoader, usable_cores
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question
+from dpr.formats.checksums import cache_root
 from dpr.formats.durable import MANIFEST, remove_leftovers
-from dpr.formats.parsed_cache import cache_root, ensure_built
+from dpr.formats.parsed_cache import ensure_built
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
     Facts,
@@ -107,8 +107,8 @@ def open_tokens(
     builder = _Builder(text, tensorizer, options, facts)
     try:
         if build:
-            ensure_built(target, builder.build, is_usable=builder.is_usable)
-        elif not builder.is_usable(target):
+            ensure_built(target, builder.build, problem_of=builder.problem_of)
+        elif builder.problem_of(target) is not None:
             return text
         stored = StoredTokens(text, target, facts)
     except (OSError, ConfigError) as error:
@@ -168,12 +168,12 @@ class _Builder:
     options: SetOptions
     facts: Facts
 
-    def is_usable(self, folder: Path) -> bool:
+    def problem_of(self, folder: Path) -> str | None:
         try:
             TokenStore(folder, self.facts)
-        except (InputError, OSError):
-            return False
-        return True
+        except (InputError, OSError) as error:
+            return str(error)
+        return None
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,14 +192,12 @@ class _Builder:
             progress.close()
         finish_store(folder, self.facts, part_ends)
 
-    def _written(self, parts: _Parts, missing: Sequence[int]) -> DataLoader[tuple[int, int]]:
-        processes = min(len(os.sched_getaffinity(0)), len(missing))
-        return DataLoader(
+    def _written(self, parts: _Parts, missing: Sequence[int]) -> WorkerLoader[tuple[int, int]]:
+        processes = min(usable_cores(), len(missing))
+        return WorkerLoader(
             parts,
-            batch_size=None,
             sampler=missing,
             num_workers=processes if processes > 1 else 0,
-            worker_init_fn=start_worker,
             generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's
         )
 

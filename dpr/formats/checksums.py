@@ -16,10 +16,14 @@ from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.formats.durable import describe_file, durable_file, remove_leftovers
-from dpr.formats.parsed_cache import cache_root
 
 SUFFIX = ".sha256"
 _SETTLED_NS = 2 * 10**9  # file systems note times this coarsely: a file that is younger can change and keep its times
+
+
+def cache_root(cache_dir: Path | None) -> Path:
+    """``cache_dir``, else $DPR_CACHE, else ~/.cache/dpr."""
+    return Path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
 
 
 def content_sha256(path: Path) -> str:

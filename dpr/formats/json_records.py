@@ -12,7 +12,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,16 @@ class JsonRecord:
         return hashlib.sha256(self._source[self._start : self._end].encode(errors="surrogatepass")).hexdigest()
 
 
-def iter_json_records(path: Path, on_bytes: Callable[[bytes], object] | None = None) -> Iterator[JsonRecord]:
+def iter_json_records(path: Path) -> Iterator[JsonRecord]:
     """Records of a JSON array or of JSON lines, told by the first character, not by the name. Plain or gzip.
 
     Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their record. NUL characters become
-    spaces, with one warning per file. ``on_bytes`` sees every byte on disk.
+    spaces, with one warning per file.
 
     Raises:
         InputError: what cannot be skipped: an unreadable file, broken syntax inside an array, a file of another kind.
     """
-    with open_input(path, on_bytes) as stream:
+    with open_input(path) as stream:
         line, first = _skip_space(stream)
         if first == b"[":
             nul = NulWarning(path)

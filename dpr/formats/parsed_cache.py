@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,49 +11,52 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.formats.checksums import content_sha256
 from dpr.formats.durable import read_manifest
 
 logger = get_logger(__name__)
 
 
-def cache_root(cache_dir: Path | None) -> Path:
-    """``cache_dir``, else $DPR_CACHE, else ~/.cache/dpr."""
-    return Path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
-
-
 def cache_key(paths: Sequence[Path], facts: Sequence[Any]) -> str:
-    """A name that changes with path, size and time of the files (of all files in folders), and with ``facts``.
+    """A name that changes with name and content of the files and folders, and with ``facts``.
 
     Raises:
-        InputError: a file cannot be looked at.
+        InputError: a file cannot be read.
     """
-    known: list[Any] = list(facts)
-    for path in paths:
-        for file in sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]:
-            try:
-                status = file.stat()
-            except OSError as error:
-                raise InputError(f"cannot be read: {error.strerror}", file=file) from None
-            known.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
+    known = [*facts, *([path.name, content_sha256(path)] for path in paths)]
+    return hashlib.sha256(json.dumps(known).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-def ensure_built(folder: Path, build: Callable[[Path], None], *, is_usable: Callable[[Path], bool] | None = None) -> None:
-    """Calls ``build(folder)`` unless the folder is there (and, if given, ``is_usable``); processes that ask together build it once."""
-    is_usable = is_usable or _has_its_sizes
-    if not is_usable(folder):
-        with _exclusive(folder.parent, folder.name):
-            if not is_usable(folder):
-                build(folder)
+def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Callable[[Path], str | None] | None = None) -> None:
+    """Calls ``build(folder)`` unless the folder is whole; processes that ask together build it once.
+
+    Args:
+        problem_of: what is wrong with a folder that is there, None where nothing is; by default every file of it must be as it was written,
+            which is read once and then remembered as long as the file's times stay the same. Its metadata must name the folder.
+    """
+    problem_of = problem_of or _problem
+    if folder.is_dir() and problem_of(folder) is None:
+        return
+    with _exclusive(folder.parent, folder.name):
+        if folder.exists() and (found := problem_of(folder)) is not None:
+            logger.warning("the cache %s is damaged or unfinished (%s); making it again", folder, found)
+        elif folder.exists():
+            return
+        build(folder)
 
 
-def _has_its_sizes(folder: Path) -> bool:
-    """Whether a cache folder is there and of the sizes it was written with; contents are not hashed, rebuilding is cheap to ask for."""
+def _problem(folder: Path) -> str | None:
     try:
-        listed = read_manifest(folder)["files"]
-        return all((folder / name).stat().st_size == entry["bytes"] for name, entry in listed.items())
-    except (InputError, OSError):
-        return False
+        manifest = read_manifest(folder)
+        if manifest["metadata"].get("cache") != folder.name:
+            return "it belongs to other data"
+        return next((f"{name} has changed" for name, entry in manifest["files"].items() if _differs(folder / name, entry)), None)
+    except InputError as error:
+        return str(error)
+
+
+def _differs(file: Path, entry: dict[str, Any]) -> bool:
+    return file.is_symlink() or content_sha256(file) != entry["sha256"]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import glob
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -45,15 +45,15 @@ def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 @contextmanager
-def open_input(path: Path, on_bytes: Callable[[bytes], object] | None = None) -> Iterator[io.BufferedReader]:
-    """Opens a file for reading, unpacking gzip. ``on_bytes`` sees the bytes on disk as they are read, for hashing.
+def open_input(path: Path) -> Iterator[io.BufferedReader]:
+    """Opens a file for reading, unpacking gzip.
 
     Raises:
         InputError: also from inside the block, when reading fails or the gzip data is damaged.
     """
     try:
         with open(path, "rb", buffering=0) as raw:
-            stream: io.BufferedReader[Any] = io.BufferedReader(_Observed(raw, on_bytes) if on_bytes else raw, _BUFFER)
+            stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER)
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
             yield stream
@@ -149,18 +149,3 @@ def has_lone_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-class _Observed(io.RawIOBase):
-    """A raw file that shows what is read to a callback."""
-
-    def __init__(self, raw: io.FileIO, on_bytes: Callable[[bytes], object]) -> None:
-        self._raw, self._on_bytes = raw, on_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        count = self._raw.readinto(buffer) or 0
-        self._on_bytes(bytes(memoryview(buffer)[:count]))
-        return count

@@ -1,7 +1,7 @@
 """Training files, in DPR's format or another that ``training_files`` knows, read once into a memory-mapped Arrow file.
 
 1. Every record is parsed and checked by the reader of its format; bad ones are refused with file and line, or set aside.
-2. Good ones go, in batches, into a folder of the cache named by the files' paths, sizes and times. Ranks that start together build it once.
+2. Good ones go, in batches, into a folder of the cache named by the files' content. Ranks that start together build it once.
 3. ``TrainingSet`` maps that folder: memory does not grow with the file, and workers reopen it by its path.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.checksums import cache_root, content_sha256
 from dpr.formats.durable import durable_folder, read_manifest, remove_leftovers
-from dpr.formats.parsed_cache import cache_key, cache_root, ensure_built
+from dpr.formats.parsed_cache import cache_key, ensure_built
 from dpr.formats.text_input import expand_files
-from dpr.formats.training_files import dpr_json
 from dpr.formats.training_files.bad_rows import BadRows
 from dpr.formats.training_files.dpr_json import write_training_set as write_training_set
 from dpr.formats.training_files.registry import FORMATS, detect, files_read
@@ -32,7 +32,8 @@ from dpr.formats.training_store import RowStore, RowStoreWriter
 
 logger = get_logger(__name__)
 
-_PARSER_VERSION = 1  # a change in what is read out of a file must change it, so that old cache folders are not used
+_CACHE_VERSION = 2  # a change in what is read out of a file must change it, so that old cache folders are not used
+_FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +103,9 @@ def open_training_set(
 ) -> TrainingSet:
     """Opens training files as one set, in the order given; patterns are expanded, ``.gz`` is unpacked.
 
-    The first opening parses the files into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones reuse that while path, size
-    and time of every file are the same. ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside in
-    ``rejected-<fingerprint>.jsonl`` in the cache folder. Broken JSON inside an array cannot be skipped.
+    The first opening parses the files into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones reuse that while the content
+    of every file is the same; it is read again only where the file's times have changed. ``on_bad_row="skip"`` sets up to ``max_bad_rows``
+    bad rows aside in ``rejected-<fingerprint>.jsonl`` in the cache folder. Broken JSON inside an array cannot be skipped.
 
     Raises:
         InputError: a file is missing or a row is bad (names file and line); no usable rows.
@@ -115,9 +116,9 @@ def open_training_set(
     paths = expand_files(files)
     cache = cache_root(cache_dir)
     limit = max_bad_rows if on_bad_row == "skip" else -1
-    read = [file for path in paths for file in files_read(path)]
-    folder = cache / f"training-{cache_key(read, [_PARSER_VERSION, limit])}"
-    ensure_built(folder, _Builder(paths, cache, limit).build)
+    builder = _Builder(paths, cache, limit)
+    folder = cache / builder.folder_name()
+    ensure_built(folder, builder.build)
     opened = TrainingSet(folder, name)
     counts = opened.counts
     logger.info(
@@ -131,10 +132,15 @@ class _Builder:
     """Parses files into one cache folder, keeping count."""
 
     def __init__(self, paths: list[Path], cache: Path, limit: int) -> None:
-        self._paths, self._cache = paths, cache
+        self._paths, self._cache, self._limit = paths, cache, limit
         self._read = self._kept = self._dropped = 0
         self._bad_rows = BadRows(limit if limit >= 0 else None, file=cache / "rejected-too-many.jsonl")
-        self._digest = hashlib.sha256(f"training set, parser {_PARSER_VERSION}".encode())
+        self._digest = hashlib.sha256(_FINGERPRINT)
+
+    def folder_name(self) -> str:
+        """Says what the folder is made of: the content of all files that are read."""
+        read = [file for path in self._paths for file in files_read(path)]
+        return f"training-{cache_key(read, [_CACHE_VERSION, self._limit])}"
 
     def build(self, folder: Path) -> None:
         remove_leftovers(self._cache)
@@ -145,8 +151,13 @@ class _Builder:
                     for sample in self._samples(path):
                         store.add(sample)
             self._require_rows()
+            if self.folder_name() != folder.name:
+                again = "run the same command again when it is complete"
+                raise InputError("changed while it was read", file=_shown(self._paths), hint=again)
             counts = {"read": self._read, "kept": self._kept, "dropped": self._dropped, "rejected": len(self._bad_rows)}
-            metadata.update(fingerprint=self._digest.hexdigest(), counts=counts, files=[str(path) for path in self._paths])
+            metadata.update(
+                cache=folder.name, fingerprint=self._digest.hexdigest(), counts=counts, files=[str(path) for path in self._paths]
+            )
         if self._bad_rows:
             file = self._bad_rows.write(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
             logger.warning("%d bad rows were left out; reasons are in %s", len(self._bad_rows), file)
@@ -156,7 +167,7 @@ class _Builder:
         options = ReadOptions(cache_dir=self._cache)
         name = detect(path, options, fallback="dpr")
         is_native = name == "dpr"
-        for row in dpr_json.read(path, options, content.update) if is_native else FORMATS[name].read(path, options):
+        for row in FORMATS[name].read(path, options):
             self._read += row.num_rows
             if row.sample is None:
                 self._bad_rows.add(row, self._read)
@@ -167,15 +178,18 @@ class _Builder:
                 yield row.sample
             else:
                 self._dropped += row.num_rows
-        self._digest.update(content.digest())
+        self._digest.update(bytes.fromhex(content_sha256(path)) if is_native else content.digest())
 
     def _require_rows(self) -> None:
         if self._kept:
             return
-        names = ", ".join(map(str, self._paths[:3]))
         if self._read:
             raise InputError(
                 f"none of the {self._read} records can be used: {self._dropped} have no positive passage, {len(self._bad_rows)} are bad",
-                file=names,
+                file=_shown(self._paths),
             )
-        raise InputError("no rows", file=names, expected="at least one training record")
+        raise InputError("no rows", file=_shown(self._paths), expected="at least one training record")
+
+
+def _shown(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths[:3]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dpr.core.records import TrainingSample
@@ -13,9 +13,9 @@ from dpr.formats.training_files.rows import ReadOptions, SourceRow, json_rows
 from dpr.formats.training_records import sample_from_json, sample_to_json
 
 
-def read(path: Path, options: ReadOptions, on_bytes: Callable[[bytes], object] | None = None) -> Iterator[SourceRow]:
-    """One row per record. ``on_bytes`` sees every byte on disk."""
-    return json_rows(path, sample_from_json, on_bytes)
+def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """One row per record."""
+    return json_rows(path, sample_from_json)
 
 
 def write_training_set(path: str | Path, samples: Iterable[TrainingSample]) -> int:

@@ -55,15 +55,13 @@ def good_row(file: Path, line: int, parse: Callable[[], TrainingSample], source:
         return SourceRow(file, line, None, InputError(str(error), file=file, line=line), text_hash(source()))
 
 
-def json_rows(
-    path: Path, parse: Callable[[dict[str, Any]], TrainingSample], on_bytes: Callable[[bytes], object] | None = None
-) -> Iterator[SourceRow]:
+def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample]) -> Iterator[SourceRow]:
     """One row per record of a JSON array or of JSON lines.
 
     Raises:
         InputError: what cannot be skipped (see ``iter_json_records``).
     """
-    for record in iter_json_records(path, on_bytes):
+    for record in iter_json_records(path):
         if record.error is not None:
             yield SourceRow(path, record.line, None, record.error, record.sha256())
             continue

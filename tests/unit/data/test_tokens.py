@@ -232,6 +232,17 @@ def test_a_changed_byte_is_never_used_and_mended_at_the_next_start(
     assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
 
 
+def test_damage_that_a_worker_finds_is_told_in_one_line(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
+    source = stored(text, tensorizer)
+    file = store_folder(tmp_path) / "part-00002" / "tokens.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:128] + bytes(byte ^ 1 for byte in content[128:]))
+    source = StoredTokens(text, store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN))
+    with pytest.raises(InputError, match=r"damaged.*start again") as caught:
+        batches(source, tensorizer, PLAIN, workers=1)
+    assert "\n" not in str(caught.value)
+
+
 def test_every_single_changed_byte_of_a_record_is_found(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
     stored(text, tensorizer)
     folder, facts = store_folder(tmp_path), tokens.store_facts(text, tensorizer, PLAIN)

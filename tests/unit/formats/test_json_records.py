@@ -145,11 +145,3 @@ def test_memory_does_not_grow_with_the_array(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 12_000_000
-
-
-def test_all_bytes_are_shown_to_the_observer(tmp_path: Path) -> None:
-    for data in (b'{"a": 1}\n\n', gzip.compress(b'[{"a": 1}]  \n'), b"  ", b""):
-        (tmp_path / "x").write_bytes(data)
-        seen: list[bytes] = []
-        list(iter_json_records(tmp_path / "x", seen.append))
-        assert b"".join(seen) == data

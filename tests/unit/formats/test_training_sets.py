@@ -6,6 +6,8 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,12 +244,85 @@ def test_parsing_happens_once_and_again_when_the_file_changes(tmp_path: Path, mo
     assert opened(copied).fingerprint == second.fingerprint
 
 
-def test_damaged_cache_is_built_again(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", record("one"))
+def settled(folder: Path) -> None:
+    """Makes files look as if they were written some time ago, so that their hashes are remembered."""
+    for file in folder.rglob("*"):
+        os.utime(file, ns=(10**18, 10**18))
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "flipped in a text": lambda data: data.replace(b"hamlet", b"hamleu") if b"hamlet" in data else data[:-1] + bytes([data[-1] ^ 1]),
+    "flipped in the middle": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :],
+    "flipped at the start": lambda data: bytes([data[0] ^ 128]) + data[1:],
+    "replaced": lambda data: b"\x93NUMPY something else"[: len(data)].ljust(len(data), b"\0"),
+    "removed": lambda data: None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["rows.arrow", "duplicates.npy", "manifest.json"])
+def test_a_cache_with_any_damage_is_built_again_with_one_warning(
+    tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = lines(tmp_path / "t.jsonl", record("who wrote hamlet"), record("one"), record("who wrote hamlet"))
+    whole = rows(opened(path))
+    (file,) = (tmp_path / "cache").glob(f"training-*/{name}")
+    settled(tmp_path / "cache")
     opened(path)
-    (arrow,) = (tmp_path / "cache").glob("training-*/rows.arrow")
-    os.truncate(arrow, 100)
-    assert opened(path)[0].question == "one"
+    assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
+    before, data = file.stat(), DAMAGE[damage](file.read_bytes())
+    if data is None:
+        file.unlink()
+    else:
+        file.write_bytes(data)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # damage tells of itself by no time
+    again = opened(path)
+    assert rows(again) == whole
+    assert again.rows_with_same_question(2) == [0]
+    (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
+    assert "making it again" in warning
+    assert "\n" not in warning
+
+
+def test_a_cache_folder_in_the_place_of_another_is_built_again(tmp_path: Path) -> None:
+    first, second = lines(tmp_path / "a.jsonl", record("one")), lines(tmp_path / "b.jsonl", record("two"))
+    opened(first)
+    (one,) = (tmp_path / "cache").glob("training-*/")
+    opened(second)
+    (two,) = {*(tmp_path / "cache").glob("training-*/")} - {one}
+    shutil.rmtree(two)
+    shutil.copytree(one, two)
+    assert opened(second)[0].question == "two"
+
+
+def test_text_that_changes_without_a_sign_is_read_again(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", record("who wrote hamlet"))
+    settled(tmp_path)
+    first = opened(path)
+    opened(path)  # by now its hash is remembered
+    lines(path, record("who wrote macbet"))  # as long as before
+    settled(tmp_path)
+    second = opened(path)
+    assert second[0].question == "who wrote macbet"
+    assert second.fingerprint != first.fingerprint
+
+
+def test_text_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lines(tmp_path / "t.jsonl", record("one"), record("two"))
+    real = row_readers.iter_json_records
+
+    def changing(file: Path) -> Any:
+        for entry in real(file):
+            yield entry
+            lines(path, record("one"), record("six"))
+
+    monkeypatch.setattr(row_readers, "iter_json_records", changing)
+    with pytest.raises(InputError, match=r"t\.jsonl: changed while it was read"):
+        opened(path)
+    monkeypatch.undo()
+    assert [sample.question for sample in rows(opened(path))] == ["one", "six"]
 
 
 def test_set_pickles_small_and_opens_elsewhere(tmp_path: Path) -> None:
