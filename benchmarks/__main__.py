@@ -23,16 +23,16 @@ from benchmarks.page import Section
 PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
 INTRODUCTION = """# Benchmarks
 
-How many times as fast this is as other ways of doing the same. The sides of a comparison take turns in one run, on the same weights, texts
-and optimizer, and each ratio is of two measurements seconds apart; given are the median of the rounds and their range. A test
-(`tests/unit/benchmarks`) checks that the sides compute the same losses. `make bench` makes this page; `python -m benchmarks --only
-training,search --out docs/benchmarks.md` some sections of it, and the others keep what was measured before.
+Speed compared with other implementations of the same work. The sides of a comparison take turns within one run, with the same weights,
+texts and optimizer, so each ratio is of two measurements seconds apart. The tables show the median of the rounds and their range. A test
+(`tests/unit/benchmarks`) checks that the sides compute the same losses. `make bench` writes this page; `python -m
+benchmarks --only training,search --out docs/benchmarks.md` measures some sections and keeps the others as they were.
 
-"Share of peak" counts what the vectors need, on every side alike: operations on real tokens, and of a last layer that is read at one token
-the keys and values of all and the rest of that one; against the fp32 matrix product (2048^3) measured beside each run. Nothing
-here was measured on a GPU: not training, not encoding, not search. Measured elsewhere: [memory](memory.md), mining
-([training data](training_data.md)), many processes ([scaling](scaling.md)), pools of rows of like length ([training](training.md)), large
-training files ([file formats](file_formats.md))."""
+"Share of peak" counts the operations that the vectors need, in the same way for every side: those on real tokens, and in a last layer
+that is read at one token only, the keys and values of all tokens and the rest of that one. The peak is an fp32 matrix product (2048^3)
+timed beside each run. Nothing here was measured on a GPU: not training, not encoding, not search. Measured elsewhere:
+[memory](memory.md), mining ([training data](training_data.md)), many processes ([scaling](scaling.md)), pools of rows of similar length
+([training](training.md)), large training files ([file formats](file_formats.md))."""
 
 
 @dataclass(frozen=True)

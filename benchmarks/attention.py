@@ -52,7 +52,7 @@ def section(rounds: int, device: torch.device) -> Section:
 
 def _what() -> str:
     return (
-        f"BERT of {LAYERS} layers x {WIDTH} in bf16, SQuAD texts cut at {LENGTH} tokens. Training: {BATCH} questions and {2 * BATCH} "
+        f"BERT of {LAYERS} layers x {WIDTH} in bf16, SQuAD texts truncated at {LENGTH} tokens. Training: {BATCH} questions and {2 * BATCH} "
         f"passages a step, hidden dropout {DROPOUT}, no attention dropout on any side, AdamW and clipping included. Sides: "
         "`encoder.attention=varlen`, `encoder.attention=sdpa` (packs whose attention is padded among sequences of like length), a plain "
         f"loop over texts sorted by length in padded micro-batches of at most {MICRO_BATCH_TOKENS:,} tokens. Encoding: "

@@ -49,7 +49,7 @@ def section(rounds: int) -> Section:
         ratios.append(Ratio.of(f"{PLAIN}, {case}", pairs))
         lines.append(f"| {case} | {_middle(rates['store']):,.0f} | {_middle(rates['plain']):,.0f} | {ratios[-1].text} |")
     text = (
-        f"{BATCH} questions, their passages and a hard negative each, cut at {LENGTH} tokens, in random order, from "
+        f"{BATCH} questions, their passages and a hard negative each, truncated at {LENGTH} tokens, in random order, from "
         f"{found['megabytes']:.0f} MB of JSON lines ({found['rows']:,} rows of SQuAD's words). The plain side holds all rows in memory as "
         "Python objects, tokenises in its `collate_fn` and pads to the longest; ours maps a token store, which took "
         f"{found['building_s']:.0f} s to build, once, and also finds repeated passages and known positives. Larger files, memory and the "

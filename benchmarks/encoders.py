@@ -71,14 +71,14 @@ def training(rounds: int, device: torch.device, *, dropout: float, case: Case = 
         profiled = _profiled(competitors, figures, units, device)
     what = (
         f"BERT of {case.layers} layers x {case.width}, {case.batch} questions and {2 * case.batch} passages a step "
-        f"({sum(lengths) // len(batches):,} tokens), {texts.source} texts cut at {LENGTH} tokens, fp32, AdamW and clipping included; "
+        f"({sum(lengths) // len(batches):,} tokens), {texts.source} texts truncated at {LENGTH} tokens, fp32, AdamW and clipping included; "
         "batches are ready before the clock starts, on every side. sentence-transformers runs its MultipleNegativesRankingLoss on its own "
         "padded features in a bare loop, without what its trainer adds"
     )
     what += "; DPR padded everything to 256, as the third row does." if case.ratios else "."
     parts = [what, table(figures, ours=OURS, unit="questions/s")]
     if (wanted := case.training_shares.get(dropout)) is not None:
-        why = "In the way stands what is no product of weights, and the optimizer, which a step of more tokens would spread."
+        why = "The rest is work that is not a product with weights, and the optimizer, whose share falls with more tokens per step."
         parts.append(_share_verdict(figures[OURS].share, whole / flops, wanted, why))
     title = f"Training, dropout {dropout:g}" + ("" if case == SMALL else f", {case.layers} layers x {case.width}")
     return Section(title, "\n\n".join([*parts, *profiled]), _ratios(figures, TRAINING_BARS if dropout and case.ratios else {}))
@@ -111,7 +111,7 @@ def encoding(rounds: int, device: torch.device, case: Case = SMALL) -> Section:
         f"{len(passages)} passages to vectors, tokenising included, with {bert}. sentence-transformers runs `model.encode` "
         "(it sorts by length, batches of 32)" + ("; the plain loops take batches of 32 in file order." if case.ratios else ".")
     )
-    why = "In the way stands what is no product of weights: attention first, whose products are small, and tokenising."
+    why = "The rest is work that is not a product with weights: mostly attention, whose products are small, and tokenising."
     verdict = _share_verdict(figures[OURS].share, whole / flops, case.encoding_share, why)
     text = "\n\n".join([what, table(figures, ours=OURS, unit="tokens/s"), verdict, *profiled])
     title = "Encoding" if case == SMALL else f"Encoding, {case.layers} layers x {case.width}"
@@ -127,8 +127,8 @@ def _cost_of_whole_layers(tower: Encoder, lengths: list[int]) -> float:
 
 def _share_verdict(share: float, whole: float, wanted: float, why: str) -> str:
     """As it is read, like the bars of ratios."""
-    reached = f"Wanted is {wanted:.0%} of the peak. Reached is {share:.0%} of it in operations that the vectors need"
-    counted = f"(counted as if the last layer were computed for all tokens, as by the other sides: {share * whole:.0%})"
+    reached = f"Target: {wanted:.0%} of the peak. Reached: {share:.0%}, counting the operations that the vectors need"
+    counted = f"({share * whole:.0%} if the last layer is counted for all tokens, as the other sides compute it)"
     if round(share, 2) >= wanted:
         return f"{reached} {counted}."
     return f"{reached}, **missed** {counted}. {why}"
@@ -154,8 +154,8 @@ def _profiled(competitors: Sides, figures: Mapping[str, Figures], units: float, 
     for rival in set(shown) - {OURS}:
         most = seconds[rival] / (seconds[OURS] * products)
         parts.append(
-            f"Matrix products, which are of real tokens alone, are {products:.0%} of our time: with all else free, ours would be faster "
-            f"than {rival} by {most:.2f}. What is left to gain lies between."
+            f"Matrix products over real tokens take {products:.0%} of our time. If everything else were free, ours would be faster "
+            f"than {rival} by {most:.2f}; no more can be gained."
         )
     return parts
 

@@ -128,7 +128,7 @@ def memory_table(cases: Mapping[tuple[int, int], Sequence[int]], max_tokens: int
             if len(peaks) > 1:
                 growth = max(peaks) / min(peaks)
                 grown.append(f"{model}: the most is {growth:.2f} times the least{_missed(growth, GROWTH_BAR)}")
-    verdict = [f"{'; '.join(grown)}; wanted is at most {GROWTH_BAR}."] if grown else []
+    verdict = [f"{'; '.join(grown)}; target: at most {GROWTH_BAR}."] if grown else []
     return "\n\n".join(["\n".join(lines), *verdict])
 
 
@@ -146,11 +146,11 @@ def against_rival(rounds: int) -> Section:
         found = equal_memory.take_turns(Path(temporary), budgets, rounds)
     size = equal_memory.BATCH
     what = (
-        f"One pool of {size} questions and {2 * size} passages ({load_texts(2 * size).source} texts cut at {equal_memory.LENGTH} tokens), "
-        f"BERT of 4 layers x 256, dropout {equal_memory.DROPOUT:g}, optimizer included, each side in a process of its own, in turns. "
-        "sentence-transformers runs its CachedMultipleNegativesRankingLoss with its default mini_batch_size; our grad_cache_tokens was "
-        "chosen so that memory is about equal. Memory is the peak of what the process owns (VmHWM less files) above what it was before its "
-        "first step."
+        f"One pool of {size} questions and {2 * size} passages ({load_texts(2 * size).source} texts truncated at "
+        f"{equal_memory.LENGTH} tokens), BERT of 4 layers x 256, dropout {equal_memory.DROPOUT:g}, optimizer included, each side in a "
+        "separate process, in turns. sentence-transformers runs its CachedMultipleNegativesRankingLoss with its default mini_batch_size; "
+        "our grad_cache_tokens was chosen so that memory is about equal. Memory is the peak of what the process owns (VmHWM less files) "
+        "above what it was before its first step."
     )
     tokens = int(found["dpr"][0]["tokens"])
     what += (
