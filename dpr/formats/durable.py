@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from dpr import __version__
 from dpr.core.errors import InputError
+from dpr.formats.json_records import finite_float, refuse_constant
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -103,11 +104,11 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        InputError: missing, unreadable, or not JSON (NaN is not).
+        InputError: missing, unreadable, or not JSON (NaN and 1e999 are not).
     """
     path = Path(path)
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=_refuse_constant)
+        return json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=refuse_constant, parse_float=finite_float)
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error.msg}", file=path, line=error.lineno) from None
     except (ValueError, RecursionError) as error:
@@ -339,7 +340,3 @@ def _finite(obj: Any) -> Any:
 
 def _dumps(obj: Any, *, indent: int | None = None) -> str:
     return json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")

@@ -54,9 +54,8 @@ def iter_json_records(path: Path) -> Iterator[JsonRecord]:
     with open_input(path) as stream:
         line, first = _skip_space(stream)
         if first == b"[":
-            nul = NulWarning(path)
-            window = _Window(_decoded(stream, path, line, nul), path, line)
-            yield from _array_records(window, nul)
+            window = _Window(_decoded(stream, path, line), path, line)
+            yield from _array_records(window)
             if character := window.next_character():
                 raise window.fail(f"{character!r} after the end of the array, expected nothing")
         elif first == b"{":
@@ -76,13 +75,12 @@ def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
         if first != b"{":
             found = f"starts with {first.decode('latin-1')!r}" if first else "is empty"
             raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
-        nul = NulWarning(path)
-        window = _Window(_decoded(stream, path, line, nul), path, line)
+        window = _Window(_decoded(stream, path, line), path, line)
         has_array = False
         for name in _member_names(window):
             if window.next_character() == "[" and name == key:
                 has_array = True
-                yield from _array_records(window, nul)
+                yield from _array_records(window)
             else:
                 window.position = _decode(window)[1]
         if not has_array:
@@ -113,7 +111,7 @@ def indented_record(value: dict[str, Any]) -> str:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a JSON value is a number that a float can hold; JSON's integers have no end, and 1e999 is read as infinity."""
+    """Whether a JSON value is a number that a float can hold; JSON's integers have no end."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -135,8 +133,8 @@ def _line_records(stream: io.BufferedReader, path: Path, first: int) -> Iterator
             continue
         text, value, error = raw.decode("latin-1"), {}, None
         try:
-            text = nul.replace(decode_line(raw, too_long, path, number), number)
-            value = nul.clean(parse_object(text), text, 0, len(text), number)
+            text = nul.replace_in_json(decode_line(raw, too_long, path, number), number)
+            value = parse_object(text)
         except InputError as problem:
             error = problem
         except ValueError as problem:
@@ -148,7 +146,7 @@ class _Window:
     """The part of the array's text that is in memory, and the place reached in it."""
 
     def __init__(self, pieces: Iterator[str], path: Path, line: int) -> None:
-        self._pieces, self.path, self._line = pieces, path, line
+        self._pieces, self.path, self._line, self._nul = pieces, path, line, NulWarning(path)
         self.text, self.position, self._counted = "", 0, 0
 
     def grow(self, least: int = 1) -> bool:
@@ -158,7 +156,8 @@ class _Window:
             added.append(piece)
             least -= len(piece)
         self.line_at(self.position)
-        self.text = "".join([self.text[self.position :], *added])
+        # An escape may begin in one piece and end in the next.
+        self.text = self._nul.replace_in_json("".join([self.text[self.position :], *added]), self._line)
         self.position = self._counted = 0
         return bool(added)
 
@@ -182,14 +181,14 @@ class _Window:
         return InputError(found, file=self.path, line=line, hint=hint)
 
 
-def _array_records(window: _Window, nul: NulWarning) -> Iterator[JsonRecord]:
+def _array_records(window: _Window) -> Iterator[JsonRecord]:
     window.next_character()
     window.position += 1
     character = window.next_character()
     while character != "]":
         if not character:
             raise _cut_off(window)
-        yield _next_record(window, nul)
+        yield _next_record(window)
         character = window.next_character()
         if character == ",":
             window.position += 1
@@ -223,7 +222,7 @@ def _member_names(window: _Window) -> Iterator[str]:
         raise window.fail(f"{character!r} after the end of the object, expected nothing")
 
 
-def _next_record(window: _Window, nul: NulWarning) -> JsonRecord:
+def _next_record(window: _Window) -> JsonRecord:
     """Decodes the record at the window's place. In an array nothing can be skipped whose end is not known."""
     value, end, error = _decode(window)
     start = window.position
@@ -234,24 +233,16 @@ def _next_record(window: _Window, nul: NulWarning) -> JsonRecord:
     number = window.line_at(start)
     window.position = end
     problem_found = InputError(error, file=window.path, line=number) if error else None
-    value = {} if error else nul.clean(value, window.text, start, end, number)
-    return JsonRecord(number, value, problem_found, window.text, start, end)
+    return JsonRecord(number, {} if error else value, problem_found, window.text, start, end)
 
 
 def _decode(window: _Window) -> tuple[Any, int, str | None]:
     """The value at the window's place, where it ends, and what is wrong with it where its end is known all the same."""
-    at_end = False
+    at_end, error, decoder = False, None, _STRICT
     while True:
         start = window.position
-        error = None
         try:
-            try:
-                value, end = _STRICT.raw_decode(window.text, start)
-            except json.JSONDecodeError:
-                raise
-            except ValueError as problem:
-                error = str(problem)
-                value, end = _LENIENT.raw_decode(window.text, start)
+            value, end = decoder.raw_decode(window.text, start)
         except json.JSONDecodeError as problem:
             if not at_end and _may_be_cut(problem, len(window.text)):
                 if len(window.text) - start > MAX_LINE_BYTES:
@@ -264,6 +255,9 @@ def _decode(window: _Window) -> tuple[Any, int, str | None]:
             raise window.fail(f"not JSON: {problem.msg}", problem.pos) from None
         except RecursionError:
             raise window.fail("nested too deep") from None
+        except ValueError as problem:
+            error, decoder = str(problem), _LENIENT
+            continue
         if end == len(window.text) and not isinstance(value, dict) and not at_end:
             at_end = not window.grow(_WINDOW)
             continue
@@ -294,8 +288,8 @@ def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
     return line, b""
 
 
-def _decoded(stream: io.BufferedReader, path: Path, line: int, nul: NulWarning) -> Iterator[str]:
-    """The stream's text in pieces. NUL becomes a space."""
+def _decoded(stream: io.BufferedReader, path: Path, line: int) -> Iterator[str]:
+    """The stream's text in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     start_of_line = 0  # bytes of the current line before this chunk
     while True:
@@ -312,7 +306,7 @@ def _decoded(stream: io.BufferedReader, path: Path, line: int, nul: NulWarning) 
         if not chunk:
             return
         if text:  # a piece that ends inside a character may give nothing yet, and an empty piece would read as the end
-            yield nul.replace(text, line)
+            yield text
         line += chunk.count(b"\n")
         newline = chunk.rfind(b"\n")
         start_of_line = len(chunk) - newline - 1 if newline >= 0 else start_of_line + len(chunk)
@@ -321,12 +315,15 @@ def _decoded(stream: io.BufferedReader, path: Path, line: int, nul: NulWarning) 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!a} appears twice in one object")
+        for key, _ in pairs:  # each key leaves once
+            if key not in value:
+                raise ValueError(f"the key {key!a} appears twice in one object")
+            del value[key]
     return value
 
 
-def _refuse_constant(name: str) -> Any:
+def refuse_constant(name: str) -> Any:
+    """Raises ValueError for NaN and the infinities, which Python's parser takes."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -336,5 +333,17 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_int=_parse_int)
+def finite_float(digits: str) -> float:
+    """The number that JSON's digits stand for.
+
+    Raises:
+        ValueError: no float is that large; Python would read infinity.
+    """
+    value = float(digits)
+    if value in (float("inf"), -float("inf")):
+        raise ValueError(f"the number {digits[:40]} is too large")
+    return value
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=refuse_constant, parse_int=_parse_int, parse_float=finite_float)
 _LENIENT = json.JSONDecoder(parse_int=len)

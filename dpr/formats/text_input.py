@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ logger = get_logger(__name__)
 MAX_LINE_BYTES = 16 * 2**20
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
+_NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -117,27 +119,19 @@ class NulWarning:
         self._warn(line)
         return text.replace("\0", " ")
 
-    def clean(self, value: Any, source: str, start: int, end: int, line: int) -> Any:
-        """``value`` without the NULs that escapes in its JSON text, ``source[start:end]``, have put into it."""
-        if source.find("\\u0000", start, end) < 0:
-            return value
-        self._warn(line)
-        return _without_nul(value)
+    def replace_in_json(self, text: str, line: int) -> str:
+        """As ``replace``, with the NULs that are written as escapes; every character keeps its place."""
+        if "\\u0000" in text:
+            escaped, count = _NUL_ESCAPE.subn(r"\1\\u0020", text)
+            if count:
+                self._warn(line)
+                text = escaped
+        return self.replace(text, line)
 
     def _warn(self, line: int) -> None:
         if self._path is not None:
             logger.warning("%s:%d: NUL characters are read as spaces", self._path, line)
             self._path = None
-
-
-def _without_nul(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.replace("\0", " ")
-    if isinstance(value, list):
-        return [_without_nul(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_nul(key): _without_nul(item) for key, item in value.items()}
-    return value
 
 
 def has_lone_surrogate(text: str) -> bool:

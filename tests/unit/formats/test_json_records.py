@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,10 @@ def test_the_last_json_line_is_read_with_and_without_newline(tmp_path: Path) -> 
         (b'{"a": ' + b"[" * 100_000, "x:1: nested too deep"),
         (b'[{"a": ' + b"[" * 100_000, "x:1: nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", "x:1: a number of 5000 digits"),
+        (b'{"a": 1}\n{"a": [-1e999]}', "x:2: the number -1e999 is too large"),
+        (b'[{"a": 1},\n{"a": [1e999]}]', "x:2: the number 1e999 is too large"),
+        (b'{"a": "\\u0000", "b": ' + b"[" * 100_000, "x:1: nested too deep"),
+        (b'{"a ": 1, "a\\u0000": 2}', "x:1: the key 'a ' appears twice"),
         (b"question\tanswer\n", "x:1: starts with 'q', expected a JSON array"),
         (gzip.compress(b'{"a": 1}\n' * 1000)[:40], "x: gzip data is damaged or cut off"),
     ],
@@ -131,6 +136,38 @@ def test_nul_becomes_a_space_with_one_warning(tmp_path: Path, caplog: pytest.Log
         (tmp_path / "x").write_bytes(data)
         assert read(tmp_path / "x") == [{"a": "x y"}, {"a": "x y"}]
         assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("depth", [300, 600, 900])
+@pytest.mark.parametrize("layout", ["%s\n", "[%s]"])
+def test_nul_in_deep_nesting_is_read_or_refused(tmp_path: Path, depth: int, layout: str) -> None:
+    (tmp_path / "x").write_text(layout % ('{"a": ' + "[" * depth + '"\\u0000"' + "]" * depth + "}"))
+    try:
+        (record,) = iter_json_records(tmp_path / "x")
+    except InputError:
+        return
+    value = None if record.error else record.value["a"]
+    while isinstance(value, list):
+        (value,) = value
+    assert value in (None, " ")
+
+
+def test_only_escapes_are_nul_wherever_the_text_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["\0", "\\u0000", "\\\0", "\\\\u0000", "a\0\0b\\"]
+    (tmp_path / "x").write_text(json.dumps([{"a": text} for text in texts]))
+    for window in range(1, 9):
+        monkeypatch.setattr(json_records, "_WINDOW", window)
+        assert [record["a"] for record in read(tmp_path / "x")] == [text.replace("\0", " ") for text in texts]
+
+
+@pytest.mark.parametrize("layout", ["%s\n", "[%s]"])
+def test_one_repeated_key_of_many_is_found_in_one_pass(tmp_path: Path, layout: str) -> None:
+    keys = [*range(200_000), 199_999]
+    (tmp_path / "x").write_text(layout % ("{" + ", ".join(f'"{key}": 0' for key in keys) + "}"))
+    started = time.process_time()
+    (record,) = iter_json_records(tmp_path / "x")
+    assert "'199999' appears twice" in str(record.error)
+    assert time.process_time() - started < 20  # comparing each key with all others takes minutes
 
 
 def test_memory_does_not_grow_with_the_array(tmp_path: Path) -> None:
