@@ -47,6 +47,7 @@ setup(
         "tokenizers>=0.22",
         "safetensors>=0.8",
         "datasets>=4",
+        "filelock>=3.30",
         "numpy>=2",
         "hydra-core>=1.3.6,<1.5",
         "faiss-cpu>=1.13",

@@ -14,6 +14,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.archives import is_archive, unpack
 from dpr.formats.downloads import download
+from dpr.formats.outputs import require_writable
 
 logger = get_logger(__name__)
 
@@ -25,6 +26,7 @@ def run(config: DownloadConfig) -> None:
         for key, entry in config.resources.items():
             print(f"{key:<{width}}  {_resource(key, entry).about}")
         return
+    require_writable(config.output_dir, folder=True)
     for key in wanted(config.keys(), config.resources):
         resource = _resource(key, config.resources[key])
         for url, target in files_of(key, resource, Path(config.output_dir)):

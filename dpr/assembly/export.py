@@ -8,6 +8,7 @@ from dpr.config.export import ExportConfig
 from dpr.core.logs import get_logger
 from dpr.export.dpr_file import export_dpr_file
 from dpr.export.vector_folders import export_vector_folders
+from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
@@ -15,10 +16,10 @@ logger = get_logger(__name__)
 
 def run(config: ExportConfig) -> None:
     """Writes the model in the format asked for."""
+    target = Path(str(config.out_file))
+    require_writable(target if config.to == "dpr" else target.with_name(f"{target.name}_0"), folder=config.to == "vectors")
     name = config.encoder.pretrained_model_cfg
     model = BiEncoder.load(str(config.model_file), pretrained_model_cfg=name)
-    target = Path(str(config.out_file))
-    target.parent.mkdir(parents=True, exist_ok=True)
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):
             logger.info("%s written", folder)

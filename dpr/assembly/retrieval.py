@@ -19,8 +19,8 @@ from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
 from dpr.evaluation.reports import format_table
-from dpr.formats.checksums import checksummed
 from dpr.formats.durable import write_json
+from dpr.formats.outputs import require_writable
 from dpr.formats.question_sets import Qrels, read_qrels
 from dpr.formats.results import write_results, write_trec_run
 from dpr.indexer.ranking import Ranking
@@ -45,6 +45,12 @@ class _Inputs:
 
 def run(config: RetrievalConfig) -> float | None:
     """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the deepest cut-off that there is."""
+    for file in (config.out_file, config.trec_run_file, config.metrics_file):
+        if file:
+            require_writable(file)
+    for folder in (config.search_folder, config.index_path, config.bm25_index_path):
+        if folder:
+            require_writable(folder, folder=True)
     inputs = _read_inputs(config)
     device = resolve_device("cpu" if config.no_cuda else config.device)
     form = _question_form(config, inputs.question_set)
@@ -68,8 +74,7 @@ def run(config: RetrievalConfig) -> float | None:
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
         examples = [_example(inputs, texts, rankings, passages, judged, row) for row in shown] if passages else []
-        with checksummed(Path(config.metrics_file)):
-            write_json(Path(config.metrics_file), _report(config, inputs, judged, weight, examples))
+        write_json(Path(config.metrics_file), _report(config, inputs, judged, weight, examples), note={})
     if config.search_folder:
         _search_settings(config, inputs.sources, form, weight).write(Path(config.search_folder))
     if judged.metrics:

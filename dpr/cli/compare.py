@@ -21,7 +21,10 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     from dpr.evaluation.reports import RETRIEVAL_COLUMNS, format_table
     from dpr.formats.durable import write_json
+    from dpr.formats.outputs import require_writable
 
+    if options.out is not None:
+        require_writable(options.out)
     reports = read_reports(options.runs)
     rows = {label: report["metrics"] for label, report in reports.items()}
     first = next(iter(reports.values()))

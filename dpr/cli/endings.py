@@ -11,11 +11,11 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from dpr.core.errors import DprError, StopRequested
+from dpr.core.errors import DprError, InputError, StopRequested
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Runs ``work``: errors meant for a person become one message and their own code, others a traceback and 1, Ctrl-C 130."""
+    """Runs ``work``: errors meant for a person, and the system's, become one message and a code, others a traceback and 1, Ctrl-C 130."""
     try:
         return work()
     except DprError as error:
@@ -28,6 +28,13 @@ def exit_code_of(work: Callable[[], int]) -> int:
         # The reader of our output (head, less) has gone; closing would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a disk, a permission, a file that went: nothing that a traceback explains
+        if error.errno is None:
+            traceback.print_exc()
+            return 1
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return InputError.exit_code
     except Exception:
         traceback.print_exc()
         return 1

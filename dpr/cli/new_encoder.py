@@ -14,15 +14,14 @@ EXAMPLE = """example:
 def main(argv: list[str]) -> int:
     """Learns a WordPiece vocabulary and writes it with a BERT configuration as a Hugging Face folder."""
     options = _parser().parse_args(argv)
-    from functools import partial
-
     from dpr.core.logs import configure_logging
-    from dpr.preparation.new_encoder import EncoderShape, texts_of, write_encoder
+    from dpr.preparation.new_encoder import EncoderShape, new_encoder
 
     configure_logging()
-    size = write_encoder(
+    size = new_encoder(
         options.out,
-        partial(texts_of, options.corpus, options.questions),
+        options.corpus,
+        options.questions,
         shape=EncoderShape(options.layers, options.hidden, options.heads, options.max_positions),
         vocab_size=options.vocab_size,
         lower_case=not options.cased,

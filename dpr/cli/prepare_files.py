@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         max_bad_rows=options.max_bad_rows,
         overwrite=options.overwrite,
     )
-    print(f"{options.out}: {counts}")
+    print(f"{options.out}: {counts or 'there already, made of the same'}")
     return 0
 
 

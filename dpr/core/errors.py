@@ -55,6 +55,20 @@ def _rebuild_input_error(found: str, file: str | Path | None, line: int | None, 
     return InputError(found, file=file, line=line, expected=expected, hint=hint)
 
 
+class OutputError(InputError, OSError):
+    """An output cannot be written: the disk is full, the place is closed or is something else. ``reason`` is the system's word for it."""
+
+    def __init__(self, file: str | Path, reason: str, *, hint: str | None = None) -> None:
+        self.reason = self.strerror = reason
+        super().__init__(f"cannot be written ({reason})", file=file, hint=hint)
+
+    def __str__(self) -> str:  # OSError's would begin with its number
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (OutputError, (self.file, self.reason))
+
+
 class CheckpointError(InputError):
     """A checkpoint is damaged, or belongs to a different run or model."""
 

@@ -27,7 +27,7 @@ from dpr.data.loader import WorkerLoader, usable_cores
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question
 from dpr.formats.checksums import cache_root
-from dpr.formats.durable import MANIFEST, remove_leftovers
+from dpr.formats.durable import MANIFEST
 from dpr.formats.parsed_cache import ensure_built
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
@@ -178,7 +178,6 @@ class _Builder:
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST).unlink(missing_ok=True)
-        remove_leftovers(folder)
         ends = self.text.block_ends()
         part_ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
         parts = _Parts(self, folder, part_ends)

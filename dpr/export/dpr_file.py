@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
+from dpr.formats.outputs import output
 from dpr.models.biencoder import BiEncoder
 from dpr.models.dpr_checkpoint import file_weights
 
@@ -19,11 +20,10 @@ def export_dpr_file(
     its own from. Texts get the same vectors there, or the export is refused.
 
     Raises:
-        InputError: the original has no such towers, or would give other vectors and ``allow_other_vectors`` is not set.
-        ConfigError: ``target`` exists.
+        InputError: the original has no such towers, or would give other vectors and ``allow_other_vectors`` is not set; or ``target``
+            exists and is not this model in this format.
+        OutputError: ``target`` cannot be written.
     """
-    if target.exists():
-        raise ConfigError(f"out_file={target} exists; name another file, or remove it")
     settings, config = model.settings, model.question_model.config
     impossible = {
         f"its backbone is {config.model_type}": config.model_type != "bert",
@@ -54,4 +54,7 @@ def export_dpr_file(
         "fix_ctx_encoder": False,
     }
     params = {"do_lower_case": model.tensorizer.do_lower_case, "encoder": encoder}
-    write_dpr_checkpoint(target, file_weights(model.weights(), shared=settings.shared), params)
+    made_of = {"kind": "DPR checkpoint", "model": model.fingerprint, "params": params}
+    with output(target, made_of, overwrite=None) as is_missing:
+        if is_missing:
+            write_dpr_checkpoint(target, file_weights(model.weights(), shared=settings.shared), params, note=made_of)

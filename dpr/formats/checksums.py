@@ -1,6 +1,7 @@
 """SHA-256 of files: of inputs, remembered so that each is read once; of outputs, as ``<name>.sha256`` beside a single file.
 
-The latter is one line, as ``sha256sum --check`` reads it. Folders have a manifest instead (``dpr.formats.durable``).
+The latter is one line, as ``sha256sum --check`` reads it, written by ``durable_file``; a line of comment below it may say what the file was
+made of. Folders have a manifest instead (``dpr.formats.durable``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import describe_file, durable_file, remove_leftovers
+from dpr.formats.durable import CHECKSUM, describe_file, durable_file
 
-SUFFIX = ".sha256"
+SUFFIX = CHECKSUM
+_MADE_OF = "# made_of "
 _SETTLED_NS = 2 * 10**9  # file systems note times this coarsely: a file that is younger can change and keep its times
 
 
@@ -26,8 +28,10 @@ def cache_root(cache_dir: Path | None) -> Path:
     return Path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
 
 
-def content_sha256(path: Path) -> str:
+def content_sha256(path: Path, *, without: Path | None = None) -> str:
     """SHA-256 of the whole content of a file; of a folder, that of the names and contents of all files in it.
+
+    ``without`` is an output that may lie in the folder, with what belongs to it.
 
     The hash of a file is remembered in the cache folder by device, inode, size and times, so that one that has not changed is read once.
 
@@ -38,6 +42,9 @@ def content_sha256(path: Path) -> str:
         if not path.is_dir():
             return _remembered_sha256(path)
         files = sorted(found for found in path.rglob("*") if found.is_file())
+        if without is not None:
+            own, names = without.parent.resolve(), (without.name, f".tmp-{without.name}")
+            files = [file for file in files if file.parent.resolve() != own or not file.name.startswith(names)]
         listed = [[file.relative_to(path).as_posix(), _remembered_sha256(file)] for file in files]
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or path) from None
@@ -57,10 +64,8 @@ def _remembered_sha256(path: Path) -> str:
         if _identity(file.fileno()) != seen:
             raise InputError("changed while it was read", file=path, hint="run the same command again when it is complete")
     if begun - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
-        with suppress(OSError):  # without a cache it is read again the next time
-            remove_leftovers(note.parent)
-            with durable_file(note) as out:
-                out.write(f"{found} {_sha256(seen + found)}\n")
+        with suppress(OSError), durable_file(note) as out:  # without a cache it is read again the next time
+            out.write(f"{found} {_sha256(seen + found)}\n")
     return found
 
 
@@ -71,16 +76,6 @@ def _identity(descriptor: int) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@contextmanager
-def checksummed(path: Path) -> Iterator[None]:
-    """A block that writes ``path``; its checksum follows. A writer that is killed in it leaves none rather than an old one."""
-    note = _note_of(path)
-    note.unlink(missing_ok=True)
-    yield
-    with durable_file(note) as out:
-        out.write(f"{describe_file(path)['sha256']}  {path.name}\n")
 
 
 def verify_file(path: Path) -> list[str]:
@@ -98,6 +93,15 @@ def verify_file(path: Path) -> list[str]:
     except OSError as error:
         return [f"cannot be read ({error.strerror})"]
     return [] if is_same else [f"content has changed (SHA-256 differs from the one in {note.name})"]
+
+
+def made_of_in(path: Path) -> Any:
+    """What the note beside a file says it was made of; None where it does not say."""
+    with suppress(OSError, ValueError):
+        for line in _note_of(path).read_text(encoding="utf-8").splitlines():
+            if line.startswith(_MADE_OF):
+                return json.loads(line.removeprefix(_MADE_OF))
+    return None
 
 
 def _note_of(path: Path) -> Path:

@@ -8,11 +8,11 @@ import io
 import json
 import mmap
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -133,18 +133,18 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
 
 
 @contextmanager
-def write_text(path: Path) -> Iterator[IO[str]]:
+def write_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator[IO[str]]:
     """A durable UTF-8 text file, packed where the name ends in ``.gz`` (with no time stamp inside, so equal content is equal bytes)."""
     try:
         if path.name.endswith(".gz"):
             with (
-                durable_file(path, "wb") as raw,
+                durable_file(path, "wb", note=note) as raw,
                 gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed,
                 io.TextIOWrapper(packed, encoding="utf-8", newline="") as out,
             ):
                 yield out
         else:
-            with durable_file(path) as out:
+            with durable_file(path, note=note) as out:
                 yield out
     except UnicodeEncodeError as error:
         raise InputError(f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path) from None

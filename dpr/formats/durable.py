@@ -7,26 +7,29 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from dpr import __version__
-from dpr.core.errors import InputError
+from dpr.core.errors import InputError, OutputError
 from dpr.formats.json_records import finite_float, refuse_constant
+from dpr.formats.leftovers import REPLACED, remove, remove_leftovers_once, temporary_beside
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
-_TEMPORARY = ".tmp-"
-_REPLACED = ".old-"
-_active: set[Path] = set()
+CHECKSUM = ".sha256"
+_DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+# Of libraries that raise errors of their own, and of numpy, which gives no number.
+_SAYS_SO = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"]))
 
 
 @contextmanager
@@ -38,52 +41,85 @@ def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str,
 
     Raises:
         InputError: ``target`` exists and ``overwrite`` is false; found at the start, or at the end when it appeared meanwhile.
+        OutputError: it cannot be written.
     """
     target = Path(target)
     if not overwrite:
         _refuse_existing(target)
-    temporary = _temporary_beside(target)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    _active.add(temporary)
+    temporary = temporary_beside(target)
     try:
-        yield temporary
-        write_manifest(temporary, metadata or {})
-        _move_folder(temporary, target, overwrite=overwrite)
+        with writing(target):
+            remove_leftovers_once(target.parent)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        with writing(target, calls_others=True):
+            yield temporary
+        with writing(target):
+            write_manifest(temporary, metadata or {})
+            _move_folder(temporary, target, overwrite=overwrite)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    finally:
-        _active.discard(temporary)
 
 
 @contextmanager
-def durable_file(target: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8, newlines as written."""
+def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | None = None) -> Iterator[IO[Any]]:
+    """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8, newlines as written.
+
+    With ``note`` its checksum is written beside it, and in the same file the note: what the output was made of. That comes first, so that
+    a file that is there always has one; a process killed in between leaves the checksum of a file that is not there yet.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     if mode not in ("w", "wb"):
         raise ValueError(f"mode {mode!r}: a durable file is written whole, with 'w' or 'wb'")
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary_beside(target)
-    _active.add(temporary)
+    temporary = temporary_beside(target)
+    is_text = mode == "w"
     try:
-        is_text = mode == "w"
-        with open(temporary, mode, encoding="utf-8" if is_text else None, newline="" if is_text else None) as file:
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers_once(target.parent)
+            file = open(temporary, mode, encoding="utf-8" if is_text else None, newline="" if is_text else None)  # noqa: SIM115
+        with writing(target, calls_others=True), file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
-        flush(target.parent)
+        if note is not None:
+            with durable_file(target.with_name(target.name + CHECKSUM)) as out:
+                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"# made_of {_dumps(note)}\n" if note else ""))
+        with writing(target):
+            os.replace(temporary, target)
+            flush(target.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        remove(temporary)
         raise
-    finally:
-        _active.discard(temporary)
 
 
-def write_json(path: Path, obj: Any) -> None:
+@contextmanager
+def writing(target: Path, *, calls_others: bool = False) -> Iterator[None]:
+    """A block whose failed writes become an OutputError that names ``target``.
+
+    A block that ``calls_others`` may fail for other reasons too, which are left as they are: there only what says that the disk is full or
+    broken is a failed write.
+    """
+    try:
+        yield
+    except OutputError:
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in _DISK_FAILS or (isinstance(error, OSError) and not calls_others):
+            raise OutputError(target, error.strerror or str(error)) from error  # type: ignore[attr-defined]
+        if calls_others and number is None and not isinstance(error, InputError) and (said := _SAYS_SO.search(str(error))):
+            raise OutputError(target, said[0]) from error
+        raise
+
+
+def write_json(path: Path, obj: Any, *, note: Mapping[str, Any] | None = None) -> None:
     """Writes ``obj`` durably as JSON with sorted keys. Numbers that are not finite become null, as JSON has none."""
-    with durable_file(Path(path)) as file:
+    with durable_file(Path(path), note=note) as file:
         file.write(_dumps(obj, indent=2) + "\n")
 
 
@@ -157,7 +193,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     if not path.is_dir():
         raise InputError("is a file, expected a folder" if path.exists() else "no such folder", file=path)
-    if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+    if not os.access(path, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise InputError("cannot be read: Permission denied", file=path)
     if not file.is_file() or file.is_symlink():
         raise InputError(f"no {MANIFEST}, so the folder is unfinished or was not written by this toolkit", file=path)
@@ -203,64 +239,12 @@ def verify_folder(path: Path) -> list[str]:
     return problems
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Clears what killed writers left in ``parent``. Leaves alone what a living process, or one on another host, is writing.
-
-    A folder that was moved aside to be replaced comes back when the replacement never arrived.
-    """
-    if not Path(parent).is_dir():
-        return
-    for path in sorted(Path(parent).iterdir()):
-        if not path.name.startswith((_TEMPORARY, _REPLACED)) or not _is_abandoned(path):
-            continue
-        if path.name.startswith(_REPLACED):
-            target = path.parent / path.name[len(_REPLACED) :].rpartition("-")[0]
-            if not target.exists():
-                with suppress(OSError):
-                    os.rename(path, target)
-                    continue
-        _remove(path)
-
-
 def remove_folder(folder: Path) -> None:
     """Removes a durable folder as a whole: a process killed meanwhile leaves something to clear away, never half a folder of that name."""
-    doomed = _temporary_beside(folder)
-    _remove(doomed)
+    doomed = temporary_beside(folder)
+    remove(doomed)
     os.rename(folder, doomed)
-    _remove(doomed)
-
-
-def _is_abandoned(path: Path) -> bool:
-    if path in _active:
-        return False
-    owner, _, host = path.name.rpartition("-")[2].partition("@")
-    if not owner.isdigit() or (host and host != _host()):
-        return False
-    if int(owner) == os.getpid():
-        return True  # a container starts every run with the same process number
-    try:
-        os.kill(int(owner), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
-
-
-def _host() -> str:
-    return socket.gethostname().replace("/", "_").replace("-", "_")[:64]
-
-
-def _temporary_beside(target: Path, prefix: str = _TEMPORARY) -> Path:
-    return target.parent / f"{prefix}{target.name}-{os.getpid()}@{_host()}"
+    remove(doomed)
 
 
 def _refuse_existing(target: Path) -> None:
@@ -273,10 +257,12 @@ def _refuse_existing(target: Path) -> None:
 def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
     replaced = None
     if overwrite and target.exists():
-        replaced = _temporary_beside(target, _REPLACED)
-        _remove(replaced)
+        replaced = temporary_beside(target, REPLACED)
+        remove(replaced)
         os.rename(target, replaced)
     try:
+        if target.is_dir() and not any(target.iterdir()):
+            target.rmdir()  # only POSIX renames onto an empty folder
         os.rename(temporary, target)
     except OSError:
         if replaced is not None:
@@ -285,14 +271,20 @@ def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
         raise
     flush(target.parent)
     if replaced is not None:
-        _remove(replaced)
+        remove(replaced)
 
 
 def flush(path: Path) -> None:
-    """Brings a file's content, or a folder's names, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Brings a file's content, or a folder's names, to the disk. (Windows flushes no folders, and only files open for writing.)"""
+    is_windows, is_folder = os.name == "nt", path.is_dir()
+    if is_windows and is_folder:
+        return
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not is_folder or error.errno != errno.EINVAL:  # some network file systems do not flush folders either
+            raise
     finally:
         os.close(descriptor)
 

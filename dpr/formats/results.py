@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.formats.checksums import checksummed
 from dpr.formats.corpora import write_text
 from dpr.formats.json_records import JsonRecord, describe, indented_record, iter_json_records
 from dpr.formats.text_input import has_lone_surrogate, iter_lines
@@ -38,7 +37,7 @@ class RetrievedQuestion:
 
 def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> None:
     """Writes DPR's results JSON: an array, indented by 4, scores as strings, and its checksum. Packed where the name ends in ``.gz``."""
-    with checksummed(Path(path)), write_text(Path(path)) as out:
+    with write_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
             out.write(separator + indented_record(_to_json(result)))
@@ -69,7 +68,7 @@ def write_trec_run(path: str | Path, run: Mapping[str, Sequence[tuple[str, float
         InputError: an id that is empty or holds white space, which the format cannot carry.
     """
     file = Path(path)
-    with checksummed(file), write_text(file) as out:
+    with write_text(file, note={}) as out:
         for question, hits in run.items():
             for rank, (passage, score) in enumerate(hits, 1):
                 for name, value in (("question id", question), ("passage id", passage), ("tag", tag)):

@@ -2,58 +2,36 @@
 
 A process of this machine is known by its number and start time. For other machines there is only the file's age: the holder touches it
 every half minute. A lock that is not what it seems can be removed by hand; the message says so.
+
+The file is locked (filelock) only while it is read and written. A lock held for as long as the run would be inherited by its workers,
+which outlive a killed run by seconds, and would not tell whether the run's other ranks still write.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import threading
 import time
 import weakref
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from filelock import lock_descriptor
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.core.logs import get_logger
-from dpr.formats.durable import read_json, write_json
+from dpr.formats.durable import read_json, writing
+from dpr.formats.leftovers import ProcessName, temporary_beside, this_process
 
 LOCK_FILE = "run.lock"
 TOUCH_EVERY_S = 30.0
 STALE_AFTER_S = 180.0
-_HOST_BYTES = 64
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class ProcessName:
-    """A process, so that no later one with the same number is taken for it."""
-
-    host: str
-    pid: int
-    start: int
-    """Its start in clock ticks since the machine started; 0 where that is not to be had."""
-
-    def is_gone(self) -> bool | None:
-        """Whether it has ended; None for a process of another machine."""
-        if self.host != socket.gethostname()[:_HOST_BYTES]:
-            return None
-        try:
-            os.kill(self.pid, 0)
-        except (ProcessLookupError, OverflowError):
-            return True
-        except PermissionError:
-            pass
-        start, state = _start_and_state(self.pid)
-        return state == "Z" or start != self.start
-
-
-def this_process() -> ProcessName:
-    """The name of the calling process."""
-    return ProcessName(socket.gethostname()[:_HOST_BYTES], os.getpid(), _start_and_state(os.getpid())[0])
 
 
 class RunLock:
@@ -73,6 +51,7 @@ class RunLock:
 
         Raises:
             CheckpointError: another run holds it.
+            OutputError: the lock file cannot be written.
         """
         deadline = time.monotonic() + wait_s
         while (holder := self._take(processes)) is not None:
@@ -98,45 +77,40 @@ class RunLock:
 
     def _take(self, processes: list[ProcessName]) -> str | None:
         """Writes the lock file and returns None, or returns who holds it."""
-        token = os.urandom(8).hex()
-        try:
-            os.close(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        except FileExistsError:
-            seen = self._read()
+        with writing(self._file), _alone_with(self._file) as (file, is_alone):
+            seen = _parsed(file.read())
             if (holder := self._holder(seen)) is not None:
                 return holder
-            if self._read() != seen:
-                return "it took the folder a moment ago"
             if seen:
                 logger.warning("%s was left by processes that are gone; taking over", self._file)
-        write_json(self._file, {"token": token, "processes": [asdict(process) for process in processes]})
-        time.sleep(0.05)  # of two that take over at the same time, the last writer stays
-        self._token = token
+            self._token = os.urandom(8).hex()
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            lock = {"token": self._token, "since": since, "processes": [asdict(process) for process in processes]}
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(lock).encode())
+            file.flush()
+        if not is_alone:
+            time.sleep(0.05)  # a file system without locks: of two that take over at the same time, the last writer stays
         return None if self.is_held() else "it took the folder a moment ago"
 
-    def _read(self) -> dict[str, Any]:
-        with suppress(InputError, TypeError, ValueError):
-            return dict(read_json(self._file))
-        return {}
-
     def _holder(self, lock: dict[str, Any]) -> str | None:
-        """Who is alive among those a lock file names; None when it can be taken."""
+        """Who is alive among those a lock file names; None when it can be taken, as what is damaged can."""
         try:
             processes = [ProcessName(str(item["host"]), int(item["pid"]), int(item["start"])) for item in lock["processes"]]
         except (KeyError, TypeError, ValueError):
-            # Between its making and its first writing the file is empty; damaged, it is nobody's.
-            return "it took the folder a moment ago" if self._age_s() < 2.0 else None
-        mine = this_process()
+            return None
+        mine, since = this_process(), f", since {lock['since']}" if "since" in lock else ""
         for rank, process in enumerate(processes):
             is_gone = process.is_gone()
             if process == mine or is_gone or (is_gone is None and self._age_s() > STALE_AFTER_S):
                 continue
-            return f"process {process.pid} on {process.host} (rank {rank})"
+            return f"process {process.pid} on {process.host} (rank {rank}{since})"
         return None
 
     def _age_s(self) -> float:
         """Seconds since the file was touched, by the clock of the file system, which may not be ours."""
-        now = self._file.with_name(f".tmp-{self._file.name}-{os.getpid()}@{socket.gethostname()[:_HOST_BYTES].replace('-', '_')}")
+        now = temporary_beside(self._file)
         try:
             now.touch()
             return now.stat().st_mtime - self._file.stat().st_mtime
@@ -144,6 +118,47 @@ class RunLock:
             return 0.0
         finally:
             now.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(target: Path, *, file: Path | None = None) -> Iterator[None]:
+    """A block in which this process alone writes ``target``; raises as ``RunLock.acquire``."""
+    lock = RunLock(target, file=file)
+    lock.acquire([this_process()])
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def lock_of(output: Path) -> Path:
+    """The lock file of an output that is not a run's folder."""
+    return output.with_name(f"{output.name}.lock")
+
+
+@contextmanager
+def _alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
+    """The file, made where it is missing and open for reading and writing, and whether all others are really kept out."""
+    while True:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            try:
+                is_alone = lock_descriptor(file.fileno())
+            except OSError:  # some network file systems have no locks
+                is_alone = False
+            try:
+                is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            except FileNotFoundError:
+                is_there = False
+            if is_there:
+                yield file, is_alone
+                return
+        # The holder before removed it while this process waited.
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    with suppress(TypeError, ValueError):
+        return dict(json.loads(content))
+    return {}
 
 
 def _stay_young(file: Path, done: threading.Event) -> None:
@@ -155,8 +170,8 @@ def _stay_young(file: Path, done: threading.Event) -> None:
 def _give_back(file: Path, token: str, done: threading.Event, owner: int) -> None:
     if os.getpid() == owner:  # forked workers have a copy of the lock, not the right to give it back
         done.set()
-        if _token_in(file) == token:
-            with suppress(OSError):
+        with suppress(OSError):
+            if _token_in(file) == token:
                 file.unlink()
 
 
@@ -164,11 +179,3 @@ def _token_in(file: Path) -> str | None:
     with suppress(InputError, KeyError, TypeError):
         return str(read_json(file)["token"])
     return None
-
-
-def _start_and_state(pid: int) -> tuple[int, str]:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0, ""
-    return int(fields[19]), fields[0]

@@ -20,7 +20,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.checksums import cache_root, content_sha256
-from dpr.formats.durable import durable_folder, read_manifest, remove_leftovers
+from dpr.formats.durable import durable_folder, read_manifest
 from dpr.formats.parsed_cache import cache_key, ensure_built
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.bad_rows import BadRows
@@ -143,7 +143,6 @@ class _Builder:
         return f"training-{cache_key(read, [_CACHE_VERSION, self._limit])}"
 
     def build(self, folder: Path) -> None:
-        remove_leftovers(self._cache)
         metadata: dict[str, Any] = {}
         with durable_folder(folder, overwrite=True, metadata=metadata) as temporary:
             with RowStoreWriter(temporary) as store:

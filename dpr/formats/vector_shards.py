@@ -29,11 +29,11 @@ from dpr.formats.durable import (
     durable_file,
     read_json,
     read_manifest,
-    remove_leftovers,
     verify_folder,
     write_json,
     write_manifest,
 )
+from dpr.formats.leftovers import remove_leftovers
 from dpr.formats.shard_checks import check_shards_belong_together, first_duplicate
 
 Metadata = dict[str, str | int | float | bool]

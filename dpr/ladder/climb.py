@@ -11,8 +11,10 @@ from dpr.core.errors import InputError, StageError, StopRequested
 from dpr.core.logs import get_logger
 from dpr.core.stopping import describe
 from dpr.formats.checkpoints import RUN_FILE
-from dpr.formats.durable import read_json, remove_folder, remove_leftovers, write_json
-from dpr.formats.run_lock import RunLock, this_process
+from dpr.formats.durable import read_json, remove_folder, write_json
+from dpr.formats.leftovers import remove_leftovers
+from dpr.formats.outputs import require_writable
+from dpr.formats.run_lock import held
 from dpr.ladder.contents import Facts
 from dpr.ladder.process import PassOn, python_command
 from dpr.ladder.stages import Record, Stage
@@ -35,13 +37,9 @@ def climb(stages: Sequence[Stage], output_dir: Path, *, overwrite: bool = False)
         StageError: a command has failed; its exit code is handed on.
         StopRequested: a signal asked to stop.
     """
-    lock = RunLock(output_dir)
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        lock.acquire([this_process()])
-    except OSError as error:
-        raise InputError(f"cannot be written ({error.strerror})", file=output_dir, hint="choose another output_dir") from None
-    try:
+    require_writable(output_dir, folder=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with held(output_dir):
         remove_leftovers(output_dir)
         records = {stage.name: Record(stage) for stage in stages}
         if not overwrite:
@@ -51,8 +49,6 @@ def climb(stages: Sequence[Stage], output_dir: Path, *, overwrite: bool = False)
         with PassOn() as signals:
             for stage in stages:
                 _bring_to_its_end(stage, stages, records, signals, overwrite)
-    finally:
-        lock.release()
 
 
 def misfits(stage: Stage, records: dict[str, Record]) -> list[str]:

@@ -17,9 +17,11 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.formats.checksums import checksummed, content_sha256
-from dpr.formats.durable import describe_file, read_json, remove_folder, remove_leftovers, write_json
-from dpr.formats.run_lock import RunLock, this_process
+from dpr.formats.checksums import content_sha256
+from dpr.formats.durable import describe_file, read_json, remove_folder, write_json
+from dpr.formats.leftovers import remove_leftovers
+from dpr.formats.outputs import require_writable
+from dpr.formats.run_lock import held, lock_of
 from dpr.formats.training_files.dpr_json import join_record_files
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import combine
@@ -65,13 +67,10 @@ def mine(
         CheckpointError: another run is writing ``out``.
     """
     settings.check()
+    require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(out, file=out.with_name(f"{out.name}.lock"))
-    lock.acquire([this_process()])
-    try:
+    with held(out, file=lock_of(out)):
         return _mine(train, out, settings, search or LexicalSearch(), scorer, corpus=corpus, processes=processes, overwrite=overwrite)
-    finally:
-        lock.release()
 
 
 def _mine(
@@ -144,11 +143,9 @@ def _finished(out: Path, facts: Facts) -> dict[str, Any] | None:
 
 def _finish(job: BlockJob, blocks: Sequence[range], out: Path, facts: Facts) -> dict[str, Any]:
     audit = combine(read_json(job.audit(rows)) for rows in blocks)
-    with checksummed(out):
-        join_record_files((job.part(rows) for rows in blocks), out)
+    join_record_files((job.part(rows) for rows in blocks), out)
     audit |= {"made_of": facts, "file": describe_file(out)}
-    with checksummed(_audit_file(out)):
-        write_json(_audit_file(out), audit)
+    write_json(_audit_file(out), audit, note={})
     remove_folder(job.work)
     return audit
 

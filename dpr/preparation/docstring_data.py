@@ -11,20 +11,23 @@ The same environment, seed and sizes give the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
+from dpr.formats.durable import describe_file, durable_folder, read_manifest
+from dpr.formats.outputs import output
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.docstrings import Docstring, find_sources, read_docstrings
+from dpr.preparation.docstrings import Docstring, SourceFile, find_sources, read_docstrings
 from dpr.preparation.hard_negatives import lexical_negatives
 from dpr.preparation.near_duplicates import find_near_duplicates
 from dpr.preparation.splits import TRAIN, split_by_group
@@ -58,25 +61,41 @@ def prepare_docstrings(
 ) -> dict[str, int]:
     """Makes the folder ``out`` (corpus.tsv, train.json, dev.json, {dev,test}_questions.jsonl, {dev,test}_qrels.tsv) and returns counts.
 
+    Where the same was made before, the counts of then are returned.
+
     Raises:
         ConfigError: an unknown package.
-        InputError: ``out`` exists and ``overwrite`` is false, or there are too few docstrings.
+        InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there are too few docstrings.
+        OutputError: ``out`` cannot be written.
     """
-    settings = {"kind": "docstrings", "packages": packages, "seed": seed, "num_dev": num_dev, "num_test": num_test}
-    with durable_folder(out, overwrite=overwrite, metadata=settings | {"num_negatives": num_negatives}) as folder:
-        sources = find_sources(packages)
-        logger.info("reading the docstrings of %d files", len(sources))
-        docstrings = read_docstrings(sources, processes=processes)
-        distinct = drop_repeats(docstrings)
-        logger.info("%d docstrings of use, %d after near-duplicate removal", len(docstrings), len(distinct))
-        pairs = split_pairs(distinct, seed=seed, num_dev=num_dev, num_test=num_test)
-        splits = Counter(pair.split for pair in pairs)
-        if not (splits[TRAIN] and splits[DEV] and splits[TEST]):
-            raise InputError(
-                f"{len(pairs)} usable docstrings do not suffice for train, dev and test questions from different modules",
-                hint="give --packages more names, or all",
-            )
-        _write_pairs(folder, pairs, num_negatives)
+    sources = find_sources(packages)
+    sizes = {"seed": seed, "num_dev": num_dev, "num_test": num_test, "num_negatives": num_negatives}
+    texts = "".join(f"{source.module} {describe_file(source.path)['sha256']}\n" for source in sources)
+    made_of = {"packages": packages, "sources": hashlib.sha256(texts.encode()).hexdigest(), **sizes}
+    metadata: dict[str, Any] = {"kind": "docstrings", "made_of": made_of}
+    with output(out, made_of, overwrite=overwrite) as is_missing:
+        if not is_missing:
+            return dict(read_manifest(out)["metadata"]["counts"])
+        with durable_folder(out, overwrite=overwrite, metadata=metadata) as folder:
+            metadata["counts"] = counts = _make(folder, sources, **sizes, processes=processes)
+    return counts
+
+
+def _make(
+    folder: Path, sources: Sequence[SourceFile], *, seed: int, num_dev: int, num_test: int, num_negatives: int, processes: int
+) -> dict[str, int]:
+    logger.info("reading the docstrings of %d files", len(sources))
+    docstrings = read_docstrings(sources, processes=processes)
+    distinct = drop_repeats(docstrings)
+    logger.info("%d docstrings of use, %d after near-duplicate removal", len(docstrings), len(distinct))
+    pairs = split_pairs(distinct, seed=seed, num_dev=num_dev, num_test=num_test)
+    splits = Counter(pair.split for pair in pairs)
+    if not (splits[TRAIN] and splits[DEV] and splits[TEST]):
+        raise InputError(
+            f"{len(pairs)} usable docstrings do not suffice for train, dev and test questions from different modules",
+            hint="give --packages more names, or all",
+        )
+    _write_pairs(folder, pairs, num_negatives)
     return {
         "files": len(sources),
         "docstrings": len(docstrings),

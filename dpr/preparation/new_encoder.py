@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import read_passages
-from dpr.formats.durable import durable_folder, write_json
+from dpr.formats.durable import durable_folder, read_json, write_json
+from dpr.formats.outputs import output
 from dpr.formats.question_sets import read_questions
 from dpr.preparation.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNK, bert_normalizer, train_vocabulary
 
@@ -49,6 +53,33 @@ def texts_of(corpus: Path, question_files: Sequence[Path] = ()) -> Iterator[str]
             yield question.text
 
 
+def new_encoder(
+    out: Path,
+    corpus: Path,
+    question_files: Sequence[Path] = (),
+    *,
+    shape: EncoderShape,
+    vocab_size: int,
+    lower_case: bool = True,
+    num_unused: int = 32,
+    overwrite: bool = False,
+) -> int:
+    """``write_encoder`` from a corpus and questions; where the same was made of them before, nothing is done.
+
+    Raises:
+        ConfigError: sizes that do not fit.
+        InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
+        OutputError: ``out`` cannot be written.
+    """
+    vocabulary: dict[str, Any] = {"vocab_size": vocab_size, "lower_case": lower_case, "num_unused": num_unused}
+    made_of = {"texts": [content_sha256(file) for file in (corpus, *question_files)], **asdict(shape), **vocabulary}
+    with output(out, made_of, overwrite=overwrite) as is_missing:
+        if is_missing:
+            texts = partial(texts_of, corpus, question_files)
+            return write_encoder(out, texts, shape=shape, **vocabulary, overwrite=overwrite, made_of=made_of)
+        return int(read_json(out / "config.json")["vocab_size"])
+
+
 def write_encoder(
     out: Path,
     texts: Callable[[], Iterable[str]],
@@ -58,6 +89,7 @@ def write_encoder(
     lower_case: bool = True,
     num_unused: int = 32,
     overwrite: bool = False,
+    made_of: Mapping[str, Any] | None = None,
 ) -> int:
     """Writes a folder that Hugging Face's AutoConfig and AutoTokenizer read (no weights), and returns the size of its vocabulary.
 
@@ -68,7 +100,7 @@ def write_encoder(
         InputError: ``out`` exists and ``overwrite`` is false, or there is no text.
     """
     heads = shape.heads()
-    with durable_folder(out, overwrite=overwrite, metadata={"kind": "encoder without weights"}) as folder:
+    with durable_folder(out, overwrite=overwrite, metadata={"kind": "encoder without weights", "made_of": made_of}) as folder:
         vocabulary = train_vocabulary(texts, size=vocab_size, lower_case=lower_case, num_unused=num_unused)
         if len(vocabulary) < vocab_size:
             logger.warning("the text holds only %d different pieces, fewer than --vocab-size %d", len(vocabulary), vocab_size)

@@ -18,8 +18,9 @@ from dpr.core.distributed import from_main, gather_rows, on_main
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
-from dpr.formats.durable import durable_folder, read_json, remove_folder, remove_leftovers, verify_folder, write_json
-from dpr.formats.run_lock import ProcessName, RunLock, this_process
+from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
+from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, this_process
+from dpr.formats.run_lock import RunLock
 from dpr.training.metrics import Metrics
 
 logger = get_logger(__name__)
@@ -264,6 +265,6 @@ def _step_of(folder: Path) -> int:
 def _all_processes() -> list[ProcessName]:
     """The process of every rank, on every rank. Text travels as numbers."""
     mine = this_process()
-    host = mine.host.encode()[:64].ljust(64, b"\0")
+    host = mine.host.encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0")
     rows = gather_rows(torch.tensor([[mine.pid, mine.start, *host]], dtype=torch.int64)).tolist()
     return [ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1]) for row in rows]

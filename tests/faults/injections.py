@@ -82,13 +82,16 @@ def kill_while_saving(point: str, save: int) -> None:
     if point == "before the temporary folder":
         _before(run_state, "durable_folder", kill, when=_is_checkpoint)
     elif point == "in the middle of a file":
+        real, folders = checkpoints.write_tensors, list[Path]()
 
-        def cut() -> None:
-            file = next(folder for folder in durable._active if ".step" in folder.name) / checkpoints.MODEL_FILE
-            os.truncate(file, file.stat().st_size // 2)
-            kill_all()
+        def write_tensors(folder: Path, name: str, *arguments: Any) -> None:
+            real(folder, name, *arguments)
+            folders.extend([folder] if name == checkpoints.OPTIMIZER_FILE else [])
+            if len(folders) == save:
+                os.truncate(folder / checkpoints.MODEL_FILE, (folder / checkpoints.MODEL_FILE).stat().st_size // 2)
+                kill_all()
 
-        _after(checkpoints, "write_tensors", _at_call(save, cut), when=lambda folder, name, *_: name == checkpoints.OPTIMIZER_FILE)
+        checkpoints.write_tensors = write_tensors  # type: ignore[assignment]
     elif point == "before the manifest":
         _before(durable, "write_manifest", kill, when=lambda folder, *_: ".step" in folder.name)
     elif point == "before the rename":

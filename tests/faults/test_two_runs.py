@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from dpr.formats.run_lock import LOCK_FILE, STALE_AFTER_S, this_process
+from dpr.formats.leftovers import this_process
+from dpr.formats.run_lock import LOCK_FILE, STALE_AFTER_S
 from tests.faults.conftest import Case
 from tests.faults.runs import Workshop, final_hash
 

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import dpr
-from dpr.core.errors import InputError
 from dpr.evaluation.report.page import Report, build_page
 from dpr.evaluation.report.reading import read_retrieval, read_training
 from dpr.formats.durable import durable_file
+from dpr.formats.outputs import require_writable
 
 REPORT_FILE = "report.html"
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "faiss-cpu", "bm25s", "pytrec-eval-terrier")
@@ -23,8 +23,11 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
 
     Raises:
         InputError: a retrieval file is missing or is none.
+        OutputError: the page cannot be written.
     """
     folder = Path(folder)
+    target = out if out is not None else folder / REPORT_FILE
+    require_writable(target)
     training = read_training(folder)
     report = Report(
         title=title or folder.resolve().name,
@@ -34,9 +37,6 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
     )
     if training is None:
         report.notes.append("No training run found: neither the folder nor a folder in it has a metrics.jsonl.")
-    target = out if out is not None else folder / REPORT_FILE
-    if target.is_dir():
-        raise InputError("is a folder", file=target, expected="the name of a file to write, e.g. report.html")
     with durable_file(target) as file:
         file.write(build_page(report))
     return target

@@ -98,7 +98,9 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
         raise CheckpointError(f"cannot be read ({error.strerror or error})", file=path, expected=EXPECTED) from None
 
 
-def write_dpr_checkpoint(path: Path, weights: Mapping[str, Tensor], encoder_params: Mapping[str, Any]) -> None:
+def write_dpr_checkpoint(
+    path: Path, weights: Mapping[str, Tensor], encoder_params: Mapping[str, Any], note: Mapping[str, Any] | None = None
+) -> None:
     """Writes a checkpoint that the original reads: plain dictionaries, numbers, texts and tensors only. Step and optimizer are fresh."""
     import torch
 
@@ -110,7 +112,7 @@ def write_dpr_checkpoint(path: Path, weights: Mapping[str, Tensor], encoder_para
         "epoch": 0,
         "encoder_params": dict(encoder_params),
     }
-    with durable_file(path, "wb") as file:
+    with durable_file(path, "wb", note=note) as file:
         torch.save(state, file)
 
 

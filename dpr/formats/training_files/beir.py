@@ -13,7 +13,7 @@ from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import grade_of
 from dpr.formats.text_input import iter_lines
 from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id, good_row, joined
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, content_id, good_row, joined
 from dpr.formats.training_files.values import text_of
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -31,7 +31,7 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return _samples(qrels, corpus, queries, options.min_grade)
 
 
-def write(path: Path, samples: Iterable[TrainingSample], *, split: str = "train") -> int:
+def write(path: Path, samples: Iterable[TrainingSample], note: Note = None, *, split: str = "train") -> int:
     """Writes the layout as a folder: positives with grade 1, negatives of both kinds with grade 0. Passages without id get one made of
     their content. Holds a hash per distinct passage.
 
@@ -40,7 +40,8 @@ def write(path: Path, samples: Iterable[TrainingSample], *, split: str = "train"
     """
     seen: dict[str, int] = {}
     count = 0
-    with durable_folder(path, metadata={"kind": "BEIR layout"}) as folder:
+    # Who gives a note has looked at what is there, and may have been told to replace it.
+    with durable_folder(path, overwrite=note is not None, metadata={"kind": "BEIR layout", "made_of": note}) as folder:
         (folder / "qrels").mkdir()
         with (
             open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,

@@ -9,7 +9,7 @@ from pathlib import Path
 from dpr.core.records import TrainingSample
 from dpr.formats.corpora import write_text
 from dpr.formats.json_records import indented_record
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, json_rows
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, json_rows
 from dpr.formats.training_records import sample_from_json, sample_to_json
 
 
@@ -18,12 +18,12 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return json_rows(path, sample_from_json)
 
 
-def write_training_set(path: str | Path, samples: Iterable[TrainingSample]) -> int:
+def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes a DPR training file, JSON lines for names in .jsonl, else a JSON array; ``.gz`` is packed. Returns how many."""
     file = Path(path)
     is_lines = file.name.removesuffix(".gz").endswith(".jsonl")
     count = 0
-    with write_text(file) as out:
+    with write_text(file, note=note) as out:
         if is_lines:
             for count, sample in enumerate(samples, 1):  # noqa: B007
                 out.write(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n")
@@ -35,7 +35,7 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample]) -> i
 
 
 def join_record_files(parts: Iterable[Path], out: Path) -> None:
-    """Joins files of JSON lines into one, whole or not at all; ``.gz`` is packed."""
-    with write_text(out) as joined:
+    """Joins files of JSON lines into one, whole or not at all, with a checksum beside it; ``.gz`` is packed."""
+    with write_text(out, note={}) as joined:
         for part in parts:
             joined.write(part.read_text(encoding="utf-8"))

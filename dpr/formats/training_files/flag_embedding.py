@@ -9,7 +9,7 @@ from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_text
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, json_rows
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, json_rows
 from dpr.formats.training_files.values import passages_of, text_of
 
 
@@ -18,10 +18,10 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return json_rows(path, _sample)
 
 
-def write(path: Path, samples: Iterable[TrainingSample]) -> int:
+def write(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes title and text joined by a space; ids and answers have no place there. Both kinds of negatives become ``neg``."""
     count = 0
-    with write_text(path) as out:
+    with write_text(path, note=note) as out:
         for sample in samples:
             record = {
                 "query": sample.question,

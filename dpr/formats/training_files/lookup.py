@@ -22,7 +22,7 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.formats.checksums import cache_root
 from dpr.formats.corpora import is_json_name, read_passages
-from dpr.formats.durable import durable_folder, remove_leftovers
+from dpr.formats.durable import durable_folder
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.parsed_cache import cache_key, ensure_built
 from dpr.formats.text_input import has_lone_surrogate, iter_lines
@@ -162,7 +162,6 @@ def _entry(value: dict[str, Any], path: Path, line: int) -> Entry:
 
 
 def _store(path: Path, folder: Path) -> None:
-    remove_leftovers(folder.parent)
     hashes = array("Q")
     with durable_folder(folder, overwrite=True, metadata={"kind": "lookup", "file": str(path), "cache": folder.name}) as temporary:
         with pa.OSFile(str(temporary / _ROWS), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:

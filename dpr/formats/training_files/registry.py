@@ -13,7 +13,7 @@ from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of
 from dpr.formats.text_input import decode_line, iter_raw_lines, open_input
 from dpr.formats.training_files import arrow_rows, beir, columns, dpr_json, flag_embedding, squad, tables, tevatron
-from dpr.formats.training_files.rows import ReadOptions, SourceRow
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow
 
 _HEAD_BYTES = 2**16
 
@@ -42,7 +42,7 @@ class TrainingFormat:
     example: str
     read: Callable[[Path, ReadOptions], Iterator[SourceRow]]
     matches: Callable[[Glimpse], bool]
-    write: Callable[[Path, Iterable[TrainingSample]], int] | None = None
+    write: Callable[[Path, Iterable[TrainingSample], Note], int] | None = None
 
 
 def _is_json_with(*keys: str) -> Callable[[Glimpse], bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -13,6 +13,9 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.json_records import iter_json_records
+
+Note = Mapping[str, Any] | None
+"""What a written file was made of, for the checksum beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_text
 from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id, json_rows
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, content_id, json_rows
 from dpr.formats.training_files.values import passages_of, text_of
 from dpr.formats.training_records import checked_answers
 
@@ -21,10 +21,10 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return json_rows(path, lambda record: _sample(record, corpus))
 
 
-def write(path: Path, samples: Iterable[TrainingSample]) -> int:
+def write(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one made of their content."""
     count = 0
-    with write_text(path) as out:
+    with write_text(path, note=note) as out:
         for number, sample in enumerate(samples):
             record: dict[str, Any] = {"query_id": str(number), "query": sample.question}
             if sample.answers:

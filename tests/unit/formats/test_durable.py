@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats import durable
 from dpr.formats.durable import (
     append_jsonl,
     durable_file,
     durable_folder,
     read_json,
     read_manifest,
-    remove_leftovers,
     verify_folder,
     write_json,
 )
+from dpr.formats.leftovers import remove_leftovers, temporary_beside
 from tests.helpers.users import bound_by_permissions
+
+HOST = temporary_beside(Path("x")).name.rpartition("@")[2]
 
 
 def make_folder(target: Path, **files: str) -> Path:
@@ -169,19 +170,22 @@ def test_unfinished_folder_says_so(tmp_path: Path) -> None:
 def test_leftovers_of_dead_writers_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    (tmp_path / f".tmp-dead-{child.pid}").mkdir()
-    (tmp_path / f".tmp-file-{child.pid}@{durable._host()}").write_text("x")
-    (tmp_path / f".tmp-living-{os.getppid()}").mkdir()
+    (tmp_path / f".tmp-dead-{child.pid}@{HOST}").mkdir()
+    (tmp_path / f".tmp-reused-{os.getppid()}.5@{HOST}").mkdir()  # that process started at another time
+    (tmp_path / f".tmp-file-{child.pid}@{HOST}").write_text("x")
+    (tmp_path / f".tmp-living-{os.getppid()}@{HOST}").mkdir()
     (tmp_path / f".tmp-elsewhere-{child.pid}@another_host").mkdir()
     (tmp_path / ".tmp-notours").mkdir()
     with durable_folder(tmp_path / "out"):
         remove_leftovers(tmp_path)  # our own, in use
-    assert names(tmp_path) == sorted([f".tmp-living-{os.getppid()}", f".tmp-elsewhere-{child.pid}@another_host", ".tmp-notours", "out"])
+    assert names(tmp_path) == sorted(
+        [f".tmp-living-{os.getppid()}@{HOST}", f".tmp-elsewhere-{child.pid}@another_host", ".tmp-notours", "out"]
+    )
 
 
 def test_folder_set_aside_by_a_killed_replacement_comes_back(tmp_path: Path) -> None:
     make_folder(tmp_path / "out", a="kept")
-    os.rename(tmp_path / "out", tmp_path / f".old-out-{os.getpid()}@{durable._host()}")
+    os.rename(tmp_path / "out", tmp_path / f".old-out-{os.getpid()}@{HOST}")
     remove_leftovers(tmp_path)
     assert (tmp_path / "out" / "a").read_text() == "kept"
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import CheckpointError
-from dpr.formats.run_lock import LOCK_FILE, ProcessName, RunLock, this_process
+from dpr.formats.leftovers import ProcessName, this_process
+from dpr.formats.run_lock import LOCK_FILE, RunLock
 
 
 def held_by_another(folder: Path) -> RunLock:

@@ -10,6 +10,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.formats.durable import verify_folder
+from dpr.formats.leftovers import temporary_beside
 from dpr.formats.shard_checks import hash_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 
@@ -63,7 +64,8 @@ def test_bytes_do_not_depend_on_order_or_interruptions(tmp_path: Path) -> None:
     shard(tmp_path / "A")
     for number, chunk in ((1, ["4"]), (0, IDS)):
         writer(tmp_path / "B").write_chunk(number, chunk, vectors(len(chunk), number))
-    (tmp_path / "B" / ".tmp-vectors-00002.npy-999999999").write_bytes(b"half")  # of a killed process
+    ours = temporary_beside(tmp_path / "B" / "vectors-00002.npy")
+    ours.with_name(ours.name.replace(f"-{os.getpid()}.", "-999999999.")).write_bytes(b"half")  # of a killed process
     writer(tmp_path / "B").finish()
     files = {path.name: path.read_bytes() for path in (tmp_path / "A").iterdir()}
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "B").iterdir()}

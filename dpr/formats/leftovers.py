@@ -1,0 +1,116 @@
+"""Whose a file is: processes by name, temporary files named after theirs, and what killed processes left cleared away."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST_BYTES = 64
+_TEMPORARY, REPLACED = ".tmp-", ".old-"
+_OWNED = re.compile(r"(?P<kind>\.tmp-|\.old-)(?P<name>.+)-(?P<pid>\d+)(?:\.(?P<start>\d+))?@(?P<host>[^@]+)", re.DOTALL)
+_cleared: set[tuple[int, Path]] = set()
+
+
+@dataclass(frozen=True)
+class ProcessName:
+    """A process, so that no later one with the same number is taken for it."""
+
+    host: str
+    pid: int
+    start: int
+    """Its start in clock ticks since the machine started; 0 where that is not to be had."""
+
+    def is_gone(self) -> bool | None:
+        """Whether it has ended; None for a process of another machine."""
+        if self.host != _host():
+            return None
+        start = _start_of(self.pid)
+        return start is None or (0 not in (start, self.start) and start != self.start)
+
+
+def this_process() -> ProcessName:
+    """The name of the calling process."""
+    return ProcessName(_host(), os.getpid(), _start_of(os.getpid()) or 0)
+
+
+def temporary_beside(target: Path, kind: str = _TEMPORARY) -> Path:
+    """Where this process writes what is to become ``target``, or puts what is to be replaced."""
+    process = this_process()
+    return target.parent / f"{kind}{target.name}-{process.pid}.{process.start}@{_in_a_name(process.host)}"
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Clears what killed writers left in ``parent``. Leaves alone what a living process, or one on another host, is writing.
+
+    A folder that was moved aside to be replaced comes back when the replacement never arrived.
+    """
+    with suppress(OSError):
+        for path in sorted(Path(parent).iterdir()):
+            owned = _OWNED.fullmatch(path.name)
+            if owned is None or owned["host"] != _in_a_name(_host()):
+                continue
+            owner = ProcessName(_host(), int(owned["pid"]), int(owned["start"] or 0))
+            # A container starts every run with the same process number; names of before had no start.
+            if not (owner.is_gone() or (owner.pid == os.getpid() and not owner.start)):
+                continue
+            if owned["kind"] == REPLACED and not (target := path.with_name(owned["name"])).exists():
+                with suppress(OSError):
+                    os.rename(path, target)
+                    continue
+            remove(path)
+
+
+def remove_leftovers_once(parent: Path) -> None:
+    """``remove_leftovers``, the first time that this process is about to write in ``parent``."""
+    key = (os.getpid(), parent)
+    if key not in _cleared:
+        _cleared.add(key)
+        remove_leftovers(parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _host() -> str:
+    return socket.gethostname()[:HOST_BYTES]
+
+
+def _in_a_name(host: str) -> str:
+    return re.sub(r"[-/@]", "_", host)
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process of this machine started, in clock ticks; 0 where that is not to be had, None when it has ended."""
+    if sys.platform == "win32":  # where os.kill would end it
+        import ctypes
+
+        synchronize, kernel = 0x100000, ctypes.windll.kernel32
+        if not (handle := kernel.OpenProcess(synchronize, False, pid)):
+            return None
+        has_ended = kernel.WaitForSingleObject(handle, 0) == 0
+        kernel.CloseHandle(handle)
+        return None if has_ended else 0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else int(fields[19])
+    except OSError:  # gone, or a system without /proc
+        pass
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass
+    return 0
