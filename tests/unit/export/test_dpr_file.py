@@ -10,7 +10,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from dpr.cli.export import main
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import InputError
 from dpr.export.dpr_file import export_dpr_file
 from dpr.formats.durable import durable_folder
 from dpr.models.biencoder import BiEncoder
@@ -83,6 +83,10 @@ def test_what_would_mean_something_else_is_refused(tmp_path: Path, settings: dic
 def test_other_vectors_can_be_allowed_and_files_are_not_overwritten(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "bert", dtype=torch.float32)
     export_dpr_file(model, tmp_path / "y.cp", source="runs/first", allow_other_vectors=True)
-    with pytest.raises(ConfigError, match="exists"):
-        export_dpr_file(model, tmp_path / "y.cp", source="runs/first", allow_other_vectors=True)
+    written = (tmp_path / "y.cp").stat()
+    export_dpr_file(model, tmp_path / "y.cp", source="runs/first", allow_other_vectors=True)
+    assert (tmp_path / "y.cp").stat().st_mtime_ns == written.st_mtime_ns  # the same again: nothing is done
+    other = tiny_model(tmp_path / "bert", seed=1, dtype=torch.float32)
+    with pytest.raises(InputError, match="exists already, made with another model"):
+        export_dpr_file(other, tmp_path / "y.cp", source="runs/second", allow_other_vectors=True)
     assert BiEncoder.load(tmp_path / "y.cp").settings.dpr_trailing_sep

@@ -114,7 +114,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path
         (["format=sqad"], 2, "format sqad is not known"),
         (["overwrite=perhaps"], 2, "overwrite=perhaps is not true or false"),
         (["missing.tsv"], 3, "missing.tsv: no such file"),
-        (["corpus=nothing.tsv", "queries=nothing.tsv"], 3, "nothing.tsv: no such file"),
+        (["corpus=nothing.tsv", "queries=nothing.tsv"], 3, "nothing.tsv: cannot be read: No such file"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
