@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from dpr.core.errors import CheckpointError, InputError, OutputError
+from dpr.formats import run_lock
 from dpr.formats.checksums import verify_file
 from dpr.formats.durable import durable_file, durable_folder
+from dpr.formats.leftovers import ProcessName
 from dpr.formats.outputs import output, require_writable
 from dpr.formats.run_lock import held, lock_of
 from tests.helpers.users import bound_by_permissions
@@ -81,9 +83,7 @@ def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(tmp_path:
 
 
 def test_two_at_once_do_not_write_the_same_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dpr.formats.run_lock.this_process", lambda: __import__("dpr.formats.leftovers").formats.leftovers.ProcessName("x", 1, 0)
-    )
+    monkeypatch.setattr(run_lock, "this_process", lambda: ProcessName("x", 1, 0))
     with held(tmp_path / "out", file=lock_of(tmp_path / "out")):
         monkeypatch.undo()
         with pytest.raises(CheckpointError, match=r"process 1 on x \(rank 0, since 20"), output(tmp_path / "out", MADE_OF):
