@@ -26,11 +26,10 @@ from dpr.models.encoder import CPU_FORWARD_TOKENS, Encoder
 from dpr.training.memory import graph_bytes_per_token
 from dpr.training.pool_gather import PoolGather
 from dpr.training.step import PRECISIONS, StepResult, objective_share, pool_loss
+from dpr.training.trial import TRIAL_LENGTH
 
 # Every chunk pays for its calls and adds to the gradient of every weight; smaller ones would spend their time on that.
 MIN_CHUNK_TOKENS = CPU_FORWARD_TOKENS
-# Of the sequences by which the memory of a token is found out: attention makes longer ones cost more, which is on the safe side here.
-_TRIAL_LENGTH = 64
 
 
 class _Chunk(NamedTuple):
@@ -55,7 +54,7 @@ class CachedStep:
         self.model, self.loss, self.max_tokens, self.ranks, self.device = model, loss, max_tokens, ranks, device
         self._autocast_dtype = PRECISIONS[precision]
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        length = min(_TRIAL_LENGTH, model.settings.sequence_length)
+        length = min(TRIAL_LENGTH, model.settings.sequence_length)
         self._bytes_per_token = max(1.0, graph_bytes_per_token(model, length=length, autocast_dtype=self._autocast_dtype))
         copy_from_main(model.parameters())
 

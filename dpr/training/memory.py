@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.models.biencoder import BiEncoder
+from dpr.training.trial import trial_tokens
 
 logger = get_logger(__name__)
 
@@ -33,14 +33,12 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, autocast_dtype: 
         return tensor
 
     tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
-    tokens = torch.full((2 * length,), model.tensorizer.sep_id, dtype=torch.int64, device=model.device)
-    lengths = torch.full((2,), length, dtype=torch.int64)
     model.train()
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(model.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
     ):
-        vectors = tower(TokenBatch(tokens, lengths, torch.zeros(2, dtype=torch.int64, device=model.device)))
+        vectors = tower(trial_tokens(model, length))
     del vectors
     model.train(was_training)
     return sum(kept.values()) / (2 * length)

@@ -42,6 +42,7 @@ from dpr.training.run_state import CheckpointFolder, Progress
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
 from dpr.training.step import StepResult
 from dpr.training.stopping import StopAgreement
+from dpr.training.trial import freeze_unneeded
 from dpr.training.validation import DevSet, ValidationSettings, Validator
 
 logger = get_logger(__name__)
@@ -102,6 +103,7 @@ class BiEncoderTrainer:
         self.last_step = min(self.total_steps, stop_at_epoch * self.steps_per_epoch or sys.maxsize)
         """Where this start ends; ``total_steps`` is what the schedule is over."""
 
+        freeze_unneeded(model)
         set_up_arithmetic(self.compute, model)
         self.loss = loss or BiEncoderNllLoss()
         self.step = make_step(model, self.loss, self.compute, ranks=self.ranks, device=self.device)

@@ -1,0 +1,72 @@
+"""Data-parallel training over 3 ranks, where sums depend on the order of their terms (with 2 they do not)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.distributed import current_ranks
+from dpr.models.biencoder import TowerOptions
+from dpr.training.optimizer import optimizer_tensors
+from dpr.training.parallel import data_parallel
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+
+CASES: dict[str, dict[str, Any]] = {
+    "two towers": {},
+    "one tower, accumulated": {"settings": {"shared": True}, "gradient_accumulation_steps": 2},
+    "temperature": {"options": TowerOptions(learn_temperature=True)},
+    "cached": {"grad_cache_tokens": 60},
+}
+
+
+def weights_after(folder: Path, name: str, stops: list[int], case: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Weights and optimizer state of a run of 6 steps that was stopped after ``stops`` and started again each time."""
+    case = dict(case)
+    settings, options = case.pop("settings", {}), case.pop("options", None)
+    for stop in [*stops, 6]:
+        model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=0.1, options=options, **settings)
+        source = ListSource(make_samples(60))
+        job = make_trainer(model, [source], [], folder / name, global_batch_size=6, max_steps=stop, num_train_epochs=3, **case)
+        job.schedule = type(job.schedule)("constant")
+        job.train()
+    return model.weights() | optimizer_tensors(model, job.optimizer)
+
+
+def stopped_and_whole(folder: Path) -> dict[str, bool]:
+    """For each case whether both ended with the same bits."""
+    results = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        whole = weights_after(folder, f"whole-{number}", [], case)
+        stopped = weights_after(folder, f"stopped-{number}", [1, 4], case)
+        results[name] = all(torch.equal(whole[key], stopped[key]) for key in whole | stopped)
+    return results
+
+
+def test_a_run_on_three_ranks_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    encoder_folder(tmp_path / "encoder", hidden_size=64, intermediate_size=128)
+    for results in run_on_ranks(stopped_and_whole, 3, tmp_path):
+        assert results == dict.fromkeys(CASES, True)
+
+
+def left_by_wrapping(folder: Path) -> list[str]:
+    """What making the model data-parallel changes: weights, gradients, the mode, random numbers."""
+    model = tiny_model(folder, dtype=torch.float32, dropout=0.1).train()
+    before = {name: tensor.clone() for name, tensor in model.weights().items()}
+    torch.manual_seed(7)
+    data_parallel(model, current_ranks(), torch.device("cpu"))
+    drawn = torch.rand(())
+    torch.manual_seed(7)
+    found = [name for name, tensor in model.weights().items() if not torch.equal(tensor, before[name])]
+    found += [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    return found + ["mode"] * (not model.training) + ["random numbers"] * (not torch.equal(drawn, torch.rand(())))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_making_a_model_data_parallel_leaves_no_trace(tmp_path: Path, world_size: int) -> None:
+    encoder_folder(tmp_path / "encoder")
+    assert run_on_ranks(left_by_wrapping, world_size, tmp_path / "encoder") == [[]] * world_size
