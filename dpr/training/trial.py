@@ -21,7 +21,7 @@ TRIAL_LENGTH = 64
 def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
     """Two sequences of ``length`` tokens (0: a short one), where the model is."""
     length = length or min(TRIAL_LENGTH, model.settings.sequence_length)
-    tokens = torch.full((2 * length,), model.tensorizer.sep_id, dtype=torch.int64, device=model.device)
+    tokens = torch.ones(2 * length, dtype=torch.int64, device=model.device)  # any word: not every tokenizer has a [SEP]
     return TokenBatch(tokens, torch.full((2,), length, dtype=torch.int64), torch.zeros(2, dtype=torch.int64, device=model.device))
 
 

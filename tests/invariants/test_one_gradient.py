@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.data.collator import Collator, SetOptions
@@ -19,12 +18,13 @@ from dpr.data.loader import PoolDataset, data_row
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import TowerOptions
 from dpr.training.grad_cache import CachedStep
+from dpr.training.parallel import data_parallel
 from dpr.training.step import DirectStep, Step
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
-POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 8, 2, 1, 2
+POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 12, 2, 1, 2
 # Sums of float64 in another order; the gradients themselves are of order 1.
 TOLERANCE = 1e-10
 
@@ -44,8 +44,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     if cached := case.get("grad_cache_tokens"):
         step = CachedStep(model, loss_function, max_tokens=cached, ranks=ranks, device=torch.device("cpu"))
     else:
-        parallel = DistributedDataParallel(model) if ranks.world_size > 1 else model
-        step = DirectStep(parallel, loss_function, ranks=ranks, device=torch.device("cpu"))
+        step = DirectStep(data_parallel(model, ranks, torch.device("cpu")), loss_function, ranks=ranks, device=torch.device("cpu"))
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
@@ -83,17 +82,17 @@ def every_case(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def by_world_size(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
-    """For 1, 2 and 4 processes: what each rank computed in every case. One group a size, since starting processes takes seconds."""
+    """For 1, 2 and 3 processes: what each rank computed in every case. One group a size, since starting processes takes seconds."""
     folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
-    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2, 4)}
+    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2, 3)}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(by_world_size: dict[int, Any], name: str) -> None:
     alone = by_world_size[1][0][name]
     norms = [float(tensor.norm()) for key, tensor in alone.items() if key not in ("loss", "correct")]
-    assert len(norms) > 10 and max(norms) > 1e-3, "a zero gradient would be equal everywhere"
-    for world_size in (2, 4):
+    assert len(norms) > 10 and max(norms) > 1e-4, "a zero gradient would be equal everywhere"
+    for world_size in (2, 3):
         for rank, results in enumerate(by_world_size[world_size]):
             assert results[name].keys() == alone.keys()
             for key, expected in alone.items():
@@ -105,7 +104,7 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_processes(by_world_siz
 @pytest.mark.parametrize("name", [name for name in CASES if "cached" in name])
 def test_a_cached_gradient_is_the_direct_one(by_world_size: dict[int, Any], name: str) -> None:
     direct = by_world_size[1][0][name.rsplit(", ", 1)[0]]
-    for world_size in (1, 2, 4):
+    for world_size in (1, 2, 3):
         for results in by_world_size[world_size]:
             assert results[name].keys() == direct.keys()
             for key, expected in direct.items():

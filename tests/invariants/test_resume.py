@@ -45,16 +45,16 @@ def command(workplace: Path, output_dir: Path, num_processes: int, *overrides: s
         "encoder.pretrained=false",
         "encoder.sequence_length=24",
         "encoder.dropout=0.1",
-        "train.global_batch_size=8",
+        "train.global_batch_size=12",
         "train.other_negatives=1",
         "train.gradient_accumulation_steps=2",
-        "train.num_train_epochs=4",
+        "train.num_train_epochs=6",
         "train.learning_rate=1e-3",
         "train.warmup_steps=3",
         "train.eval_every_steps=5",
         "train.save_every_steps=2",
         "train.log_batch_step=1",
-        "val_av_rank_start_epoch=2",
+        "val_av_rank_start_epoch=3",
         "train.early_stopping.patience=100",
         *overrides,
     ]
@@ -109,7 +109,7 @@ def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [1, 3])  # with 2, sums do not depend on the order of their terms
 def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_processes: int) -> None:
     whole, killed = workplace / f"whole-{num_processes}", workplace / f"killed-{num_processes}"
     result = run(workplace, whole, num_processes)
@@ -132,7 +132,7 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_pr
     steps = [
         line.split('"step": ')[1].split(",")[0] for line in (killed / "metrics.jsonl").read_text().splitlines() if "train/loss" in line
     ]
-    assert [int(number) for number in steps] == list(range(1, 29))
+    assert [int(number) for number in steps] == list(range(1, 31))
 
 
 @pytest.mark.slow
