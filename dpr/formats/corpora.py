@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage
+from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.formats.durable import durable_file
 from dpr.formats.json_records import JsonRecord, describe, iter_json_records
 from dpr.formats.text_input import MAX_LINE_BYTES, has_lone_surrogate, iter_lines
@@ -46,7 +46,7 @@ def read_passages(
 
     TSV as DPR reads it: Python's csv quoting, rows whose id is literally ``id`` are headers, all ``"`` around the text are stripped.
     ``title_col`` beyond the row, or negative: no titles. Empty texts are passed on. Names in .json/.jsonl are read as BEIR corpora
-    (``_id``, ``title``, ``text``). Plain or gzip.
+    (``_id``, ``title``, ``text``). Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
 
     Raises:
         InputError: names the file and line.
@@ -244,11 +244,11 @@ def _checked_rows(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[i
 def _tsv_passages(path: Path, columns: tuple[int, int, int], prefix: str, start: int) -> Iterator[Passage | None]:
     """One item per row; None before ``start``, where making records would be wasted."""
     id_col, text_col, title_col = columns
-    for number, (_, row, has_title) in enumerate(_checked_rows(path, columns)):
+    for number, (line, row, has_title) in enumerate(_checked_rows(path, columns)):
         if number < start:
             yield None
         else:
-            yield Passage(row[text_col].strip('"'), row[title_col] if has_title else "", prefix + row[id_col])
+            yield Passage(row[text_col].strip('"'), row[title_col] if has_title else "", _whole_id(prefix, row[id_col], path, line))
 
 
 def _json_passages(path: Path, prefix: str, start: int) -> Iterator[Passage | None]:
@@ -265,7 +265,7 @@ def _json_passages(path: Path, prefix: str, start: int) -> Iterator[Passage | No
             raise InputError(f"title is {describe(title)}", file=path, line=record.line, expected="a string or null")
         if has_lone_surrogate(text) or has_lone_surrogate(title or ""):
             raise InputError("half of a character (lone surrogate)", file=path, line=record.line, expected="valid Unicode")
-        yield Passage(text, title or "", prefix + key)
+        yield Passage(text, title or "", _whole_id(prefix, key, path, record.line))
 
 
 def json_id(record: JsonRecord, path: Path, keys: tuple[str, ...]) -> str:
@@ -283,6 +283,13 @@ def json_id(record: JsonRecord, path: Path, keys: tuple[str, ...]) -> str:
         found = f"no {keys[0]!r}" if value is None else f"{keys[0]} is {describe(value)}"
         raise InputError(found, file=path, line=record.line, expected="a string that is not empty, or an integer")
     return value
+
+
+def _whole_id(prefix: str, key: str, path: Path, line: int) -> str:
+    whole = prefix + key
+    if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
+        raise InputError(f"a passage id of {size} bytes", file=path, line=line, expected=f"at most {MAX_ID_BYTES}")
+    return whole
 
 
 def _require_id(passage: Passage, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether shards of vectors may be searched together: one model, one way of encoding, nothing missing, no id twice.
+"""Ids of vectors as files hold them, and whether shards may be searched together: one model, one encoding, nothing missing, no id twice.
 
 float32, float16 and int8 go together: their scores are those of the same vectors to within a fraction of a percent. Of single bits an error
 remains that is larger than the differences between good passages, so they are compared with each other only.
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.records import MAX_ID_BYTES
 
 _MUST_AGREE = {
     "model_fingerprint": "made with another model",
@@ -49,6 +50,33 @@ def check_shards_belong_together(shards: Sequence[tuple[Path, dict[str, Any]]], 
             shown = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
             found = f"of {group[-1]} shards, these are missing: {shown}"
             raise InputError(found, file=next(iter(members.values())), hint="embed them, or pass all of them")
+
+
+def map_array(path: Path) -> np.ndarray:
+    """A ``.npy`` file, memory-mapped: what its header claims is held against the size of the file, and nothing is allocated for it.
+
+    Raises:
+        InputError: it is missing, damaged, or holds objects.
+    """
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy lets Python's own tokenizer fail over a damaged header
+        raise InputError(f"cannot be read ({error})", file=path) from None
+    return array
+
+
+def map_ids(path: Path) -> np.ndarray:
+    """Ids (n,), fixed-width UTF-8, of a ``.npy`` file; see ``map_array``.
+
+    Raises:
+        InputError: it cannot be read, or holds anything but texts of at most MAX_ID_BYTES bytes.
+    """
+    ids = map_array(path)
+    if ids.ndim != 1 or ids.dtype.kind != "S" or not 1 <= ids.dtype.itemsize <= MAX_ID_BYTES:
+        raise InputError(
+            f"holds {ids.dtype} {ids.shape}", file=path, expected=f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
+        )
+    return np.asarray(ids)
 
 
 def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.records import MAX_ID_BYTES
 from dpr.formats import vector_codes
 from dpr.formats.durable import (
     MANIFEST,
@@ -34,7 +36,7 @@ from dpr.formats.durable import (
     write_manifest,
 )
 from dpr.formats.leftovers import remove_leftovers
-from dpr.formats.shard_checks import check_shards_belong_together, first_duplicate
+from dpr.formats.shard_checks import check_shards_belong_together, first_duplicate, map_array, map_ids
 
 Metadata = dict[str, str | int | float | bool]
 
@@ -149,8 +151,8 @@ class VectorShardWriter:
         write_json(self.target / _UNFINISHED, self.metadata)
         for number, files in self._entries().items():
             try:
-                rows = len(np.load(self.target / f"ids-{number:05d}.npy", mmap_mode="r", allow_pickle=False))
-            except Exception:  # damaged, in any way that numpy can fail over
+                rows = len(map_ids(self.target / _file("ids", number)))
+            except InputError:
                 continue
             write_json(self.target / _marker(number), {"files": files, "rows": rows})
         (self.target / MANIFEST).unlink()
@@ -200,13 +202,14 @@ class VectorShardWriter:
                 )
 
     def _encode_ids(self, number: int, ids: list[str]) -> np.ndarray:
-        encoded = np.array([key.encode() for key in ids])
-        if (encoded == b"").any() or any("\0" in key for key in ids):
-            raise InputError(f"chunk {number}: an id is empty or holds a NUL character", file=self.target)
+        encoded = [key.encode() for key in ids]
+        if any(not 0 < len(key) <= MAX_ID_BYTES or b"\0" in key for key in encoded):
+            found = f"chunk {number}: an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
+            raise InputError(found, file=self.target)
         if len(set(ids)) != len(ids):
-            repeated = next(key for key in ids if ids.count(key) > 1)
+            repeated = next(key for key, count in Counter(ids).items() if count > 1)
             raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.target, expected="unique ids")
-        return encoded
+        return np.array(encoded)
 
 
 class VectorShard:
@@ -225,8 +228,8 @@ class VectorShard:
         try:
             self.num_vectors, self.dimension = int(self.metadata["num_vectors"]), int(self.metadata["dimension"])
             self.dtype = str(self.metadata["dtype"])
-            if self.dtype not in vector_codes.DTYPES:
-                raise ValueError(self.dtype)
+            if self.dtype not in vector_codes.DTYPES or self.dimension < 1 or self.num_vectors < 0:
+                raise ValueError(self.metadata)
         except (KeyError, ValueError, TypeError, OverflowError):
             raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST) from None
         self._chunks = _by_chunk(manifest["files"], self.dtype)
@@ -246,7 +249,7 @@ class VectorShard:
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, chunk by chunk; codes as float32, some rows at a time."""
         for number in sorted(self._chunks):
-            ids = self._ids(number)
+            ids = map_ids(self.path / _file("ids", number))
             arrays = {name: self._array(name, number) for name in vector_codes.array_names(self.dtype)}
             for name, array in arrays.items():
                 if len(ids) != len(array):
@@ -259,27 +262,17 @@ class VectorShard:
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Ids (n,) of dtype 'S' of each chunk, in order."""
         for number in sorted(self._chunks):
-            yield self._ids(number)
-
-    def _ids(self, number: int) -> np.ndarray:
-        ids = self._load(_file("ids", number))
-        if ids.ndim != 1 or ids.dtype.kind != "S":
-            raise InputError(f"ids-{number:05d}.npy holds {ids.dtype} {ids.shape}", file=self.path, expected="one row of byte strings")
-        return np.asarray(ids)
+            yield map_ids(self.path / _file("ids", number))
 
     def _array(self, name: str, number: int) -> np.ndarray:
-        array = self._load(_file(name, number))
+        path = self.path / _file(name, number)
+        array = map_array(path)
         dtype, row = vector_codes.expected_array(name, self.dtype, self.dimension)
         if array.ndim != 1 + len(row) or array.shape[1:] != row or array.dtype != dtype:
-            found = f"{_file(name, number)} holds {array.dtype} {array.shape}"
-            raise InputError(found, file=self.path, expected=f"{dtype} of shape {('n', *row)}".replace("'", ""))
+            raise InputError(f"holds {array.dtype} {array.shape}", file=path, expected=f"{dtype} of shape {('n', *row)}".replace("'", ""))
+        if not array.flags.c_contiguous:
+            raise InputError("is in Fortran order", file=path, expected="the numbers of each vector side by side (numpy.ascontiguousarray)")
         return array
-
-    def _load(self, name: str) -> np.ndarray:
-        try:
-            return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # numpy lets Python's own tokenizer fail over a damaged header
-            raise InputError(f"{name} cannot be read ({error})", file=self.path) from None
 
 
 def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False) -> list[VectorShard]:

@@ -16,6 +16,7 @@ import regex
 
 from dpr.core.errors import InputError
 from dpr.formats.durable import durable_folder, read_manifest, verify_folder
+from dpr.formats.shard_checks import map_ids
 from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids
 
 _STOP_WORDS = (
@@ -134,4 +135,4 @@ class Bm25Index:
             )
         if problems := verify_folder(folder):
             raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
-        return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), np.load(folder / "ids.npy", allow_pickle=False))
+        return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), map_ids(folder / "ids.npy"))

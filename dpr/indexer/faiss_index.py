@@ -18,6 +18,7 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.durable import durable_folder, read_manifest, verify_folder
+from dpr.formats.shard_checks import map_ids
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.vectors import VectorSource, blocks, check_finite, check_queries, paired_dots
 
@@ -134,7 +135,7 @@ class FaissIndex:
             engine = faiss.read_index(str(folder / _INDEX_FILE))
         except RuntimeError as error:
             raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=folder / _INDEX_FILE) from None
-        ids = np.load(folder / _IDS_FILE, allow_pickle=False)
+        ids = map_ids(folder / _IDS_FILE)
         if len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
         return cls(engine, ids, settings, metadata["source"])

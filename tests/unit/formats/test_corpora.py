@@ -99,6 +99,8 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
         ("c.tsv", "1 text\n", "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs"),
         ("c.tsv", "1\ta\tt\n\tb\tt\n", "c.tsv:2: empty passage id"),
         ("c.tsv", '1\ta\tt\n2\t"never closed\tt\n3\tb\tt\n', "c.tsv:2: a quote opens in this row that never closes"),
+        ("c.tsv", f"1\ta\tt\n{'x' * 1025}\ta\tt\n", "c.tsv:2: a passage id of 1025 bytes, expected at most 1024"),
+        ("c.jsonl", '{"_id": "%s", "text": "a"}\n' % ("\u00e9" * 513), "c.jsonl:1: a passage id of 1026 bytes"),
         ("c.tsv", "1\t\xff\tt\n", None),
         ("c.tsv", "1\ta\rb\tt\n", "c.tsv:1: not a tab-separated row: new-line character"),
         ("c.jsonl", '{"_id": "1", "text": "a"}\n{"text": "b"}\n', "c.jsonl:2: no '_id'"),

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import verify_folder
+from dpr.formats.durable import MANIFEST, verify_folder, write_manifest
 from dpr.formats.leftovers import temporary_beside
 from dpr.formats.shard_checks import hash_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
@@ -158,7 +161,10 @@ def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(tmp_path: Pa
     assert made.finished_chunks() == set()
 
 
-@pytest.mark.parametrize(("ids", "said"), [(["a", "b", "a"], "'a' occurs twice"), (["a", "", "b"], "empty"), (["a", "b\0", "c"], "NUL")])
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [(["a", "b", "a"], "'a' occurs twice"), (["a", "", "b"], "empty"), (["a", "b\0", "c"], "NUL"), (["a", "b" * 1025, "c"], "1024")],
+)
 def test_bad_ids_are_refused(tmp_path: Path, ids: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
         writer(tmp_path / "X_0").write_chunk(0, ids, vectors())
@@ -231,3 +237,53 @@ def test_paths_that_hold_no_vectors_are_clear_errors(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=r"no manifest\.json"):
         open_shards([tmp_path / "folder"])
+
+
+def replaced(folder: Path, name: str, content: bytes) -> Path:
+    """The shard with another file, its manifest made to agree."""
+    (folder / name).write_bytes(content)
+    metadata = json.loads((folder / MANIFEST).read_text())["metadata"]
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, metadata)
+    return folder
+
+
+def npy(descr: str, shape: tuple[int, ...], data: bytes = b"", *, fortran_order: bool = False) -> bytes:
+    """A file whose header claims whatever is asked."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": fortran_order, "shape": shape})
+    return file.getvalue() + data
+
+
+IDS_FILES = {
+    "many rows": npy("|S8", (10**11,), bytes(64)),
+    "many rows of nothing": npy("|S0", (10**11,)),
+    "wide rows": npy(f"|S{1 << 33}", (4,), bytes(64)),
+    "long ids": npy("|S1025", (3,), b"x" * 3 * 1025),
+    "objects": npy("|O", (3,), b"\x80\x04]."),
+    "numbers": npy("<i8", (3,), bytes(24)),
+    "two axes": npy("|S8", (3, 1), bytes(24)),
+    "a broken header": npy("|S8", (3,), bytes(24)).replace(b"'", b"(", 1),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("case", IDS_FILES)
+def test_ids_that_claim_what_they_cannot_hold_are_refused_before_memory_is_taken(tmp_path: Path, case: str) -> None:
+    folder = replaced(shard(tmp_path / "X_0"), "ids-00000.npy", IDS_FILES[case])
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"ids-00000\.npy"):
+            open_shards([folder])
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_vectors_in_fortran_order_are_refused(tmp_path: Path) -> None:
+    good = vectors()
+    content = npy("<f4", good.shape, good.T.tobytes(), fortran_order=True)
+    opened = VectorShard(replaced(shard(tmp_path / "X_0"), "vectors-00000.npy", content))
+    with pytest.raises(InputError, match=r"vectors-00000\.npy: is in Fortran order"):
+        list(opened.chunks())
+    assert len(list(VectorShard(replaced(tmp_path / "X_0", "vectors-00000.npy", npy("<f4", good.shape, good.tobytes()))).chunks())) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
+from dpr.formats.durable import MANIFEST, write_manifest
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
 from dpr.indexer.ranking import to_rankings
 
@@ -101,3 +103,16 @@ def test_a_changed_or_foreign_index_is_refused(tmp_path: Path) -> None:
     data.write_bytes(bytes(content))
     with pytest.raises(InputError, match="content has changed"):
         Bm25Index.load(folder)
+
+
+@pytest.mark.parametrize(
+    "ids", [np.array(["a", 1], dtype=object), np.zeros(4, dtype="S1025"), np.arange(4)], ids=["objects", "long", "numbers"]
+)
+def test_ids_of_another_kind_are_refused(tmp_path: Path, ids: np.ndarray) -> None:
+    build().save(tmp_path / "index")
+    metadata = json.loads((tmp_path / "index" / MANIFEST).read_text())["metadata"]
+    (tmp_path / "index" / MANIFEST).unlink()
+    np.save(tmp_path / "index" / "ids.npy", ids, allow_pickle=True)
+    write_manifest(tmp_path / "index", metadata)
+    with pytest.raises(InputError, match=r"ids\.npy"):
+        Bm25Index.load(tmp_path / "index")
