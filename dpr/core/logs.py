@@ -1,9 +1,11 @@
-"""Logging for programs with several processes: rank 0 speaks, the others only warn."""
+"""Logging for programs with several processes: rank 0 speaks, the others report errors alone."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import warnings
 from typing import Any
 
 LOGGER_NAME = "dpr"
@@ -41,8 +43,11 @@ def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
     prefix = "" if rank == 0 else f"[rank {rank}] "
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(levelname).1s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if rank else logging.DEBUG if verbose else logging.INFO)
+    logger.setLevel(logging.ERROR if rank else logging.DEBUG if verbose else logging.INFO)
     logger.propagate = False
+    if rank:  # warnings of other packages would come once for each rank too
+        warnings.simplefilter("ignore")
+        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when these are imported
 
 
 def configure_by_default(*, rank: int = 0) -> None:

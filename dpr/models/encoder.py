@@ -21,6 +21,7 @@ from dpr.models.fast.gelu import replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_reading
 from dpr.models.fast.varlen import VarlenLayout
 from dpr.models.pooling import pool_packed, pool_padded
+from dpr.models.quiet_loading import quiet_loading
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 from dpr.models.trials import first_position
 
@@ -184,14 +185,15 @@ def load_backbone(
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
     set_dropout(config, dropout, attention_dropout)
     try:
-        backbone, info = AutoModel.from_pretrained(
-            name_or_folder,
-            config=config,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **_without_pooler(type(config)),
-        )
+        with quiet_loading():
+            backbone, info = AutoModel.from_pretrained(
+                name_or_folder,
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **_without_pooler(type(config)),
+            )
     except (OSError, ValueError) as error:
         raise InputError(
             f"the weights could not be loaded ({str(error).splitlines()[0]})",

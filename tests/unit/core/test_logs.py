@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,13 +36,18 @@ def test_a_plain_script_sees_messages_once(capsys: pytest.CaptureFixture[str]) -
         assert not logging.getLogger().handlers
 
 
-def test_other_ranks_only_warn(capsys: pytest.CaptureFixture[str]) -> None:
-    with fresh_logging() as logger:
-        configure_by_default(rank=1)
-        logger.info("step 1")
-        logger.warning("careful")
-        assert "[rank 1] W careful" in (text := capsys.readouterr().err)
-        assert "step 1" not in text
+def test_what_all_ranks_have_to_say_is_said_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    for rank in (0, 1):
+        with fresh_logging() as logger, warnings.catch_warnings():
+            configure_by_default(rank=rank)
+            logger.info("step 1")
+            logger.warning("careful")
+            warnings.warn("from elsewhere", stacklevel=1)
+            logger.error("broken")
+    text = capsys.readouterr().err
+    assert (text.count("step 1"), text.count("careful"), text.count("broken")) == (1, 1, 2)
+    assert "[rank 1] E broken" in text
 
 
 def test_logging_that_is_set_up_before_is_left_alone() -> None:
