@@ -32,11 +32,13 @@ from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.dpr_json import write_training_set
 from dpr.formats.training_sets import open_training_set
+from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
 from dpr.preparation.splits import TRAIN, split_by_group
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
 from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.validations.protocol import run_validations
 
 SQUAD = SHARED / "data" / "squad" / "squad-v1.1-dev.shared-half.json.gz"
 NUM_DEV, BATCH, LENGTH, VOCABULARY = 400, 32, 24, 4000
@@ -203,10 +205,11 @@ def train(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
     trainer = build_trainer(config, model, *(as_tokens(open_sets(sources, config), config, model) for sources in named))
     recorder = Recorder()
     trainer.callbacks.insert(0, recorder)
+    assert isinstance(trainer.loss, BiEncoderNllLoss)
     trainer.loss.max_scores = case.max_scores or trainer.loss.max_scores
     trainer.seed += case.masks  # the order was made with the seed; only dropout still asks for it
     trainer.train()
-    figures = {**trainer.validator.nll(), **trainer.validator.average_rank()}
+    figures = run_validations(trainer.validations, trainer.model)
     return Curve(recorder.losses, {name: figures[name] for name in FIGURES})
 
 

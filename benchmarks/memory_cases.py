@@ -23,10 +23,10 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
 from dpr.formats.training_sets import open_training_set
-from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
-from dpr.training.validation import DevSet, ValidationSettings, Validator
+from dpr.training.validations.average_rank import AverageRankValidation
+from dpr.training.validations.dev_sets import DevSet, ValidationSettings
 
 MEBI = 2**20
 
@@ -138,7 +138,7 @@ def average_rank(folder: Path) -> None:
     """The average rank as a validation computes it."""
     dev = DevSet("dev", _open(folder, "dev.jsonl"), SetOptions("dev"))
     settings = ValidationSettings(average_rank_hard_negatives=SIZES.passages_per_question - 1, average_rank_other_negatives=0)
-    figures = Validator(BiEncoder.load(folder / "model"), BiEncoderNllLoss(), [dev], settings=settings).average_rank()
+    figures = AverageRankValidation([dev], settings=settings)(BiEncoder.load(folder / "model"))
     assert figures["eval/avg_rank"] > 0
 
 

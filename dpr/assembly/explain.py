@@ -18,7 +18,7 @@ from dpr.data.loader import PoolDataset
 from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.candidates import find_candidates
 from dpr.training.pools import make_dataset, pools_of_step, steps_per_epoch
 from dpr.training.run_state import CheckpointFolder
 
@@ -44,7 +44,7 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     epoch, keys = pools_of_step(config.step - 1, per_epoch, batches)
     yield f"step {config.step} of {total}: epoch {epoch}, step {(config.step - 1) % per_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
     for key in keys:
-        yield from _pool(dataset, key, tensorizer, BiEncoderNllLoss(candidates=config.candidates()), config.questions)
+        yield from _pool(dataset, key, tensorizer, config.candidates(), config.questions)
 
 
 def _stored_pool_size(config: ExplainConfig) -> int:
@@ -56,7 +56,7 @@ def _stored_pool_size(config: ExplainConfig) -> int:
     return 0
 
 
-def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, loss: BiEncoderNllLoss, most: int) -> Iterator[str]:
+def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, rule: str, most: int) -> Iterator[str]:
     rows = dataset.read(dataset.iterator.pool(*key))
     batch = dataset.collator(rows)
     width = len(batch.context_valid) // len(batch)
@@ -69,7 +69,7 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, lo
         f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots, {len(batch.contexts)} different texts; "
         f"{batch.num_tokens} tokens ({batch.questions.tokens.shape[0]} of questions)"
     )
-    columns = _masked_columns(batch, loss)
+    columns = _masked_columns(batch, rule)
     questions, contexts = (
         _words(batch.questions.tokens, batch.questions.lengths, tensorizer),
         _words(batch.contexts.tokens, batch.contexts.lengths, tensorizer),
@@ -98,11 +98,10 @@ def _prefixes(options: SetOptions) -> str:
     return "".join(f", {prefix!r} before {side}" for side, prefix in given.items() if prefix)
 
 
-def _masked_columns(batch: BiEncoderBatch, loss: BiEncoderNllLoss) -> list[list[int]]:
+def _masked_columns(batch: BiEncoderBatch, rule: str) -> list[list[int]]:
     """Slots of the pool that are left out for each question alone."""
-    found = loss.find_candidates(
-        batch.positive_idx, batch.context_valid, batch.context_ids, batch.known_positive_ids, batch.known_positive_valid
-    )
+    known = batch.known_positive_ids, batch.known_positive_valid
+    found = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
     return [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
 
 

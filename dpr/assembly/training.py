@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.sources import NamedSource, resolve_training_files
-from dpr.assembly.user_classes import user_callbacks, user_data, user_metrics
+from dpr.assembly.user_classes import make_loss, user_callbacks, user_data, user_metrics, user_validations
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.config.training_parts import TrackingConfig
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
@@ -24,17 +25,17 @@ from dpr.data.tokens import open_tokens
 from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set
-from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
 from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
 from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run
-from dpr.training.metrics import Metrics
 from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
 from dpr.training.trainer import BiEncoderTrainer
-from dpr.training.validation import DevSet, ValidationSettings, Validator
+from dpr.training.validations.dev_sets import DevSet, ValidationSettings
+from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
@@ -87,7 +88,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         dpr_trailing_sep=config.trailing_sep(),
     )
     if config.model_file is not None:
-        return BiEncoder.load(
+        model = BiEncoder.load(
             config.model_file,
             options=options,
             dropout=encoder.dropout,
@@ -96,6 +97,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             trailing_sep=encoder.dpr_trailing_sep is not False,
             settings=settings,
         )
+        _tell_temperature(config, model.stored_temperature)
+        return model
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
         settings,
@@ -105,6 +108,18 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         special_tokens=config.special_tokens or (),
         options=options,
     )
+
+
+def _tell_temperature(config: BiEncoderTrainConfig, stored: float | None) -> None:
+    """A run that is continued states what it began with; its own temperature is restored with its other weights."""
+    stated = config.loss.temperature
+    if stated is not None and stored is not None and not math.isclose(stated, stored, rel_tol=1e-6) and config.init != "continue":
+        logger.warning(
+            "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model",
+            stated,
+            config.model_file,
+            stored,
+        )
 
 
 def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:
@@ -183,7 +198,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         stop_at_epoch=train.stop_at_epoch,
         seed=config.seed,
         batches=batch_settings(config),
-        loss=BiEncoderNllLoss(candidates=config.candidates()),
+        loss=make_loss(config.loss.name, candidates=config.candidates()),
         optimizer=OptimizerSettings(
             learning_rate=train.learning_rate,
             weight_decay=train.weight_decay,
@@ -195,6 +210,7 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         ),
         schedule=Schedule(config.lr_schedule(), train.warmup_steps, train.min_lr_ratio),
         validation=_validation_settings(config),
+        validations=user_validations(config.train.validation),
         periods=Periods(
             log_every_steps=train.log_batch_step,
             eval_per_epoch=train.eval_per_epoch,
@@ -259,17 +275,16 @@ def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened,
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
     """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
-    validator = Validator(
-        model,
-        BiEncoderNllLoss(candidates=config.candidates()),
+    validations = usual_validations(
         [DevSet(source.name, source, options) for source, options in dev_sets],
+        settings=_validation_settings(config),
         hard_negatives=config.train.hard_negatives,
         other_negatives=config.train.other_negatives,
-        settings=_validation_settings(config),
-        ranks=current_ranks(),
+        average_rank_from=None,
+        candidates=config.candidates(),
         precision=config.train.precision,
     )
-    metrics: Metrics = {**validator.nll(), **validator.average_rank()}
+    metrics = run_validations([*validations, *user_validations(config.train.validation)], model)
     if current_ranks().is_main:
         for name, value in metrics.items():
             print(f"{name:<40} {value:.6f}")

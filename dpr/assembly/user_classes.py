@@ -1,4 +1,4 @@
-"""User-defined callbacks, metrics and data sets, named by import path on the command line or in a configuration file."""
+"""User-defined callbacks, losses, validations, metrics and data sets, named by import path on the command line or in a YAML file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from dpr.core.errors import ConfigError
 from dpr.core.user_classes import call, check_class, create_object, import_object, split_entry
 from dpr.data.training_data import TrainingData
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import GATHERED, Loss
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.validation import QuestionMetric
+from dpr.training.validations.dev_sets import QuestionMetric
+from dpr.training.validations.protocol import Validation
 
 _CALLBACKS = "train.callbacks"
 
@@ -22,8 +27,34 @@ def user_callbacks(entries: Any) -> list[Callback]:
     Raises:
         ConfigError: an entry is no import path, no callback, or does not take the arguments it is given.
     """
-    listed = entries if isinstance(entries, list | tuple) else [] if entries is None else [entries]
-    return [_callback(entry) for entry in listed]
+    return [_callback(entry) for entry in _listed(entries)]
+
+
+def make_loss(entry: Any, *, candidates: str) -> Loss:
+    """The loss that ``loss.name`` names, with the pool's rule of candidates.
+
+    Raises:
+        ConfigError: it is neither ``nll`` nor a class that implements the contract, or asks for what is not gathered.
+    """
+    if entry == "nll":
+        return BiEncoderNllLoss(candidates=candidates)
+    loss: Loss = create_object(entry, Loss, setting="loss.name")
+    loss.candidates = candidates
+    path = split_entry(entry, setting="loss.name")[0]
+    if unknown := sorted(set(loss.needs) - GATHERED):
+        raise ConfigError(f"loss.name={path} needs {', '.join(unknown)}; only {', '.join(sorted(GATHERED))} are gathered")
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise ConfigError(f"loss.name={path} has parameters, which would not be trained or saved")
+    return loss
+
+
+def user_validations(entries: Any) -> list[Validation]:
+    """The validations that ``train.validation`` names."""
+    return [create_object(entry, Validation, setting="train.validation") for entry in _listed(entries)]
+
+
+def _listed(entries: Any) -> list[Any]:
+    return list(entries) if isinstance(entries, list | tuple) else [] if entries is None else [entries]
 
 
 def _callback(entry: Any) -> Callback:

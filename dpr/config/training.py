@@ -18,20 +18,22 @@ from dpr.core.errors import ConfigError
 class LossConfig:
     """The contrastive loss (docs/numerics.md)."""
 
-    name: str = "nll"
+    name: Any = "nll"
+    """nll, or your own: module:Class, or {use: module:Class, argument: value} (docs/training.md)."""
     candidates: str | None = None
     """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears.
     Absent = distinct, or dpr with compat=dpr."""
-    temperature: float = 1.0
-    """Scores are divided by it. 1 for dot products as DPR; about 0.05 for normalised vectors."""
+    temperature: float | None = None
+    """Scores are divided by it. 1 for dot products as DPR; about 0.05 for normalised vectors. Absent = that of model_file, else 1."""
     learn_temperature: bool = False
     """Start from ``temperature`` and learn its logarithm."""
 
     def check(self) -> None:
-        require_choice("loss.name", self.name, ("nll",))
+        if isinstance(self.name, str) and ":" not in self.name:
+            require_choice("loss.name", self.name, ("nll", "module:Class"))
         if self.candidates is not None:
             require_choice("loss.candidates", self.candidates, ("distinct", "dpr"))
-        if self.temperature <= 0:
+        if self.temperature is not None and self.temperature <= 0:
             raise ConfigError(f"loss.temperature={self.temperature} is out of range; it must be above 0")
 
 
@@ -101,6 +103,8 @@ class TrainConfig:
     """Pools of each dev set that are validated before training, to see that it works; 0 = none."""
     metrics: list[str] | None = None
     """Your own validation figures: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
+    validation: Any = None
+    """Your own validations, beside NLL and average rank: module:Class, or {use: module:Class, argument: value}, or a list of these."""
     best_metric: str | None = None
     """The figure by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
     best_is_highest: bool = False
@@ -259,7 +263,8 @@ class BiEncoderTrainConfig:
             "train.lr_schedule": self.train.lr_schedule not in ("linear", "dpr"),
             "train.min_lr_ratio": self.train.min_lr_ratio != 0,
             "train.embedding_lr_factor": self.train.embedding_lr_factor != 1,
-            "loss.temperature": self.loss.temperature != 1,
+            "loss.name": self.loss.name != "nll",
+            "loss.temperature": self.loss.temperature not in (None, 1),
             "loss.learn_temperature": self.loss.learn_temperature,
             "encoder.normalize": self.encoder.normalize,
             "encoder.pooling": self.encoder.pooling != "cls",

@@ -149,6 +149,9 @@ class BiEncoderBatch:
     ``positive_idx`` (B,) is the slot of each question's positive. ``known_positive_ids`` (B, K, 2) with
     ``known_positive_valid`` (B, K) are the identities of all passages known to answer the question. ``loss_weights`` (B,) float64
     multiply the loss of each question.
+
+    What says which slots count, ``context_valid`` to ``known_positive_valid``, stays on the host wherever the others go, as lengths do:
+    candidates are found there (``dpr.losses.candidates``).
     """
 
     questions: TokenBatch
@@ -173,19 +176,11 @@ class BiEncoderBatch:
         return self.questions.tokens.shape[0] + self.contexts.tokens.shape[0]
 
     def to(self, device: torch.device | str) -> BiEncoderBatch:
-        return _with_tensors(self, lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device))
+        row, weights = (value.to(device, non_blocking=True) for value in (self.context_row, self.loss_weights))
+        return replace(self, questions=self.questions.to(device), contexts=self.contexts.to(device), context_row=row, loss_weights=weights)
 
     def pin_memory(self) -> BiEncoderBatch:
         return _with_tensors(self, lambda value: value.pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reduced(self)
-
-
-@dataclass(frozen=True, slots=True)
-class ContextVectors:
-    """Context vectors with what the loss must know of them: ``vectors`` (N, D) float32, ``valid`` (N,) bool, ``ids`` (N, 2) int64."""
-
-    vectors: Tensor
-    valid: Tensor
-    ids: Tensor

@@ -134,7 +134,9 @@ class Collator:
             (0, 0) if passage is None else judgement_identity(passage, namespace)
             for passage, namespace in zip(slots, namespaces, strict=True)
         ]
-        known_ids, known_valid = _known_positive_ids(rows)
+        known_ids, known_valid = identity_table(
+            [[judgement_identity(passage, row.options.namespace) for passage in row.known_positives] for row in rows]
+        )
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
             contexts=TokenBatch.from_lists([list(tokens) for tokens in distinct]),
@@ -250,15 +252,13 @@ def one_encoder_type(options: Sequence[SetOptions]) -> str:
     return next(iter(names), "")
 
 
-def _known_positive_ids(rows: Sequence[DataRow]) -> tuple[Tensor, Tensor]:
-    """Identities (B, K, 2), each once, and their validity (B, K); K is the most any question of the batch has."""
-    identities = [
-        list(dict.fromkeys(judgement_identity(passage, row.options.namespace) for passage in row.known_positives)) for row in rows
-    ]
-    most = max(map(len, identities), default=0)
-    ids = np.zeros((len(rows), most, 2), dtype=np.int64)
-    valid = np.zeros((len(rows), most), dtype=bool)
-    for index, found in enumerate(identities):
+def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Tensor]:
+    """The identities of each row, (B, K, 2), each once, and their validity (B, K); K is the most that any row has."""
+    distinct = [list(dict.fromkeys(of_row)) for of_row in identities]
+    most = max(map(len, distinct), default=0)
+    ids = np.zeros((len(distinct), most, 2), dtype=np.int64)
+    valid = np.zeros((len(distinct), most), dtype=bool)
+    for index, found in enumerate(distinct):
         ids[index, : len(found)] = np.array(found, dtype=np.int64).reshape(-1, 2)
         valid[index, : len(found)] = True
     return torch.from_numpy(ids), torch.from_numpy(valid)

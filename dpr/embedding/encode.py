@@ -11,6 +11,7 @@ import torch
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
+from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
@@ -20,7 +21,6 @@ logger = get_logger(__name__)
 
 _LISTED_PASSAGES = 512  # at a time: a token in a list takes five times what it takes in a tensor
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # CUDA's allocator has an error class of its own, the others only words.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -52,7 +52,7 @@ def encode_tokens(
     A forward pass takes at most ``batch_tokens`` tokens (padding included) and, unless 0, ``batch_size`` sequences. The batches are a
     function of the lengths alone, so the same sequences give the same bits again on the same machine.
     """
-    with torch.autocast(model.device.type, dtype=_AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
+    with autocast(model.device, precision):
         vectors = model.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=batch_tokens, max_sequences=batch_size)
     return vectors.float().cpu().numpy()
 

@@ -43,8 +43,9 @@ class _BlockwiseNll(torch.autograd.Function):
             is_better = highest > best[block.rows]
             best[block.rows] = torch.where(is_better, highest, best[block.rows])
             best_column[block.rows] = torch.where(is_better, column + block.columns.start, best_column[block.rows])
-            row, column = _targets(candidates, block)
-            target_score[block.rows.start + row] = scores[row, column]
+            column, is_inside = _targets(candidates, block)
+            found = scores.gather(1, column)[:, 0]
+            target_score[block.rows] = torch.where(is_inside, found, target_score[block.rows])
             log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
         ctx.save_for_backward(questions, contexts, temperature, log_sum)
         ctx.candidates, ctx.max_scores = candidates, max_scores
@@ -59,8 +60,8 @@ class _BlockwiseNll(torch.autograd.Function):
         for block in _blocks(len(questions), len(contexts), ctx.max_scores):
             scores = _scores(questions, contexts, temperature, ctx.candidates, block)
             share = (scores - log_sum[block.rows, None]).exp_()
-            row, column = _targets(ctx.candidates, block)
-            share[row, column] -= 1
+            column, is_inside = _targets(ctx.candidates, block)
+            share.scatter_(1, column, share.gather(1, column) - is_inside[:, None].to(share.dtype))
             share *= grads[0][block.rows, None]
             grad_questions[block.rows].addmm_(share, contexts[block.columns])
             grad_contexts[block.columns].addmm_(share.T, questions[block.rows])
@@ -76,10 +77,13 @@ def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, candidates
 
 
 def _targets(candidates: Candidates, block: _Block) -> tuple[Tensor, Tensor]:
-    """Rows of a block whose positive is in it, and its column there."""
+    """The column (B', 1) of each positive in a block, and whether it is inside, (B',); where it is not, the column is any.
+
+    Rows are not selected by what is inside: the device would have to say how many there are before the host could go on.
+    """
+    width = block.columns.stop - block.columns.start
     column = candidates.target[block.rows] - block.columns.start
-    row = torch.nonzero((column >= 0) & (column < block.columns.stop - block.columns.start))[:, 0]
-    return row, column[row]
+    return column.clamp(0, width - 1)[:, None], (column >= 0) & (column < width)
 
 
 def blockwise_nll(

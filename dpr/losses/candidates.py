@@ -1,5 +1,8 @@
 """Which contexts a question competes with, and its scores for them. docs/numerics.md, section 3, derives the rules.
 
+Candidates follow from identities alone, which are known before anything is encoded. So they are found on the host, where sorting and
+counting wait for nobody, and only the finished columns go to the device.
+
 Letters: B questions of this rank, M context slots of the pool, K known positives per question, D dimensions.
 """
 
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 EVERYTHING = slice(None)
+CANDIDATE_RULES = ("distinct", "dpr")
 
 # Large enough to vanish in a softmax, small enough that fp32 arithmetic on it stays finite.
 MASKED_SCORE = -1e30
@@ -27,6 +31,11 @@ class Candidates(NamedTuple):
     counts: Tensor
     masked: Tensor
 
+    def to(self, device: torch.device) -> Candidates:
+        """The same on ``device``, without waiting for it: copies from memory that is not pinned would wait for all work under way."""
+        pinned = (part.pin_memory() if device.type == "cuda" else part for part in self)
+        return Candidates(*(part.to(device, non_blocking=True) for part in pinned))
+
     def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
         """Puts ``MASKED_SCORE`` over what does not count in the stated part of the score matrix, in place."""
         start, width = columns.start or 0, scores.shape[1]
@@ -36,6 +45,25 @@ class Candidates(NamedTuple):
         )  # a spare column for what is elsewhere
         excluded.scatter_(1, torch.where((within >= 0) & (within < width), within, width), True)
         return scores.masked_fill_(excluded[:, :width], MASKED_SCORE)
+
+    def competing(self, rows: slice, columns: Tensor) -> Tensor:
+        """Which of the stated columns, all of which count, are rivals of each question's positive: (B', n) bool."""
+        result = columns[None, :] != self.target[rows, None]
+        for number in range(self.masked.shape[1]):
+            result &= columns[None, :] != self.masked[rows, number, None]
+        return result
+
+
+def find_candidates(
+    rule: str, positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
+) -> Candidates:
+    """Candidates by ``rule``: ``distinct`` (a passage counts once, other known positives are masked) or ``dpr`` (every slot counts).
+
+    All tensors on the host; ``positive_idx`` counts in the pool's columns. Shapes: see ``distinct_candidates``.
+    """
+    if rule == "dpr":
+        return slot_candidates(positive_idx, valid)
+    return distinct_candidates(positive_idx, valid, ids, known_positive_ids, known_positive_valid)
 
 
 def slot_candidates(positive_idx: Tensor, valid: Tensor) -> Candidates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -28,11 +29,11 @@ from dpr.models.settings import TowerOptions as TowerOptions  # users import it 
 
 
 class BiEncoderVectors(NamedTuple):
-    """``questions`` (B, D), ``contexts`` (C, D), ``temperature`` () when it is learned."""
+    """``questions`` (B, D), ``contexts`` (C, D), ``temperature``: () with gradient when it is learned."""
 
     questions: Tensor
     contexts: Tensor
-    temperature: Tensor | None
+    temperature: Tensor | float
 
 
 class BiEncoder(nn.Module):
@@ -50,10 +51,14 @@ class BiEncoder(nn.Module):
         self.question_model = question_model
         self.ctx_model = ctx_model
         self.tensorizer, self.settings = tensorizer, settings
-        self.options = options or TowerOptions()
+        options = options or TowerOptions()
+        self._temperature = 1.0 if options.temperature is None else options.temperature
+        self.options = replace(options, temperature=self._temperature)
         self.log_temperature: nn.Parameter | None = None
         if self.options.learn_temperature:
-            self.log_temperature = nn.Parameter(torch.tensor(self.options.temperature).log())
+            self.log_temperature = nn.Parameter(torch.tensor(self._temperature).log())
+        self.stored_temperature: float | None = None
+        """What the checkpoint it was loaded from was trained with, where that is stored."""
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
         if settings.dpr_trailing_sep:
@@ -90,7 +95,7 @@ class BiEncoder(nn.Module):
             if tower is not question_tower and tower is not context_tower and any(p.requires_grad for p in tower.parameters()):
                 idle = tower(questions.select(torch.zeros(1, dtype=torch.int64)))
                 question_vectors = question_vectors + 0.0 * idle.sum()
-        return BiEncoderVectors(question_vectors, context_vectors, None if self.log_temperature is None else self.log_temperature.exp())
+        return BiEncoderVectors(question_vectors, context_vectors, self.temperature)
 
     def _encode_contexts(self, tower: Encoder, contexts: TokenBatch) -> Tensor:
         if self.options.fix_ctx_encoder and tower is self.ctx_model:
@@ -104,6 +109,11 @@ class BiEncoder(nn.Module):
         if self.options.fix_ctx_encoder:
             self.ctx_model.eval()
         return self
+
+    @property
+    def temperature(self) -> Tensor | float:
+        """What losses and validations divide scores by: () with gradient when it is learned."""
+        return self._temperature if self.log_temperature is None else self.log_temperature.exp()
 
     @property
     def dimension(self) -> int:
@@ -197,15 +207,16 @@ class BiEncoder(nn.Module):
         return state
 
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
-        """Copies weights in; every name and shape must fit.
+        """Copies weights in; every name and shape must fit. A learned temperature becomes the fixed one of a model that learns none.
 
         Raises:
             CheckpointError: names the first weights that differ.
         """
         own = self.weights()
-        if self.log_temperature is None:
+        if self.log_temperature is None and "log_temperature" in weights:
+            self._temperature = float(weights["log_temperature"].exp())
             weights = {name: tensor for name, tensor in weights.items() if name != "log_temperature"}
-        elif "log_temperature" not in weights:
+        elif self.log_temperature is not None and "log_temperature" not in weights:
             weights = weights | {"log_temperature": own["log_temperature"]}
         wrong = {
             "missing": sorted(own.keys() - weights.keys()),
@@ -236,9 +247,9 @@ class BiEncoder(nn.Module):
         encoder_folder.mkdir()
         self.question_model.config.save_pretrained(str(encoder_folder))
         self.tensorizer.save(encoder_folder)
-        checkpoints.write_json_file(
-            folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | {"format_version": checkpoints.FORMAT_VERSION}
-        )
+        # Of a learned temperature this is the start; its value is among the weights.
+        others = {"temperature": self.options.temperature, "format_version": checkpoints.FORMAT_VERSION}
+        checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | others)
 
     @classmethod
     def load(
@@ -258,7 +269,8 @@ class BiEncoder(nn.Module):
 
         ``settings`` are for folders of others, which say less (a pooling or length that they do state wins). The three arguments before it
         are for files of the original, which hold neither a backbone's config nor a tokenizer
-        (``pretrained_model_cfg`` says whose they are, in place of the name stored in the file) and want its stray [SEP]. Needs no network.
+        (``pretrained_model_cfg`` says whose they are, in place of the name stored in the file) and want its stray [SEP]. A checkpoint's
+        temperature is the model's, unless ``options`` state one. Needs no network.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
@@ -271,7 +283,12 @@ class BiEncoder(nn.Module):
         else:
             source = checkpoints.resolve_checkpoint(Path(path))
             parts = read_folder_parts(source, path, settings or EncoderSettings())
-        settings, options = parts.settings, options or TowerOptions()
+        settings, options, weights = parts.settings, options or TowerOptions(), dict(parts.weights)
+        stored = parts.learned_temperature or parts.temperature
+        if options.temperature is None:
+            options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
+        else:
+            weights.pop("log_temperature", None)
         try:
             backbones = [
                 backbone_from_config(parts.config, dropout=dropout, attention_dropout=options.attention_dropout)
@@ -280,7 +297,8 @@ class BiEncoder(nn.Module):
         except Exception as error:  # whatever a model class makes of a config that contradicts itself
             raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
         model = cls(*build_towers(backbones, settings, options), parts.tensorizer, settings, options)
-        model.load_weights(parts.weights, source=source)
+        model.load_weights(weights, source=source)
+        model.stored_temperature = stored
         return model.to(device or "cpu").eval()
 
     @classmethod

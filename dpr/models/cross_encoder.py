@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from dpr.core.errors import CheckpointError
+from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.formats.durable import describe_file
 from dpr.models.trials import first_position
 
 _LONGEST = 512
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 EXPECTED = "a folder of a Hugging Face sequence classifier with 1 or 2 labels: config.json, model.safetensors and its tokenizer"
 
 
@@ -57,8 +57,7 @@ class CrossEncoder:
         for rows in plan_token_batches(lengths, self._batch_tokens, len(pairs)):
             chosen = {name: [values[row] for row in rows.tolist()] for name, values in encoded.items()}
             batch = self._tokenizer.pad(chosen, return_tensors="pt").to(self._model.device)
-            kind = self._model.device.type
-            with torch.autocast(kind, dtype=_AUTOCAST.get(self._precision), enabled=self._precision in _AUTOCAST):
+            with autocast(self._model.device, self._precision):
                 logits = self._model(**batch).logits
             scores[rows] = _probabilities(logits).cpu().numpy()
         if not np.isfinite(scores).all():

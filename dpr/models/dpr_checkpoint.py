@@ -18,12 +18,17 @@ OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the 
 
 
 class ModelParts(NamedTuple):
-    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` the backbone's."""
+    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` the backbone's.
+
+    ``temperature`` is what it was trained with, where that is stored, or what learning it began with.
+    """
 
     settings: EncoderSettings
     config: Any
     tensorizer: Tensorizer
     weights: dict[str, Tensor]
+    temperature: float | None = None
+    learned_temperature: float | None = None
 
 
 def own_name(name: str) -> str:

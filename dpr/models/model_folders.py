@@ -52,13 +52,22 @@ def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings
 
 def _checkpoint_parts(folder: Path) -> ModelParts:
     checkpoints.check_whole(folder)
-    settings = _checked(checkpoints.read_settings(folder), folder / checkpoints.SETTINGS_FILE)
+    stored = checkpoints.read_settings(folder)
+    settings = _checked(stored, folder / checkpoints.SETTINGS_FILE)
+    temperature = _temperature(stored.get("temperature"), folder / checkpoints.SETTINGS_FILE)
     encoder = folder / checkpoints.ENCODER_FOLDER
     tensorizer = Tensorizer.load(encoder, sequence_length=settings.sequence_length, question_length=settings.question_length)
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = config_from_folder(encoder)
     _refuse_impossible_sizes(config, weights, encoder / _CONFIG)
-    return ModelParts(settings, config, tensorizer, weights)
+    learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
+    return ModelParts(settings, config, tensorizer, weights, temperature, _temperature(learned, folder / checkpoints.MODEL_FILE))
+
+
+def _temperature(value: Any, file: Path) -> float | None:
+    if value is not None and not (type(value) in (int, float) and 0 < value < float("inf")):
+        raise CheckpointError(f"temperature is {describe(value)}", file=file, expected="a finite number above 0")
+    return None if value is None else float(value)
 
 
 def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:

@@ -27,11 +27,12 @@ class EncoderSettings:
 @dataclass(frozen=True, slots=True)
 class TowerOptions:
     """How the towers are run: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient), ``packed`` computes no padding,
-    ``attention`` is sdpa or varlen (``Encoder``); ``attention_dropout`` None: as everywhere else in the towers."""
+    ``attention`` is sdpa or varlen (``Encoder``); ``attention_dropout`` None: as everywhere else in the towers. ``temperature`` None: that
+    of the checkpoint, else 1."""
 
     fix_ctx_encoder: bool = False
     learn_temperature: bool = False
-    temperature: float = 1.0
+    temperature: float | None = None
     packed: bool = True
     attention: str = "sdpa"
     attention_dropout: float | None = None

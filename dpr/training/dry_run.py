@@ -14,6 +14,7 @@ from dpr.core.errors import DivergedError
 from dpr.training.callbacks.progress_line import duration
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.throughput import peak_memory_gb
+from dpr.training.validations.protocol import run_validations
 
 if TYPE_CHECKING:
     from dpr.training.trainer import BiEncoderTrainer
@@ -79,10 +80,7 @@ def dry_run(trainer: BiEncoderTrainer, output_dir: Path) -> DryRun:
     if loss != loss:
         raise DivergedError("the loss is not a number after two steps; lower train.learning_rate or use train.precision=fp32")
     start = time.perf_counter()
-    if trainer.validator.dev_sets:
-        trainer.validator.nll()
-        if (trainer.total_steps - 1) // trainer.steps_per_epoch >= trainer.periods.val_av_rank_start_epoch:
-            trainer.validator.average_rank()
+    run_validations(trainer.coming_validations(), trainer.model)
     _wait(trainer.device)
     validations, saves = _times(trainer)
     kept = trainer.checkpoints.keep_last
@@ -93,7 +91,7 @@ def dry_run(trainer: BiEncoderTrainer, output_dir: Path) -> DryRun:
         tokens_per_s=tokens * trainer.ranks.world_size / elapsed,
         memory_gb=peak_memory_gb(trainer.device),
         num_steps=trainer.total_steps,
-        num_validations=validations if trainer.validator.dev_sets else 0,
+        num_validations=validations if trainer.validations else 0,
         num_checkpoints=min(saves, kept + 2) if kept else saves,  # besides the newest the best, and the one that is being written
         checkpoint_gb=_checkpoint_bytes(trainer) / 1e9,
         free_gb=shutil.disk_usage(existing).free / 1e9,

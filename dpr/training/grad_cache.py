@@ -18,14 +18,15 @@ from torch.profiler import record_function
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, average_gradients, copy_from_main
+from dpr.core.precision import autocast
 from dpr.core.seeding import seed_torch
 from dpr.data.packing import plan_packs, plan_token_batches
-from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import CPU_FORWARD_TOKENS, Encoder
 from dpr.training.memory import graph_bytes_per_token
 from dpr.training.pool_gather import PoolGather
-from dpr.training.step import PRECISIONS, StepResult, objective_share, pool_loss
+from dpr.training.step import StepResult, objective_share, pool_loss
 from dpr.training.trial import TRIAL_LENGTH
 
 # Every chunk pays for its calls and adds to the gradient of every weight; smaller ones would spend their time on that.
@@ -49,26 +50,24 @@ class CachedStep:
     """
 
     def __init__(
-        self, model: BiEncoder, loss: BiEncoderNllLoss, *, max_tokens: int, ranks: Ranks, device: torch.device, precision: str = "fp32"
+        self, model: BiEncoder, loss: Loss, *, max_tokens: int, ranks: Ranks, device: torch.device, precision: str = "fp32"
     ) -> None:
         self.model, self.loss, self.max_tokens, self.ranks, self.device = model, loss, max_tokens, ranks, device
-        self._autocast_dtype = PRECISIONS[precision]
+        self._precision = precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         length = min(TRIAL_LENGTH, model.settings.sequence_length)
-        self._bytes_per_token = max(1.0, graph_bytes_per_token(model, length=length, autocast_dtype=self._autocast_dtype))
+        self._bytes_per_token = max(1.0, graph_bytes_per_token(model, length=length, precision=precision))
         copy_from_main(model.parameters())
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)
         # Dropout of a chunk depends on what the trainer has seeded and on the chunk's number, so that encoding it again repeats it.
         seed = int(torch.randint(1 << 62, ()))
-        chunks, gather = list(self._chunks(batch)), PoolGather(batch)
+        chunks, gather = list(self._chunks(batch)), PoolGather(batch, self.loss, self.ranks)
         with self._sparse_word_gradients():
             with record_function("dpr/encode"):
                 vectors, graphs = self._encode_all(batch, chunks, seed, gather)
-            learned = self.model.log_temperature
-            temperature = self.model.options.temperature if learned is None else learned.exp()
-            result = pool_loss(self.loss, vectors["question"], gather, batch, self.ranks, temperature)
+            result = pool_loss(self.loss, vectors["question"], gather, batch, self.model.temperature)
             sums = StepResult(result.loss.detach(), result.num_correct, len(batch))
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
@@ -127,7 +126,7 @@ class CachedStep:
     def _encode(self, batch: BiEncoderBatch, chunk: _Chunk, seed: int, number: int) -> Tensor:
         seed_torch(seed, number)
         tokens = batch.questions if chunk.side == "question" else batch.contexts
-        with torch.autocast(self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None):
+        with autocast(self.device, self._precision):
             vectors: Tensor = self._tower(batch, chunk.side)(tokens.select(chunk.rows))
         return vectors
 

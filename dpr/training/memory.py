@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.precision import autocast
 from dpr.models.biencoder import BiEncoder
 from dpr.training.trial import trial_tokens
 
@@ -21,7 +22,7 @@ def fixed_bytes(model: BiEncoder) -> int:
     return sum(parameter.nbytes * (4 if parameter.requires_grad else 1) for parameter in model.parameters())
 
 
-def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, autocast_dtype: torch.dtype | None = None) -> float:
+def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
     """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest (attention makes it the most expensive)."""
     length, kept, was_training = length or model.settings.sequence_length, dict[int, int](), model.training
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -36,7 +37,7 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, autocast_dtype: 
     model.train()
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast(model.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
+        autocast(model.device, precision),
     ):
         vectors = tower(trial_tokens(model, length))
     del vectors
@@ -44,13 +45,13 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, autocast_dtype: 
     return sum(kept.values()) / (2 * length)
 
 
-def tokens_within(model: BiEncoder, budget_gb: float, *, autocast_dtype: torch.dtype | None = None) -> int:
+def tokens_within(model: BiEncoder, budget_gb: float, *, precision: str = "fp32") -> int:
     """How many tokens' graphs a training process of ``budget_gb`` GiB may hold at once.
 
     Raises:
         ConfigError: not even one sequence of the greatest length fits.
     """
-    fixed, per_token = fixed_bytes(model), graph_bytes_per_token(model, autocast_dtype=autocast_dtype)
+    fixed, per_token = fixed_bytes(model), graph_bytes_per_token(model, precision=precision)
     tokens = int(_SHARE_FOR_GRAPHS * (budget_gb * 2**30 - fixed) / per_token)
     length = model.settings.sequence_length
     if tokens < length:

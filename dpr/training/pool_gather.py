@@ -1,14 +1,18 @@
-"""The pool's contexts, gathered from all ranks while this rank computes.
+"""The pool of a micro-batch: what the loss needs of all ranks, gathered while this rank computes.
 
-1. Before the towers run, what does not depend on them sets off: judgement ids and validity of the slots, as one tensor.
-2. The vectors set off when the context tower is done; the question tower runs meanwhile.
-3. The loss waits for both.
-4. In backward the gradient's sum over ranks sets off first; the question tower's backward runs meanwhile (``start_gather``).
+1. Before the towers run, what does not depend on them sets off: judgement ids and validity of the slots, as one tensor on the host.
+2. The context vectors set off when the context tower is done; the question tower runs meanwhile.
+3. Question vectors set off after both, where the loss asks for them.
+4. The host waits for the facts and finds the candidates, while a GPU is still busy with the towers; the index tensors follow by a copy that
+   nobody waits for. Then the loss waits for the vectors, on the device.
+5. In backward the gradients' sums over ranks set off first, those of the questions before those of the contexts; the question tower's
+   backward runs beside that of the contexts (``start_gather``).
 
 Ranks meet in these collectives and in those of data-parallel training, and wait for ever where two ranks start them in different orders.
 They cannot: all ranks run the same program (a pool's ``encoder_type`` is that of all ranks, N is equal by construction, and which towers
-are trained is a setting), forward starts 1 and 2 at the same place in it, and backward visits a graph of the same form in the order in
-which it was made, last first, so that 4 comes before the gradients of any tower.
+are trained and what the loss needs are settings), forward starts 1 to 3 at the same place in it, and backward visits a graph of the same
+form in the order in which it was made, last first, so that 5 comes before the gradients of any tower. Facts travel between hosts (gloo) and
+vectors between GPUs (NCCL), so these two cannot get in each other's way.
 """
 
 from __future__ import annotations
@@ -16,20 +20,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch, ContextVectors
-from dpr.core.distributed import PendingRows, start_gather
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import PendingRows, Ranks, start_gather
+from dpr.losses.candidates import find_candidates
+from dpr.losses.protocol import CONTEXTS, QUESTIONS, Loss, Pool
 
 
 class PoolGather:
     """Joins the N context slots of every rank into the pool of M = W*N, in rank order; with one rank the identity.
 
-    Making it starts step 1, ``start`` or ``send`` step 2; each is called once a micro-batch, in this order. Gradients pass through:
-    backward sums over ranks and returns this rank's rows (docs/numerics.md, section 2). Replaces DPR's gather of pickled vectors.
+    Making it starts step 1, ``start`` or ``send`` step 2, ``pool`` the rest; each is called once a micro-batch, in this order. Gradients
+    pass through: backward sums over ranks and returns this rank's rows (docs/numerics.md, section 2). What ``loss.needs`` does not name
+    is not gathered. Replaces DPR's gather of pickled vectors.
     """
 
-    def __init__(self, batch: BiEncoderBatch) -> None:
-        self._context_row = batch.context_row
-        self._facts = start_gather(torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1))
+    def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
+        self._batch, self._loss, self._ranks = batch, loss, ranks
+        self._facts = self._sent(torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1), CONTEXTS)
         self._vectors: PendingRows | None = None
 
     def start(self, contexts: Tensor) -> None:
@@ -38,19 +45,38 @@ class PoolGather:
 
     def spread(self, contexts: Tensor) -> Tensor:
         """(C, D) -> (N, D)."""
-        return contexts[self._context_row]
+        return contexts[self._batch.context_row]
 
     def fold(self, slots: Tensor, num_contexts: int) -> Tensor:
         """The gradient of ``spread``, (N, D) -> (C, D): of each context the sum over the slots that list it."""
-        return slots.new_zeros(num_contexts, slots.shape[1]).index_put_((self._context_row,), slots, accumulate=True)
+        return slots.new_zeros(num_contexts, slots.shape[1]).index_put_((self._batch.context_row,), slots, accumulate=True)
 
     def send(self, slots: Tensor) -> None:
         """Sends the vectors of the slots (N, D) off."""
-        self._vectors = start_gather(slots)
+        self._vectors = self._sent(slots, CONTEXTS)
 
-    def wait(self) -> ContextVectors:
-        """The pool: vectors (M, D), valid (M,), ids (M, 2)."""
+    def pool(self, questions: Tensor, temperature: Tensor | float) -> Pool:
+        """The pool of this rank's question vectors (B, D)."""
         assert self._vectors is not None, "the vectors were not started"
-        facts, vectors = self._facts.wait(), self._vectors.wait()
+        batch, pending = self._batch, self._sent(questions, QUESTIONS)
+        facts = self._facts.wait()
+        own_contexts, own_questions = self._own(len(batch.context_ids), CONTEXTS), self._own(len(batch), QUESTIONS)
+        candidates = find_candidates(
+            self._loss.candidates,
+            batch.positive_idx + own_contexts.start,
+            facts[:, 2].bool(),
+            facts[:, :2],
+            batch.known_positive_ids,
+            batch.known_positive_valid,
+        ).to(questions.device)
+        # The order of waiting is the order of backward's collectives, reversed: equal on all ranks.
+        contexts, all_questions = self._vectors.wait(), pending.wait()
         self._vectors = None  # they are the caller's, who may be done with them before this object
-        return ContextVectors(vectors, facts[:, 2].bool(), facts[:, :2])
+        return Pool(contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2])
+
+    def _sent(self, rows: Tensor, what: str) -> PendingRows:
+        return start_gather(rows) if what in self._loss.needs else PendingRows(rows)
+
+    def _own(self, size: int, what: str) -> slice:
+        start = self._ranks.rank * size if what in self._loss.needs else 0
+        return slice(start, start + size)

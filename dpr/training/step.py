@@ -12,11 +12,11 @@ from torch.profiler import record_function
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
-from dpr.losses.nll import BiEncoderNllLoss, LossResult
-from dpr.models.biencoder import BiEncoder, BiEncoderVectors
+from dpr.core.errors import ConfigError
+from dpr.core.precision import autocast
+from dpr.losses.protocol import Loss, LossResult
+from dpr.models.biencoder import BiEncoderVectors
 from dpr.training.pool_gather import PoolGather
-
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StepResult(NamedTuple):
@@ -37,20 +37,20 @@ class Step(Protocol):
         ...
 
 
-def pool_loss(
-    loss: BiEncoderNllLoss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, ranks: Ranks, temperature: Tensor | float
-) -> LossResult:
-    """The loss of this rank's question vectors (B, D) in the pool that all ranks' contexts make up."""
-    pool = gather.wait()
+def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, temperature: Tensor | float) -> LossResult:
+    """The loss of this rank's question vectors (B, D) in the pool that all ranks make up.
+
+    Raises:
+        ConfigError: a user-defined loss does not return one loss for each question.
+    """
+    pool = gather.pool(questions, temperature)
     with record_function("dpr/loss"):
-        return loss(
-            questions,
-            pool,
-            batch.positive_idx + ranks.rank * len(batch.context_valid),
-            batch.known_positive_ids,
-            batch.known_positive_valid,
-            temperature,
-        )
+        result = loss(questions, pool, batch)
+    if not isinstance(result, LossResult) or result.losses.shape != (len(batch),):
+        name = type(loss).__name__
+        found = f"losses of shape {tuple(result.losses.shape)}" if isinstance(result, LossResult) else f"a {type(result).__name__}"
+        raise ConfigError(f"the loss {name} returned {found}; expected a LossResult with one loss per question, ({len(batch)},)")
+    return result
 
 
 def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -> Tensor:
@@ -64,28 +64,21 @@ def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -
 class DirectStep:
     """Both towers at once, the whole batch in one forward."""
 
-    def __init__(self, model: nn.Module, loss: BiEncoderNllLoss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
+    def __init__(self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
         self.model, self.loss, self.ranks, self.device = model, loss, ranks, device
-        self._autocast_dtype = PRECISIONS[precision]
+        self._precision = precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        unwrapped: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-        assert isinstance(unwrapped, BiEncoder)
-        self._fixed_temperature = unwrapped.options.temperature
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)
-        gather = PoolGather(batch)
+        gather = PoolGather(batch, self.loss, self.ranks)
         with self._reduction(is_last):
-            with self._autocast(), record_function("dpr/encode"):
+            with autocast(self.device, self._precision), record_function("dpr/encode"):
                 vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type, on_contexts=gather.start)
-            temperature = self._fixed_temperature if vectors.temperature is None else vectors.temperature
-            result = pool_loss(self.loss, vectors.questions, gather, batch, self.ranks, temperature)
+            result = pool_loss(self.loss, vectors.questions, gather, batch, vectors.temperature)
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
         return StepResult(result.loss.detach(), result.num_correct, len(batch))
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None)
 
     def _reduction(self, is_last: bool) -> AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel) and not is_last:

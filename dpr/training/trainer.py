@@ -21,6 +21,7 @@ from dpr.data.loader import PoolOrder, SampleSource, pool_loader
 from dpr.data.order import DROPOUT
 from dpr.formats.durable import write_json
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.arithmetic import set_up_arithmetic
 from dpr.training.callbacks.log_every import LogEvery
@@ -43,7 +44,9 @@ from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSett
 from dpr.training.step import StepResult
 from dpr.training.stopping import StopAgreement
 from dpr.training.trial import freeze_unneeded
-from dpr.training.validation import DevSet, ValidationSettings, Validator
+from dpr.training.validations.dev_sets import DevSet, ValidationSettings
+from dpr.training.validations.protocol import Validation, run_validations
+from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
@@ -74,10 +77,11 @@ class BiEncoderTrainer:
         stop_at_epoch: int = 0,
         seed: int = 12345,
         batches: BatchSettings | None = None,
-        loss: BiEncoderNllLoss | None = None,
+        loss: Loss | None = None,
         optimizer: OptimizerSettings | None = None,
         schedule: Schedule | None = None,
         validation: ValidationSettings | None = None,
+        validations: Sequence[Validation] = (),
         periods: Periods | None = None,
         checkpoints: CheckpointSettings | None = None,
         compute: ComputeSettings | None = None,
@@ -114,7 +118,7 @@ class BiEncoderTrainer:
         """Of the micro-batches of the current update, on this rank."""
         self.guard = FiniteGuard(self.device, most_in_row=self.compute.most_skipped_steps, has_loss_scale=self.compute.precision == "fp16")
         self.metrics = TrainingMetrics(model)
-        self.validator = self._make_validator([_with_options(item) for item in dev_sets], validation)
+        self.validations = [*self._usual_validations([_with_options(item) for item in dev_sets], validation), *validations]
         self.callbacks = self._in_order(callbacks)
         self.saved_step = -1
         """The step of the last checkpoint that this process wrote."""
@@ -218,17 +222,20 @@ class BiEncoderTrainer:
         return self.progress.step % self.steps_per_epoch == 0
 
     def validate(self) -> Metrics:
-        """Validates by NLL or, from ``val_av_rank_start_epoch`` on, by average rank; remembers the best. Nothing without dev sets."""
-        if not self.validator.dev_sets:
+        """Runs the validations that are due in this epoch, then chooses the best. Nothing where none is."""
+        due = [validation for validation in self.validations if validation.is_due(self.epoch)]
+        if not due:
             return {}
-        by_rank = self.epoch >= self.periods.val_av_rank_start_epoch
-        metrics = self.validator.average_rank() if by_rank else {}
-        if not by_rank or self.validator.settings.metrics:  # own metrics are figures of pools
-            metrics |= self.validator.nll()
+        metrics = run_validations(due, self.model)
         self._choose_best(metrics)
         self.progress.last_metrics = metrics
         self.emit("on_validate_end", metrics)
         return metrics
+
+    def coming_validations(self) -> list[Validation]:
+        """Those that are due in some epoch of this start."""
+        epochs = range(-(-self.last_step // self.steps_per_epoch))
+        return [validation for validation in self.validations if any(map(validation.is_due, epochs))]
 
     def _choose_best(self, metrics: Metrics) -> None:
         """Notes whether this validation is the best so far. One without the metric that decides keeps the best as it was."""
@@ -288,15 +295,14 @@ class BiEncoderTrainer:
             ValidateAndSave(self.periods),
         ]
 
-    def _make_validator(self, sets: list[tuple[SampleSource, SetOptions]], settings: ValidationSettings | None) -> Validator:
-        return Validator(
-            self.model,
-            self.loss,
+    def _usual_validations(self, sets: list[tuple[SampleSource, SetOptions]], settings: ValidationSettings | None) -> list[Validation]:
+        return usual_validations(
             [DevSet(source.name, source, options) for source, options in sets],
+            settings=settings,
             hard_negatives=self.batches.hard_negatives,
             other_negatives=self.batches.other_negatives,
-            settings=settings,
-            ranks=self.ranks,
+            average_rank_from=self.periods.val_av_rank_start_epoch,
+            candidates=self.loss.candidates,
             precision=self.compute.precision,
         )
 

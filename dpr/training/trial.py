@@ -38,7 +38,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def total(vectors: BiEncoderVectors) -> Tensor:
     """A number that every output of the model has a part in."""
-    return vectors.questions.sum() + vectors.contexts.sum() + (0.0 if vectors.temperature is None else vectors.temperature)
+    return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature
 
 
 def freeze_unneeded(model: BiEncoder) -> None:

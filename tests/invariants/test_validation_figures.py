@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.core.distributed import current_ranks
 from dpr.data.collator import SetOptions
-from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.metrics import Metrics
-from dpr.training.validation import DevSet, ValidationSettings, Validator
+from dpr.training.validations.dev_sets import DevSet, ValidationSettings
+from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.usual import usual_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -34,9 +34,10 @@ def figures(folder: Path, candidates: str, settings: ValidationSettings, collaps
                     torch.nn.init.constant_(parameter, 1.0 if name.endswith("bias") else 0.0)
     # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
     devs = [DevSet(name, ListSource(make_samples(count, seed=count), name), SetOptions(name)) for name, count in (("a", 13), ("b", 3))]
-    loss = BiEncoderNllLoss(candidates=candidates)
-    validator = Validator(model, loss, devs, hard_negatives=1, other_negatives=1, settings=settings, ranks=current_ranks())
-    return {**validator.nll(), **validator.average_rank()}
+    validations = usual_validations(
+        devs, settings=settings, candidates=candidates, hard_negatives=1, other_negatives=1, average_rank_from=None
+    )
+    return run_validations(validations, model)
 
 
 def both_rules(folder: Path) -> list[Metrics]:

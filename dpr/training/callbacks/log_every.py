@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import torch
-
+from dpr.core.precision import dtype_of
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.step import PRECISIONS
 from dpr.training.throughput import matrix_peak, peak_memory_gb
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ class LogEvery(Callback):
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
         if trainer.progress.step < trainer.last_step:
-            self._peak = matrix_peak(trainer.device, PRECISIONS[trainer.compute.precision] or torch.float32)
+            self._peak = matrix_peak(trainer.device, dtype_of(trainer.compute.precision))
         trainer.metrics.take()  # the time until now is none of the first line's
         self._start = (time.perf_counter(), trainer.progress.step)
 

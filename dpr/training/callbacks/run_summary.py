@@ -56,12 +56,14 @@ def warnings(trainer: BiEncoderTrainer, *, num_candidates: int) -> list[str]:
             f"a question has only {num_candidates - 1} negatives, which teach little; raise train.batch_size (now {trainer.pool_size} "
             "questions in a pool) or train.hard_negatives. With little memory, train.grad_cache_tokens allows pools of any size"
         )
-    options = trainer.model.options
-    # Of a perfect model: similarity 1 with the right context, 0 with each of the others.
-    least = math.log1p((num_candidates - 1) * math.exp(-1 / options.temperature))
-    if trainer.model.settings.normalize and not options.learn_temperature and least > math.log(2):
-        found.append(
-            f"encoder.normalize=true with loss.temperature={options.temperature:g}: similarities lie between -1 and 1, so the loss "
-            f"stays near {least:.2f} even for a good model; set loss.temperature=0.05, or loss.learn_temperature=true"
-        )
+    model = trainer.model
+    if model.settings.normalize and not model.options.learn_temperature:
+        # Of a perfect model: similarity 1 with the right context, 0 with each of the others.
+        temperature = float(model.temperature)
+        least = math.log1p((num_candidates - 1) * math.exp(-1 / temperature))
+        if least > math.log(2):
+            found.append(
+                f"encoder.normalize=true with loss.temperature={temperature:g}: similarities lie between -1 and 1, so the loss "
+                f"stays near {least:.2f} even for a good model; set loss.temperature=0.05, or loss.learn_temperature=true"
+            )
     return found

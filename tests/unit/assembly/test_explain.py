@@ -14,6 +14,7 @@ from dpr.cli.explain import main
 from dpr.config.explain import ExplainConfig
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
+from dpr.losses.candidates import find_candidates
 from tests.helpers.tiny import encoder_folder, make_samples
 
 
@@ -52,9 +53,8 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCon
         shown = re.findall(r"(?m)^              (.+)$", pool)
         valid = [int(row) for row, is_there in zip(batch.context_row, batch.context_valid, strict=True) if is_there]
         assert shown == [" ".join(words(tokens[row].tolist())) for row in valid]
-        found = trainer.loss.find_candidates(
-            batch.positive_idx, batch.context_valid, batch.context_ids, batch.known_positive_ids, batch.known_positive_valid
-        )
+        known = batch.known_positive_ids, batch.known_positive_valid
+        found = find_candidates(trainer.loss.candidates, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
         masked = [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
         lines = re.findall(r"(?m)^    masked    (.+)$", pool)
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]

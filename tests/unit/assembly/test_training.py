@@ -11,7 +11,7 @@ import pytest
 from dpr.assembly import training
 from dpr.training.optimizer import OptimizerSettings
 from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
-from dpr.training.validation import ValidationSettings
+from dpr.training.validations.dev_sets import ValidationSettings
 
 
 @pytest.mark.parametrize("group", [BatchSettings, CheckpointSettings, ComputeSettings, Periods, OptimizerSettings, ValidationSettings])

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpr.core.batch import ContextVectors
 from dpr.losses.nll import BiEncoderNllLoss
+from tests.helpers.pools import make_pool
 
 NUM_QUESTIONS, NUM_CONTEXTS, WIDTH = 11, 29, 5
 
@@ -35,8 +35,8 @@ def results(candidates: str, max_scores: int) -> list[torch.Tensor]:
         dim=1,
     )
     known_valid = torch.rand(NUM_QUESTIONS, 4, generator=generator) < 0.7
-    loss = BiEncoderNllLoss(candidates=candidates, max_scores=max_scores)
-    result = loss(questions, ContextVectors(vectors, valid, ids), positive_idx, known, known_valid, temperature)
+    pool = make_pool(vectors, positive_idx, rule=candidates, ids=ids, valid=valid, known=(known, known_valid), temperature=temperature)
+    result = BiEncoderNllLoss(max_scores=max_scores)(questions, pool)
     return [result.loss, result.num_correct, *torch.autograd.grad(0.37 * result.loss, (questions, vectors, temperature))]
 
 
@@ -55,14 +55,9 @@ def test_the_rules_differ_here() -> None:
 
 def test_the_first_of_equal_scores_is_the_answer_in_blocks_too() -> None:
     questions, vectors = torch.ones(2, 1), torch.ones(4, 1)
-    nothing = torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.bool)
-    ids = torch.arange(4)[:, None].expand(4, 2)
     for max_scores in (1, 3, 100):
-        loss = BiEncoderNllLoss(candidates="dpr", max_scores=max_scores)
-        assert (
-            int(loss(questions, ContextVectors(vectors, torch.ones(4, dtype=torch.bool), ids), torch.tensor([0, 2]), *nothing).num_correct)
-            == 1
-        )
+        pool = make_pool(vectors, torch.tensor([0, 2]), rule="dpr")
+        assert int(BiEncoderNllLoss(max_scores=max_scores)(questions, pool).num_correct) == 1
 
 
 def test_the_score_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +69,8 @@ def test_the_score_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None
         return tensor
 
     questions, vectors = torch.randn(256, 4, requires_grad=True), torch.randn(512, 4, requires_grad=True)
-    nothing = torch.zeros(256, 0, 2, dtype=torch.int64), torch.zeros(256, 0, dtype=torch.bool)
-    ids = torch.arange(512)[:, None].expand(512, 2)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = BiEncoderNllLoss(max_scores=1 << 10)
-        loss(questions, ContextVectors(vectors, torch.ones(512, dtype=torch.bool), ids), torch.arange(256), *nothing).loss.backward()
+        BiEncoderNllLoss(max_scores=1 << 10)(questions, make_pool(vectors, torch.arange(256))).loss.backward()
     assert max(sizes) <= 512 * 4
 
 
@@ -93,8 +85,7 @@ def test_on_a_cpu_a_large_pool_takes_little_memory_without_being_asked() -> None
             return result
 
     questions, vectors = torch.randn(1024, 4, requires_grad=True), torch.randn(2048, 4, requires_grad=True)
-    nothing = torch.zeros(1024, 0, 2, dtype=torch.int64), torch.zeros(1024, 0, dtype=torch.bool)
-    contexts = ContextVectors(vectors, torch.ones(2048, dtype=torch.bool), torch.arange(2048)[:, None].expand(2048, 2))
+    pool = make_pool(vectors, torch.arange(1024))
     with Sizes():
-        BiEncoderNllLoss()(questions, contexts, torch.arange(1024), *nothing).loss.backward()
+        BiEncoderNllLoss()(questions, pool).loss.backward()
     assert 1 << 17 < max(sizes) <= (1 << 18) + 1024

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from dpr.core.batch import ContextVectors
 from dpr.losses.candidates import MASKED_SCORE, distinct_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import LossResult, Pool
+from tests.helpers.pools import make_pool
 
-NOTHING_KNOWN = (torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.bool))
 
-
-def pool(scores: list[list[float]], ids: list[int], valid: list[bool] | None = None) -> tuple[torch.Tensor, ContextVectors]:
-    """Questions are unit vectors, so that context vectors are columns of the score matrix."""
+def pool(
+    scores: list[list[float]], ids: list[int], valid: list[bool] | None = None, positives: tuple[int, int] = (0, 2), **options: Any
+) -> Pool:
+    """Questions are to be unit vectors, so that context vectors are columns of the score matrix."""
     matrix = torch.tensor(scores, dtype=torch.float64)
     marks = torch.tensor(valid if valid is not None else [True] * len(ids))
-    return torch.eye(len(scores), dtype=torch.float64), ContextVectors(matrix.T, marks, torch.tensor([[number, 0] for number in ids]))
+    identities = torch.tensor([[number, 0] for number in ids])
+    return make_pool(matrix.T, torch.tensor(positives), ids=identities, valid=marks, **options)
+
+
+def loss_of(pool: Pool) -> LossResult:
+    return BiEncoderNllLoss()(torch.eye(2, dtype=torch.float64), pool)
 
 
 def nll(row: list[float], target: int) -> float:
@@ -26,37 +34,33 @@ def nll(row: list[float], target: int) -> float:
 
 
 def test_plain_softmax_over_all_contexts() -> None:
-    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3])
-    for candidates in ("distinct", "dpr"):
-        result = BiEncoderNllLoss(candidates=candidates)(questions, contexts, torch.tensor([0, 2]), *NOTHING_KNOWN)
+    for rule in ("distinct", "dpr"):
+        result = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], rule=rule))
         assert float(result.loss) == pytest.approx(nll([1, 2, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
         assert int(result.num_correct) == 1
 
 
 def test_invalid_slots_take_no_part() -> None:
-    questions, contexts = pool([[1, 9, 0], [0, 9, 3]], [1, 0, 3], [True, False, True])
-    for candidates in ("distinct", "dpr"):
-        result = BiEncoderNllLoss(candidates=candidates)(questions, contexts, torch.tensor([0, 2]), *NOTHING_KNOWN)
+    for rule in ("distinct", "dpr"):
+        result = loss_of(pool([[1, 9, 0], [0, 9, 3]], [1, 0, 3], [True, False, True], rule=rule))
         assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 3], 1), abs=1e-12)
 
 
 def test_a_passage_listed_twice_counts_once_or_by_slot() -> None:
-    questions, contexts = pool([[1, 2, 1, 0], [0, 2, 0, 3]], [7, 8, 7, 9])
-    positives = torch.tensor([2, 3])
-    distinct = BiEncoderNllLoss(candidates="distinct")(questions, contexts, positives, *NOTHING_KNOWN)
+    scores = [[1.0, 2, 1, 0], [0, 2, 0, 3]]
+    distinct = loss_of(pool(scores, [7, 8, 7, 9], positives=(2, 3)))
     assert float(distinct.loss) == pytest.approx(nll([1, 2, 0], 0) + nll([0, 2, 3], 2), abs=1e-12)
-    dpr = BiEncoderNllLoss(candidates="dpr")(questions, contexts, positives, *NOTHING_KNOWN)
+    dpr = loss_of(pool(scores, [7, 8, 7, 9], positives=(2, 3), rule="dpr"))
     assert float(dpr.loss) == pytest.approx(nll([1, 2, 1, 0], 2) + nll([0, 2, 0, 3], 3), abs=1e-12)
 
 
 def test_another_known_positive_is_masked_for_its_question_only() -> None:
-    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3])
     known = torch.tensor([[[1, 0], [2, 0], [99, 0]], [[3, 0], [0, 0], [0, 0]]])
     known_valid = torch.tensor([[True, True, True], [True, False, False]])
-    result = BiEncoderNllLoss()(questions, contexts, torch.tensor([0, 2]), known, known_valid)
+    result = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid)))
     assert float(result.loss) == pytest.approx(nll([1, 0], 0) + nll([0, 1, 3], 2), abs=1e-12)
     assert int(result.num_correct) == 2
-    unmasked = BiEncoderNllLoss(candidates="dpr")(questions, contexts, torch.tensor([0, 2]), known, known_valid)
+    unmasked = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], known=(known, known_valid), rule="dpr"))
     assert float(unmasked.loss) > float(result.loss)
 
 
@@ -69,19 +73,17 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
 
 
 def test_masked_candidates_get_no_gradient() -> None:
-    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], [True, False, True])
-    vectors = contexts.vectors.clone().requires_grad_()
-    live = ContextVectors(vectors, contexts.valid, contexts.ids)
-    BiEncoderNllLoss()(questions, live, torch.tensor([0, 2]), *NOTHING_KNOWN).loss.backward()
+    still = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], [True, False, True])
+    vectors = still.contexts.clone().requires_grad_()
+    loss_of(replace(still, contexts=vectors)).loss.backward()
     assert vectors.grad is not None
     assert vectors.grad[1].abs().sum() == 0
     assert vectors.grad[0].abs().sum() > 0
 
 
 def test_temperature_divides_scores_and_learns() -> None:
-    questions, contexts = pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3])
     log_temperature = torch.tensor(math.log(0.5), dtype=torch.float64, requires_grad=True)
-    result = BiEncoderNllLoss()(questions, contexts, torch.tensor([0, 2]), *NOTHING_KNOWN, temperature=log_temperature.exp())
+    result = loss_of(pool([[1, 2, 0], [0, 1, 3]], [1, 2, 3], temperature=log_temperature.exp()))
     assert float(result.loss.detach()) == pytest.approx(nll([2, 4, 0], 0) + nll([0, 2, 6], 2), abs=1e-12)
     result.loss.backward()
     assert log_temperature.grad is not None

@@ -17,7 +17,7 @@ from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
 from dpr.models import encoder
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.encoder import EncoderSettings, load_backbone
+from dpr.models.encoder import load_backbone
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 TEXTS = ["ba be bi", "bo", "ca ce ci co cu da de di do du"]
@@ -228,7 +228,7 @@ def test_weights_of_another_model_are_refused_by_name(folder: Path, tmp_path: Pa
 def test_settings_survive_and_an_unknown_format_version_is_refused(folder: Path, tmp_path: Path) -> None:
     target = saved(tiny_model(folder, dtype=torch.float32), tmp_path / "checkpoint")
     stored = checkpoints.read_settings(target)
-    assert EncoderSettings(**stored).sequence_length == 24
+    assert stored["sequence_length"] == 24
     changed = json.loads((target / checkpoints.SETTINGS_FILE).read_text()) | {"format_version": 99}
     (target / checkpoints.SETTINGS_FILE).write_text(json.dumps(changed))
     with pytest.raises(CheckpointError, match="format_version is 99"):

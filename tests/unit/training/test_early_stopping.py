@@ -15,7 +15,7 @@ from dpr.training.callbacks import Callback, EarlyStopping, FunctionCallback, Lo
 from dpr.training.metrics import Metrics
 from dpr.training.optimizer import OptimizerSettings
 from dpr.training.trainer import BiEncoderTrainer
-from dpr.training.validation import ValidationSettings
+from dpr.training.validations.dev_sets import ValidationSettings
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer

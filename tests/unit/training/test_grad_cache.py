@@ -159,6 +159,15 @@ def test_bytes_per_token_are_those_autograd_keeps_and_a_budget_becomes_tokens(tm
     assert tokens_within(small, needed + 0.01) >= 24
 
 
+@pytest.mark.parametrize("lacking", ["sep_token", "cls_token", "pad_token"])
+def test_a_tokenizer_without_a_special_token_can_be_trained_with(tmp_path: Path, lacking: str) -> None:
+    model = tiny_model(tmp_path)
+    setattr(model.tensorizer.tokenizer, lacking, None)
+    assert graph_bytes_per_token(model) == graph_bytes_per_token(tiny_model(tmp_path))
+    assert gradient(model, 40)
+    assert tokens_within(model, 1.0) > 24
+
+
 def test_a_run_with_caching_ends_with_the_weights_of_one_without(tmp_path: Path) -> None:
     weights = []
     for grad_cache_tokens in (0, 60):

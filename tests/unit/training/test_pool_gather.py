@@ -199,7 +199,7 @@ def facts_of_rank() -> list[tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch
     tokens = TokenBatch.from_lists([[1, 2], [3]])
     known, rows, positives = torch.zeros(2, 0, 2, dtype=torch.int64), torch.zeros(6).long(), torch.zeros(2).long()
     batch = BiEncoderBatch(tokens, tokens, rows, valid, ids, positives, known, torch.zeros(2, 0).bool(), torch.ones(2))
-    gather = PoolGather(batch)
+    gather = PoolGather(batch, BiEncoderNllLoss(candidates="dpr"), current_ranks())
     gather.start(torch.randn(1, 4))
-    pool = gather.wait()
-    return [((gather_rows(ids), gather_rows(valid)), (pool.ids, pool.valid))]
+    pool = gather.pool(torch.randn(2, 4), 1.0)
+    return [((gather_rows(ids), gather_rows(valid)), (pool.ids, pool.candidates.counts))]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dpr.core.errors import ConfigError
+from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.callbacks import Callback, FunctionCallback
 from dpr.training.callbacks.spike_monitor import RunningScore, SpikeMonitor
 from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
@@ -78,12 +79,13 @@ class Spoiled(Callback):
         self.step = step
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        original = trainer.loss.__call__
+        callback = self
 
-        def spoiled(questions: torch.Tensor, *rest: Any) -> Any:
-            return original(questions * (1e4 if trainer.progress.step + 1 == self.step else 1.0), *rest)
+        class Scaled(BiEncoderNllLoss):
+            def __call__(self, questions: torch.Tensor, *rest: Any) -> Any:
+                return super().__call__(questions * (1e4 if trainer.progress.step + 1 == callback.step else 1.0), *rest)
 
-        trainer.step.loss = spoiled  # type: ignore[assignment]
+        trainer.step.loss = Scaled()  # type: ignore[attr-defined]
 
 
 def test_a_batch_scaled_by_ten_thousand_is_flagged_at_its_step_and_nothing_else_is(

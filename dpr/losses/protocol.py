@@ -1,0 +1,76 @@
+"""The contract of a loss: what it is given of a batch and its pool, and what it must return. Mathematics only.
+
+Letters: B questions of this rank, Q questions and M context slots of the pool, D dimensions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dpr.core.batch import BiEncoderBatch
+from dpr.losses.candidates import Candidates
+
+CONTEXTS, QUESTIONS = "contexts", "questions"
+GATHERED = frozenset({CONTEXTS, QUESTIONS})
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What this rank's questions are judged against.
+
+    ``contexts`` (M, D) are the vectors of all ranks' context slots in rank order, with gradient; ``candidates`` says which of these columns
+    count for which of this rank's questions, and ``temperature`` divides scores. ``questions`` (Q, D) are all ranks' question vectors
+    where the loss asks for them. What a loss does not ask for is this rank's alone: N slots, B questions. ``own_contexts`` and
+    ``own_questions`` are the rows of this rank. ``ids`` (M, 2) are judgement identities; they stay on the host.
+    """
+
+    contexts: Tensor
+    candidates: Candidates
+    temperature: Tensor | float
+    questions: Tensor
+    own_contexts: slice
+    own_questions: slice
+    ids: Tensor
+
+
+class LossResult(NamedTuple):
+    """``losses`` (B,) is the loss of each of this rank's questions; ``num_correct`` () how many rank their positive first."""
+
+    losses: Tensor
+    num_correct: Tensor
+
+    @property
+    def loss(self) -> Tensor:
+        """The sum over the questions, ()."""
+        return self.losses.sum()
+
+
+class Loss(ABC):
+    """What training minimizes. ``loss.name=module:Class`` takes a user-defined one (docs/training.md).
+
+    ``needs`` names what is gathered from all ranks: ``contexts``, ``questions``, both or nothing. ``candidates`` is the rule of the pool,
+    ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
+
+    What an implementation must promise:
+
+    * One loss for each of this rank's questions, a function of that question, its pool and its row of the batch, however the pool is spread
+      over ranks. It is not divided by B, Q or the number of ranks: the step weights the losses and takes (W / Q) times their sum, so
+      that the mean over ranks is the gradient of the pool's mean (docs/numerics.md, section 2).
+    * The same operations on every rank and in every step, whatever the values. Backward through what was gathered is a collective: a rank
+      that leaves a gathered tensor out of its graph leaves the others waiting.
+    * It does not wait for the device: no ``.item()``, ``nonzero``, ``unique`` or boolean index on vectors or what follows from them.
+      Autocast is off when it is called.
+    * It keeps no tensor and no state after it returns: gradient caching frees the vectors, and checkpoints do not store a loss. It is
+      not trained itself: parameters of its own would stay as they are.
+    """
+
+    needs: frozenset[str] = frozenset({CONTEXTS})
+    candidates: str = "distinct"
+
+    @abstractmethod
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        """The losses of this rank's question vectors (B, D); ``batch`` is this rank's share of the pool (``BiEncoderBatch``)."""

@@ -1,0 +1,62 @@
+"""The contract of a validation: a model in, metrics out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from dpr.core.errors import ConfigError
+from dpr.models.biencoder import BiEncoder
+from dpr.training.metrics import Metrics
+
+
+class Validation(ABC):
+    """Measures a model during training and in evaluation-only runs. ``train.validation`` adds user-defined ones (docs/training.md).
+
+    What an implementation must promise:
+
+    * All ranks call it together, and it returns the same metrics on every rank, whatever their number: it shares the work and sums over
+      ranks, or every rank does all of it. A rank that raises alone leaves the others waiting.
+    * The names start with ``eval/``, do not change from call to call, and no other validation of the run uses them. Values are numbers.
+    * It leaves the model as it found it: weights, gradients and training mode (``BiEncoder.encode_batch`` restores the mode). It draws no
+      random numbers that later steps could notice: the trainer seeds every step, so torch's global generator may be used.
+    * Equal models give equal metrics: a resumed run must choose the same best checkpoint.
+    """
+
+    @abstractmethod
+    def __call__(self, model: BiEncoder) -> Metrics:
+        """The metrics of ``model``, each by its full name, e.g. ``eval/nll_loss``. Any of them can be ``train.best_metric``."""
+
+    def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
+        """A short run before training, which shows that the validation works; the values are discarded, the names are not.
+
+        ``num_pools``: how many pools of each dev set are enough. Override it where a whole validation takes long.
+        """
+        return self(model)
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether a validation in ``epoch`` (counted from 0) includes this one."""
+        return True
+
+
+def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0) -> Metrics:
+    """The metrics of all ``validations``, one after the other; with ``num_pools`` those of their trials.
+
+    Raises:
+        ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a number.
+    """
+    metrics: Metrics = {}
+    for validation in validations:
+        found = validation.trial(model, num_pools) if num_pools else validation(model)
+        kind = type(validation).__name__
+        if not isinstance(found, dict):
+            raise ConfigError(f"the validation {kind} returned a {type(found).__name__}; expected a dict of names and numbers")
+        for name, value in found.items():
+            if not (isinstance(name, str) and name.startswith("eval/")):
+                raise ConfigError(f"the validation {kind} returned the metric {name!r}; expected a name that starts with eval/")
+            if name in metrics:
+                raise ConfigError(f"two validations return the metric {name}; rename that of {kind}")
+            if not isinstance(value, int | float):
+                raise ConfigError(f"the validation {kind} returned a {type(value).__name__} for {name}; expected a number")
+            metrics[name] = float(value)
+    return metrics

@@ -1,0 +1,29 @@
+"""Pools of given vectors and identities, for tests of losses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpr.losses.candidates import find_candidates
+from dpr.losses.protocol import Pool
+
+
+def make_pool(
+    contexts: Tensor,
+    positive_idx: Tensor,
+    *,
+    rule: str = "distinct",
+    ids: Tensor | None = None,
+    valid: Tensor | None = None,
+    known: tuple[Tensor, Tensor] | None = None,
+    temperature: Tensor | float = 1.0,
+) -> Pool:
+    """The pool of one rank; all contexts are different and valid, and nothing is known, unless stated."""
+    size = len(contexts)
+    ids = torch.arange(size)[:, None].expand(size, 2) if ids is None else ids
+    valid = torch.ones(size, dtype=torch.bool) if valid is None else valid
+    nothing = torch.zeros(len(positive_idx), 0, 2, dtype=torch.int64), torch.zeros(len(positive_idx), 0, dtype=torch.bool)
+    candidates = find_candidates(rule, positive_idx, valid, ids, *(known or nothing))
+    everything = slice(0, size), slice(0, len(positive_idx))
+    return Pool(contexts, candidates, temperature, contexts.new_zeros(len(positive_idx), contexts.shape[1]), *everything, ids)

@@ -1,0 +1,80 @@
+"""A step hands the device work and never waits for an answer."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
+from dpr.data.collator import Collator, SetOptions
+from dpr.data.loader import data_row
+from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training import grad_cache
+from dpr.training.grad_cache import CachedStep
+from dpr.training.step import DirectStep, Step
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
+
+META = torch.device("meta")
+
+
+def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
+    source = ListSource(make_samples(size))
+    return Collator(model.tensorizer, num_hard=2, num_other=1)([data_row(source, row, SetOptions("tiny")) for row in range(size)])
+
+
+def step_of(model: BiEncoder, loss: Loss, max_tokens: int, device: torch.device) -> Step:
+    if max_tokens:
+        return CachedStep(model, loss, max_tokens=max_tokens, ranks=Ranks(), device=device)
+    return DirectStep(model, loss, ranks=Ranks(), device=device)
+
+
+@pytest.mark.parametrize("max_scores", [1 << 22, 20], ids=["whole", "in blocks"])
+@pytest.mark.parametrize("rule", ["distinct", "dpr"])
+@pytest.mark.parametrize("max_tokens", [0, 60], ids=["direct", "cached"])
+def test_nobody_waits_for_the_device(tmp_path: Path, max_tokens: int, rule: str, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are, fails."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # which does not know this device
+    monkeypatch.setattr(grad_cache, "graph_bytes_per_token", lambda model, **options: 1e9)
+    monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 10)
+    model = tiny_model(tmp_path, dropout=0.1, options=TowerOptions(learn_temperature=True)).to(META).train()
+    batch = batch_for(model)
+    assert len(batch) * len(batch.context_row) > 20 and not batch.context_valid.all()
+    result = step_of(model, BiEncoderNllLoss(candidates=rule, max_scores=max_scores), max_tokens, META)(batch, num_pools=1, is_last=True)
+    assert result.loss_sum.device == result.num_correct.device == META
+    assert all(parameter.grad is not None and parameter.grad.device == META for parameter in model.parameters())
+
+
+def test_candidates_are_found_on_the_host(tmp_path: Path) -> None:
+    batch = batch_for(tiny_model(tmp_path)).to(META)
+    facts = (batch.positive_idx, batch.context_valid, batch.context_ids, batch.known_positive_ids, batch.known_positive_valid)
+    assert {fact.device.type for fact in facts} == {"cpu"}
+    assert batch.context_row.device == batch.loss_weights.device == batch.contexts.tokens.device == META
+
+
+class Wrong(Loss):
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [(torch.zeros(8), "a Tensor"), (LossResult(torch.zeros(()), torch.zeros(())), r"losses of shape \(\)"), (None, "a NoneType")],
+)
+@pytest.mark.parametrize("max_tokens", [0, 60])
+def test_a_loss_that_does_not_return_one_loss_a_question_is_refused(tmp_path: Path, max_tokens: int, result: Any, found: str) -> None:
+    model = tiny_model(tmp_path)
+    step = step_of(model, Wrong(result), max_tokens, torch.device("cpu"))
+    with pytest.raises(ConfigError, match=rf"the loss Wrong returned {found}; expected a LossResult with one loss per question, \(8,\)"):
+        step(batch_for(model), num_pools=1, is_last=True)
