@@ -9,7 +9,8 @@ _USAGE = """Usage: dpr verify PATH [PATH ...]
 
 Compares every file of a folder with the size and SHA-256 in its manifest.json; of a folder without one, such as that of a run, all
 parts that have one or ought to, and the files that have a NAME.sha256 beside them, and names the rest, of which nothing can be said.
-A file is compared with its NAME.sha256. Ends with 3 when one differs, or when nothing can be said at all.
+A file is compared with its NAME.sha256, the metrics.jsonl of a run with what it was at the last checkpoint. Ends with 3 when one
+differs, or when nothing can be said at all.
 """
 _MOST_NAMED = 8
 
@@ -19,6 +20,7 @@ def main(argv: list[str]) -> int:
     if not argv or {"--help", "-h"} & set(argv):
         print(_USAGE, end="")
         return 0 if argv else 2
+    from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
     from dpr.formats.checksums import verify_file
     from dpr.formats.durable import verify_folder
 
@@ -33,6 +35,11 @@ def main(argv: list[str]) -> int:
             problems = verify_folder(part) if part.is_dir() else verify_file(part)
             print(f"{part}: good" if not problems else "\n".join(f"{part}: {problem}" for problem in problems))
             is_whole = is_whole and not problems
+        for file in [run.with_name(METRICS_LINES) for run in sorted(path.rglob("run.json"))]:
+            if (found := metrics_problems(file.parent)) is not None:
+                print("\n".join(f"{file}: {problem}" for problem in found) or f"{file}: good up to the last checkpoint")
+                is_whole = is_whole and not found
+                parts.append(file)
         if rest := _rest(path, parts):
             more = f" and {len(rest) - _MOST_NAMED} more" if len(rest) > _MOST_NAMED else ""
             print(f"{path}: no checksum says what these held: {', '.join(rest[:_MOST_NAMED])}{more}")

@@ -21,7 +21,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, InputError
+from dpr.formats.checksums import verify_start
 from dpr.formats.durable import read_json, verify_folder
 from dpr.formats.json_records import describe
 
@@ -36,6 +37,9 @@ SETTINGS_FILE = "encoder_settings.json"
 STATE_FILE = "trainer_state.json"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
+METRICS_LINES = "metrics.jsonl"
+METRICS_RECORD = "metrics_lines"
+"""Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines follow."""
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -89,6 +93,17 @@ def check_whole(folder: Path) -> None:
             expected="the files its manifest lists",
             hint="use another checkpoint of the run",
         )
+
+
+def metrics_problems(run: Path) -> list[str] | None:
+    """What is wrong with the ``metrics.jsonl`` of a run's folder up to its last checkpoint; None where there is no record of it."""
+    try:
+        facts = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
+    except InputError as error:
+        return [f"cannot be compared with what was written ({error})"]
+    if not isinstance(facts, dict) or METRICS_RECORD not in facts:
+        return None
+    return verify_start(run / METRICS_LINES, facts[METRICS_RECORD])
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

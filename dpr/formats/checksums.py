@@ -95,6 +95,26 @@ def verify_file(path: Path) -> list[str]:
     return [] if is_same else [f"content has changed (SHA-256 differs from the one in {note.name})"]
 
 
+def describe_start(path: Path, size: int | None = None) -> dict[str, Any]:
+    """Size and SHA-256 of the first ``size`` bytes of a file, of the whole file where that is None; of an absent one those of nothing."""
+    try:
+        data = path.read_bytes()[:size]
+    except FileNotFoundError:
+        data = b""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def verify_start(path: Path, stated: Any) -> list[str]:
+    """What is wrong with a file that may have grown since ``describe_start`` described it, one sentence each."""
+    try:
+        found = describe_start(path, int(stated["bytes"]))
+    except (OSError, TypeError, KeyError, ValueError) as error:
+        return [f"cannot be compared with what was written ({error})"]
+    if found["bytes"] < stated["bytes"]:
+        return [f"has been cut to {found['bytes']:,} of the {stated['bytes']:,} bytes that were written"]
+    return [] if found["sha256"] == stated.get("sha256") else ["content has changed since it was written"]
+
+
 def made_of_in(path: Path) -> Any:
     """What the note beside a file says it was made of; None where it does not say."""
     with suppress(OSError, ValueError):

@@ -18,6 +18,7 @@ from dpr.core.distributed import from_main, gather_rows, on_main
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
+from dpr.formats.checksums import describe_start
 from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
 from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, this_process
 from dpr.formats.run_lock import RunLock
@@ -237,7 +238,8 @@ class CheckpointFolder:
             checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
             checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
         best = {key: value for key, value in asdict(progress).items() if key.startswith("best_")}
-        write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **best})
+        metrics = {checkpoints.METRICS_RECORD: describe_start(self.output_dir / checkpoints.METRICS_LINES)}
+        write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **best, **metrics})
         self._prune(keep={folder.name, progress.best_checkpoint}, newest=progress.step)
 
     def _prune(self, keep: set[str | None], newest: int) -> None:

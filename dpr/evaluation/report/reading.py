@@ -13,13 +13,12 @@ from typing import Any
 
 from dpr.core.errors import DprError, InputError
 from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
-from dpr.formats.checkpoints import CONFIG_FILE, RUN_FILE, STATE_FILE
+from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, metrics_problems
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 
-METRICS_LINES = "metrics.jsonl"
 METRICS_FILE = "metrics.json"
 _CATALOGUES = ("datasets", "ctx_sources")
 _SECRET_KEY = re.compile(
@@ -92,9 +91,10 @@ class Retrieval:
 def read_training(folder: Path) -> Training | None:
     """The training run in ``folder``; of several one level below, the one with the most steps; else the evaluation in it, if any."""
     folder = Path(folder)
-    if (folder / METRICS_LINES).is_file():
+    names = (METRICS_LINES, RUN_FILE)
+    if any((folder / name).is_file() for name in names):
         return _read_run(folder)
-    runs = [_read_run(path.parent) for path in sorted(folder.glob(f"*/{METRICS_LINES}"))]
+    runs = [_read_run(path) for path in sorted({path.parent for name in names for path in folder.glob(f"*/{name}")})]
     return max(runs, key=lambda run: run.step, default=_read_evaluation(folder))
 
 
@@ -129,6 +129,7 @@ def _read_run(folder: Path) -> Training:
     if damaged:
         run.notes.append(f"{damaged} lines of {METRICS_LINES} are damaged and left out")
     facts = _object(folder / RUN_FILE, run.notes)
+    run.notes += [f"{METRICS_LINES} {problem}" for problem in metrics_problems(folder) or []]
     run.best = {key: facts.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
     name = facts.get("last_checkpoint")
     if isinstance(name, str) and name and Path(name).name == name:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpr.core.logs import get_logger
+from dpr.formats.checkpoints import metrics_problems
 from dpr.formats.durable import append_jsonl, durable_file
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
@@ -28,7 +29,11 @@ class MetricsFile(Callback):
         self.path = path
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if not (trainer.ranks.is_main and self.path.exists()):
+        if not trainer.ranks.is_main:
+            return
+        for problem in metrics_problems(self.path.parent) or []:
+            logger.warning("%s %s; it is used as it is", self.path, problem)
+        if not self.path.exists():
             return
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")  # the last may be torn within a letter

@@ -7,10 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from dpr.cli import verify
 from dpr.core.distributed import Ranks
+from dpr.evaluation.report.write import write_report
 from dpr.training.callbacks import metrics_file
 from dpr.training.callbacks.metrics_file import MetricsFile
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
+from tests.helpers.training import make_trainer
 
 WHOLE = '{"step": 1, "eval/ünï": 0.5}\n{"step": 2, "eval/ünï": 0.4}\n'
 
@@ -36,3 +41,52 @@ def test_a_disk_that_refuses_it_is_a_warning(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(metrics_file, "durable_file", full)
     MetricsFile(file).on_train_begin(resumed_at(1))
     assert "No space left" in caplog.text and file.read_text() == WHOLE
+
+
+DAMAGE: dict[str, Any] = {
+    "cut": lambda text: text[: len(text) // 2],
+    "emptied": lambda text: "",
+    "changed": lambda text: text.replace("1", "7", 1),
+    "a line left out": lambda text: "".join(text.splitlines(keepends=True)[1:]),
+}
+
+
+def finished_run(folder: Path) -> Path:
+    model = tiny_model(folder / "encoder", dtype=torch.float32)
+    make_trainer(model, [ListSource(make_samples(16))], [], folder / "run", max_steps=2).train()
+    return folder / "run"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_metrics_that_are_not_those_that_were_written_are_told_of_everywhere(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = finished_run(tmp_path)
+    file = run / "metrics.jsonl"
+    file.write_text(DAMAGE[damage](file.read_text()))
+    assert verify.main([str(run)]) == 3
+    told = "content has changed since" if damage == "changed" else "has been cut to"
+    assert f"metrics.jsonl: {told}" in capsys.readouterr().out
+    assert f"metrics.jsonl {told}" in write_report(run).read_text()
+    assert told not in caplog.text
+    finished_run(tmp_path)
+    assert f"metrics.jsonl {told}" in caplog.text
+
+
+def test_metrics_that_are_gone_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished_run(tmp_path)
+    (run / "metrics.jsonl").unlink()
+    assert verify.main([str(run)]) == 3
+    assert "metrics.jsonl has been cut to 0" in write_report(run).read_text()
+
+
+def test_metrics_may_grow_after_a_checkpoint_and_need_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished_run(tmp_path)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "train/loss": 1.0}\n')
+    assert verify.main([str(run)]) == 0
+    assert "metrics.jsonl: good up to the last checkpoint" in capsys.readouterr().out
+    (run / "run.json").write_text('{"last_checkpoint": "dpr_biencoder.step2"}')
+    (run / "metrics.jsonl").write_text("")
+    assert verify.main([str(run)]) == 0
+    assert "no checksum says" in capsys.readouterr().out
