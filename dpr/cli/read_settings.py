@@ -11,7 +11,7 @@ from dpr.cli.plain_arguments import PlainParser
 if TYPE_CHECKING:
     from dpr.formats.training_files.rows import ReadOptions
 
-_ROLES = ("question", "positive", "negative", "title", "answers")
+_ROLES = ("question", "positive", "negative", "title", "answers", "label")
 
 
 def add_read_settings(parser: PlainParser) -> None:
@@ -19,7 +19,8 @@ def add_read_settings(parser: PlainParser) -> None:
     parser.setting("corpus", type=Path, metavar="FILE", help="passages that rows name by id: TSV, JSON lines or Parquet")
     parser.setting("queries", type=Path, metavar="FILE", help="questions that rows name by id")
     parser.setting("split", default="", metavar="NAME", help="part of a folder (default: train, or the only one)")
-    parser.setting("min_grade", type=int, default=1, metavar="N", help="judgements from here on are positives (default %(default)s)")
+    least = "judgements, labels and scores from here on are positives, those of 0 or below hard negatives (default 1, of whole grades)"
+    parser.setting("min_grade", type=float, metavar="X", help=least)
     for role in _ROLES:
         parser.setting(role, metavar="COLUMN", help=f"column of the {role}; a.b is key b of column a")
 

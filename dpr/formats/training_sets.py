@@ -27,12 +27,13 @@ from dpr.formats.training_files.bad_rows import BadRows
 from dpr.formats.training_files.dpr_json import write_training_set as write_training_set
 from dpr.formats.training_files.registry import FORMATS, detect, files_read
 from dpr.formats.training_files.rows import ReadOptions
+from dpr.formats.training_files.unread_keys import UnreadKeys
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_store import RowStore, RowStoreWriter
 
 logger = get_logger(__name__)
 
-_CACHE_VERSION = 2  # a change in what is read out of a file must change it, so that old cache folders are not used
+_CACHE_VERSION = 3  # a change in what is read out of a file must change it, so that old cache folders are not used
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 
@@ -56,6 +57,8 @@ class TrainingSet:
         self.fingerprint: str = metadata["fingerprint"]
         """Changes with the content of the files, not with their names or times."""
         self.counts = Counts(**metadata["counts"])
+        self.unread: dict[str, str] = metadata["unread"]
+        """What was told of keys that are not read, by key."""
         self._folder = folder
         self._store = RowStore(folder)
 
@@ -125,6 +128,8 @@ def open_training_set(
         "%s: read %d records, kept %d, dropped %d without positives, rejected %d",
         *(name, counts.read, counts.kept, counts.dropped, counts.rejected),
     )
+    for note in opened.unread.values():
+        logger.warning("%s", note)
     return opened
 
 
@@ -136,6 +141,7 @@ class _Builder:
         self._read = self._kept = self._dropped = 0
         self._bad_rows = BadRows(limit if limit >= 0 else None, file=cache / "rejected-too-many.jsonl")
         self._digest = hashlib.sha256(_FINGERPRINT)
+        self._unread = UnreadKeys()
 
     def folder_name(self) -> str:
         """Says what the folder is made of: the content of all files that are read."""
@@ -155,7 +161,11 @@ class _Builder:
                 raise InputError("changed while it was read", file=_shown(self._paths), hint=again)
             counts = {"read": self._read, "kept": self._kept, "dropped": self._dropped, "rejected": len(self._bad_rows)}
             metadata.update(
-                cache=folder.name, fingerprint=self._digest.hexdigest(), counts=counts, files=[str(path) for path in self._paths]
+                cache=folder.name,
+                fingerprint=self._digest.hexdigest(),
+                counts=counts,
+                files=[str(path) for path in self._paths],
+                unread=self._unread.told,
             )
         if self._bad_rows:
             file = self._bad_rows.write(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
@@ -163,7 +173,7 @@ class _Builder:
 
     def _samples(self, path: Path) -> Iterator[TrainingSample]:
         content = hashlib.sha256()
-        options = ReadOptions(cache_dir=self._cache)
+        options = ReadOptions(cache_dir=self._cache, unread=self._unread)
         name = detect(path, options, fallback="dpr")
         is_native = name == "dpr"
         for row in FORMATS[name].read(path, options):

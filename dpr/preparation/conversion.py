@@ -98,5 +98,7 @@ def _kept(
     if not counts.kept:
         found = f"none of the {counts.read} rows can be used: {counts.dropped} have no positive passage, {counts.rejected} are bad"
         raise InputError(found if counts.read else "no rows", file=", ".join(map(str, sources[:3])), expected="at least one good row")
+    for note in options.unread.told.values():
+        logger.warning("%s", note)
     if bad_rows:  # listed before the output appears, which is the last thing that happens
         logger.warning("%d bad rows were left out; reasons are in %s", len(bad_rows), bad_rows.write())

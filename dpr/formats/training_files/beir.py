@@ -28,7 +28,7 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     folder = path if path.is_dir() else path.parent.parent
     corpus = open_lookup(options.corpus or _beside(folder, "corpus", path), options.cache_dir)
     queries = open_lookup(options.queries or _beside(folder, "queries", path), options.cache_dir)
-    return _samples(qrels, corpus, queries, options.min_grade)
+    return _samples(qrels, corpus, queries, 1 if options.min_grade is None else options.min_grade)
 
 
 def write(path: Path, samples: Iterable[TrainingSample], note: Note = None, *, split: str = "train") -> int:
@@ -101,7 +101,7 @@ def _beside(folder: Path, name: str, path: Path) -> Path:
     raise InputError(f"no {name}.jsonl in {folder}", file=path, hint=f"say where it is: {name}=FILE")
 
 
-def _samples(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: int) -> Iterator[SourceRow]:
+def _samples(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Iterator[SourceRow]:
     for _, group in groupby(_judgement_lines(qrels), key=lambda item: item[2][0]):
         graded: list[tuple[int, SourceRow]] = []
         for line, text, columns in group:
@@ -126,7 +126,7 @@ def _judgement_lines(qrels: Path) -> Iterator[tuple[int, str, list[str]]]:
             yield line, text, columns
 
 
-def _sample(columns: list[str], corpus: Lookup, queries: Lookup, min_grade: int) -> TrainingSample:
+def _sample(columns: list[str], corpus: Lookup, queries: Lookup, min_grade: float) -> TrainingSample:
     if len(columns) not in (3, 4):
         raise ValueError(f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade)")
     grade = grade_of(columns[-1])

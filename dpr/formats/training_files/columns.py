@@ -1,4 +1,4 @@
-"""Records with columns for question, positive and negative: JSON lines, Parquet, Hugging Face ``datasets`` folders.
+"""Records with columns for question, positive and negative: JSON lines, tables with a header, Parquet, Hugging Face ``datasets`` folders.
 
 Columns are found by the names that people give them, or named by role. Rows that follow each other with the same question become one
 sample.
@@ -7,7 +7,7 @@ sample.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,34 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.arrow_rows import arrow_columns, arrow_rows, is_arrow
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, good_row, joined, json_rows, value_hash_text
-from dpr.formats.training_files.values import id_of, passages_of, text_of, title_of
+from dpr.formats.training_files.tables import QUESTIONS, is_table, table_rows
+from dpr.formats.training_files.unread_keys import KnownKeys
+from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of
 from dpr.formats.training_records import checked_answers
 
-ROLES = ("question", "positive", "negative", "title", "answers")
-_QUESTIONS = ("question", "query", "anchor", "query_text")
+ROLES = ("question", "positive", "negative", "title", "answers", "label")
 _POSITIVES = ("positive", "positives", "pos", "positive_passages", "positive_ctxs", "passage", "context")
 _NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?([_-]?\d+)?|(hard_)?negative_(passages|ctxs)")
 _QUESTION_IDS = ("query_id", "qid", "question_id")
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
 _NEGATIVE_IDS = re.compile(r"(negative|neg)_(document_|passage_)?ids?|negative_id_\d+")
+_LABELS = (
+    "label",
+    "labels",
+    "relevance",
+    "is_relevant",
+    "relevant",
+    "grade",
+    "rating",
+    "score",
+    "scores",
+    "similarity",
+    "similarity_score",
+)
+_KNOWN = KnownKeys(
+    (*QUESTIONS, *_POSITIVES, *_QUESTION_IDS, *_POSITIVE_IDS, *_LABELS, "negative", "negatives", "hard_negatives", "title", "answers"),
+    re.compile(f"{_NEGATIVES.pattern}|{_NEGATIVE_IDS.pattern}"),
+)
 # JSON lines with these keys are other formats of this package.
 _OTHER_FORMATS = {"pos", "positive_passages", "positive_ctxs", "positive_document_ids"}
 
@@ -35,7 +53,7 @@ def has_columns(keys: Iterable[str], *, is_json: bool) -> bool:
     names = set(keys) - (_OTHER_FORMATS if is_json else set())
     if "paragraphs" in names:  # SQuAD's, where questions lie deeper
         return False
-    return bool(names & {*_QUESTIONS, *_QUESTION_IDS}) and bool(names & {*_POSITIVES, *_POSITIVE_IDS})
+    return bool(names & {*QUESTIONS, *_QUESTION_IDS}) and bool(names & {*_POSITIVES, *_POSITIVE_IDS})
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -45,21 +63,45 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
         raise ConfigError(f"no such role of a column: {', '.join(sorted(unknown))}; there are {', '.join(ROLES)}")
     queries = open_lookup(options.queries, options.cache_dir) if options.queries else None
     corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
-    parser = _Parser(options.columns, queries, corpus)
-    return joined(_arrow_rows(path, options, parser) if is_arrow(path) else json_rows(path, parser))
+    parser = _Parser(path, options, queries, corpus)
+    if is_arrow(path):
+        return joined(_arrow_rows(path, options, parser))
+    if is_table(path):
+        return joined(_table_rows(path, options, parser))
+    return joined(json_rows(path, parser, options, _KNOWN))
+
+
+def is_header(fields: Sequence[str]) -> bool:
+    """Whether the first row of a table names columns that can be read."""
+    return has_columns((name.strip().lower() for name in fields), is_json=False)
 
 
 def _arrow_rows(path: Path, options: ReadOptions, parse: Callable[[dict[str, Any]], TrainingSample]) -> Iterator[SourceRow]:
-    arrow_columns(path, options.split)  # says first whether the file can be read at all
+    options.unread.look(arrow_columns(path, options.split), _KNOWN, file=path, line=1)  # says first whether the file can be read at all
     for file, number, value in arrow_rows(path, split=options.split):
         yield good_row(file, number, lambda value=value: parse(value), lambda value=value: value_hash_text(value))  # type: ignore[misc]
+
+
+def _table_rows(path: Path, options: ReadOptions, parse: Callable[[dict[str, Any]], TrainingSample]) -> Iterator[SourceRow]:
+    rows = table_rows(path)
+    line, header = next(rows, (1, []))
+    names = [name.strip() if options.columns else name.strip().lower() for name in header]
+    options.unread.look(names, _KNOWN, file=path, line=line)
+    for line, fields in rows:
+
+        def parse_row(fields: list[str] = fields) -> TrainingSample:
+            if len(fields) != len(names):
+                raise ValueError(f"{len(fields)} columns, expected {len(names)} as in the header")
+            return parse({name: field or None for name, field in zip(names, fields, strict=True)})
+
+        yield good_row(path, line, parse_row, lambda fields=fields: "\t".join(fields))  # type: ignore[misc]
 
 
 class _Parser:
     """Record -> sample, by roles."""
 
-    def __init__(self, columns: dict[str, str], queries: Lookup | None, corpus: Lookup | None) -> None:
-        self._columns, self._queries, self._corpus = columns, queries, corpus
+    def __init__(self, path: Path, options: ReadOptions, queries: Lookup | None, corpus: Lookup | None) -> None:
+        self._path, self._options, self._columns, self._queries, self._corpus = path, options, options.columns, queries, corpus
 
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
         question, answers = self._question(record)
@@ -70,15 +112,17 @@ class _Parser:
             answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
         title_column = self._columns.get("title", "title")
         title = title_of(_at(record, title_column) if title_column.split(".")[0] in record else None, title_column)
-        return TrainingSample(
-            question,
-            positives=self._passages(record, "positive", _POSITIVES, _POSITIVE_IDS, title),
-            hard_negatives=self._negatives(record),
-            answers=answers,
-        )
+        positives = self._passages(record, "positive", _POSITIVES, _POSITIVE_IDS, title)
+        negatives, has_negatives = self._negatives(record)
+        label = self._columns.get("label") or next((name for name in _LABELS if record.get(name) is not None), "")
+        if label and has_negatives:  # then a number is a teacher's score or margin: it does not say which passage is which
+            self._options.unread.tell(label, "training uses no teacher's scores", file=self._path)
+        elif label:
+            positives, negatives = split_by_grade(positives, _at(record, label), label, self._options.min_grade)
+        return TrainingSample(question, positives, negatives, answers=answers)
 
     def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-        name = self._columns.get("question") or _first(record, _QUESTION_IDS if self._queries else _QUESTIONS, "question")
+        name = self._columns.get("question") or _first(record, _QUESTION_IDS if self._queries else QUESTIONS, "question")
         value = _at(record, name)
         if self._queries is None:
             return text_of(value, name), ()
@@ -89,12 +133,13 @@ class _Parser:
         name = self._columns.get(role) or _first(record, (*ids, *texts) if self._corpus else texts, role)
         return passages_of(_at(record, name), name, self._corpus, title=title)
 
-    def _negatives(self, record: dict[str, Any]) -> tuple[Passage, ...]:
+    def _negatives(self, record: dict[str, Any]) -> tuple[tuple[Passage, ...], bool]:
+        """The negatives, and whether the record has a place for them."""
         if name := self._columns.get("negative"):
-            return passages_of(_flat(_at(record, name)), name, self._corpus)
+            return passages_of(_flat(_at(record, name)), name, self._corpus), True
         pattern = _NEGATIVE_IDS if self._corpus else _NEGATIVES
         names = [name for name in record if pattern.fullmatch(name)]
-        return tuple(passage for name in names for passage in passages_of(record[name], name, self._corpus))
+        return tuple(passage for name in names for passage in passages_of(record[name], name, self._corpus)), bool(names)
 
 
 def _first(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:

@@ -10,12 +10,15 @@ from dpr.core.records import TrainingSample
 from dpr.formats.corpora import write_text
 from dpr.formats.json_records import indented_record
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, json_rows
+from dpr.formats.training_files.unread_keys import KnownKeys
 from dpr.formats.training_records import sample_from_json, sample_to_json
+
+_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """One row per record."""
-    return json_rows(path, sample_from_json)
+    return json_rows(path, sample_from_json, options, _KEYS)
 
 
 def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:

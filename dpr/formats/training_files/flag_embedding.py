@@ -10,12 +10,13 @@ from typing import Any
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_text
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, json_rows
+from dpr.formats.training_files.unread_keys import KnownKeys
 from dpr.formats.training_files.values import passages_of, text_of
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """One row per record. Teacher scores, prompt and type are not read."""
-    return json_rows(path, _sample)
+    """One row per record. Teacher scores are not read, which is told; prompt and type are not either."""
+    return json_rows(path, _sample, options, KnownKeys(("query", "pos", "neg")))
 
 
 def write(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:

@@ -11,9 +11,10 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import TrainingSample
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of
-from dpr.formats.text_input import decode_line, iter_raw_lines, open_input
+from dpr.formats.text_input import open_input
 from dpr.formats.training_files import arrow_rows, beir, columns, dpr_json, flag_embedding, squad, tables, tevatron
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow
+from dpr.formats.training_files.values import number_of
 
 _HEAD_BYTES = 2**16
 
@@ -56,17 +57,34 @@ def _is_qrels(seen: Glimpse) -> bool:
         return False
     last_is_grade = grade_of(seen.fields[-1]) is not None
     is_header = tuple(field.strip().lower() for field in seen.fields) == ("query-id", "corpus-id", "score")
-    return is_header or (len(seen.fields) in (3, 4) and last_is_grade)
+    return is_header or (len(seen.fields) in (3, 4) and last_is_grade and not _is_scored_pair(seen.fields))
+
+
+def _is_scored_pair(fields: tuple[str, ...]) -> bool:
+    """Question, passage and a number: with spaces in a text, or no whole number, these are not the ids and the grade of a judgement."""
+    is_text = any(" " in field.strip() for field in fields[:2])
+    return len(fields) == 3 and number_of(fields[2]) is not None and (is_text or grade_of(fields[2]) is None)
 
 
 def _is_triple(seen: Glimpse) -> bool:
-    return seen.kind == "table" and len(seen.fields) == 3 and seen.fields[0].strip().lower() not in ("query-id", "id")
+    return seen.kind == "table" and len(seen.fields) == 3 and not _is_scored_pair(seen.fields) and not _has_header(seen, "query-id", "id")
 
 
 def _is_pair(seen: Glimpse) -> bool:
-    if seen.kind != "table" or len(seen.fields) != 2:
+    if seen.kind != "table" or _has_header(seen):
         return False
-    return not seen.fields[1].lstrip().startswith(("['", '["', "[]"))  # DPR's question sets: a question and its answers
+    is_question_set = seen.fields[1:] and seen.fields[1].lstrip().startswith(("['", '["', "[]"))  # DPR's: a question and its answers
+    return (len(seen.fields) == 2 and not is_question_set) or _is_scored_pair(seen.fields)
+
+
+def _has_header(seen: Glimpse, *others: str) -> bool:
+    return columns.is_header(seen.fields) or seen.fields[0].strip().lower() in others
+
+
+def _has_columns(seen: Glimpse) -> bool:
+    if seen.kind == "json":
+        return columns.has_columns(seen.keys, is_json=True)
+    return seen.kind == "arrow" or (seen.kind == "table" and columns.is_header(seen.fields))
 
 
 FORMATS = {
@@ -120,17 +138,17 @@ FORMATS = {
         ),
         TrainingFormat(
             "pairs",
-            "tab-separated question and passage (or ids with queries= and corpus=)",
-            "question <TAB> passage",
+            "tab-separated question and passage (or ids with queries= and corpus=), with a label or score or without",
+            "question <TAB> passage <TAB> 1",
             tables.read_pairs,
             _is_pair,
         ),
         TrainingFormat(
             "columns",
-            "JSON lines, Parquet or a Hugging Face datasets folder with columns query, positive, negative (or question=COLUMN ...)",
+            "JSON lines, TSV or CSV with header, Parquet, datasets folder: columns query, positive, negative, label (question=COLUMN ...)",
             '{"query": "...", "positive": "...", "negative_1": "...", "negative_2": "..."}',
             columns.read,
-            lambda seen: seen.kind == "arrow" or (seen.kind == "json" and columns.has_columns(seen.keys, is_json=True)),
+            _has_columns,
         ),
     )
 }
@@ -161,9 +179,10 @@ def detect(path: Path, options: ReadOptions | None = None, *, fallback: str = ""
     if fitting:
         raise InputError(f"fits the formats {' and '.join(fitting)} ({shown})", file=path, hint=f"say which, e.g. format={fitting[0]}")
     expected = f"one of the formats {', '.join(FORMATS)} (dpr prepare --help shows them)"
-    raise InputError(
-        f"no training data of a known format ({shown})", file=path, expected=expected, hint="or name columns: question=... positive=..."
-    )
+    hint = "or name columns: question=... positive=..."
+    if len(seen.fields) == 1 and "," in seen.fields[0]:
+        hint = "columns that are separated by commas need a header, such as question,passage or question,positive,negative"
+    raise InputError(f"no training data of a known format ({shown})", file=path, expected=expected, hint=hint)
 
 
 def files_read(path: Path) -> list[Path]:
@@ -179,11 +198,10 @@ def look_at(path: Path) -> Glimpse:
         return Glimpse(path, "arrow", frozenset(arrow_rows.arrow_columns(path)))
     with open_input(path) as stream:
         head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip()
-        if not head:
-            return Glimpse(path, "empty")
-        if head[:1] not in (b"{", b"["):
-            line, raw, too_long = next(iter_raw_lines(stream), (1, b"", False))
-            return Glimpse(path, "table", fields=tuple(decode_line(raw, too_long, path, line).split("\t")))
+    if not head:
+        return Glimpse(path, "empty")
+    if head[:1] not in (b"{", b"["):
+        return Glimpse(path, "table", fields=tuple(next(tables.table_rows(path), (1, [""]))[1]))
     is_long_line = head.startswith(b"{") and b"\n" not in head and len(head) > _HEAD_BYTES // 2
     try:
         record = None if is_long_line else next(iter_json_records(path), None)

@@ -13,6 +13,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.json_records import iter_json_records
+from dpr.formats.training_files.unread_keys import KnownKeys, UnreadKeys
 
 Note = Mapping[str, Any] | None
 """What a written file was made of, for the checksum beside it."""
@@ -28,12 +29,15 @@ class ReadOptions:
     """Questions that rows name by id."""
     split: str = ""
     """Which part of a folder; empty = train, or the only one."""
-    min_grade: int = 1
-    """Judgements from this grade on are positives. Those of grade 0 or below are hard negatives, those between are left out."""
+    min_grade: float | None = None
+    """Judgements, labels and scores from this one on are positives; None is 1, and only whole grades. Those of 0 or below are hard
+    negatives, those between are left out."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Column names by role: question, positive, negative, title, answers. ``a.b`` is key b of column a, of each item in a list."""
+    """Column names by role: question, positive, negative, title, answers, label. ``a.b`` is key b of column a, of each item in a list."""
     cache_dir: Path | None = None
     """Where a corpus that is looked into is kept in a form that can be."""
+    unread: UnreadKeys = field(default_factory=UnreadKeys, compare=False)
+    """Collects what is worth telling about keys that are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,8 @@ def good_row(file: Path, line: int, parse: Callable[[], TrainingSample], source:
         return SourceRow(file, line, None, InputError(str(error), file=file, line=line), text_hash(source()))
 
 
-def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample]) -> Iterator[SourceRow]:
-    """One row per record of a JSON array or of JSON lines.
+def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample], options: ReadOptions, known: KnownKeys) -> Iterator[SourceRow]:
+    """One row per record of a JSON array or of JSON lines; ``known`` are the keys that ``parse`` reads.
 
     Raises:
         InputError: what cannot be skipped (see ``iter_json_records``).
@@ -68,6 +72,7 @@ def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample]) -> 
         if record.error is not None:
             yield SourceRow(path, record.line, None, record.error, record.sha256())
             continue
+        options.unread.look(record.value, known, file=path, line=record.line)
         row = good_row(path, record.line, lambda value=record.value: parse(value), str)  # type: ignore[misc]
         yield replace(row, sha256=record.sha256()) if row.error is not None else row
 

@@ -1,25 +1,29 @@
-"""Tab-separated files: question and passage, and MS MARCO's triples (question, positive, negative), as texts or as ids.
+"""Files of rows and columns: question and passage, the same with a label or score, and MS MARCO's triples (question, positive, negative),
+as texts or as ids; and the rows of any such file.
 
-Rows that follow each other with the same question become one sample. Nothing is quoted: a tab ends a field, a newline ends a row.
+Rows that follow each other with the same question become one sample. A tab ends a field and a newline ends a row; quotes mean something
+only in files where every field is quoted, and in comma-separated ones, which need a header.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.text_input import iter_lines
+from dpr.formats.text_input import MAX_LINE_BYTES, iter_lines, open_input
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, good_row, joined
-from dpr.formats.training_files.values import text_of
+from dpr.formats.training_files.values import number_of, split_by_grade, text_of
 
-_HEADERS = {"question", "query", "anchor"}
+QUESTIONS = ("question", "query", "anchor", "query_text")
+_HEAD_BYTES = 2**16
 
 
 def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows of question and passage."""
+    """Rows of question and passage, or of question, passage and a label or score (``ReadOptions.min_grade``)."""
     return joined(_rows(path, options, 2))
 
 
@@ -28,29 +32,83 @@ def read_triples(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return joined(_rows(path, options, 3))
 
 
+def is_table(path: Path) -> bool:
+    """Whether a text file holds something else than JSON."""
+    return not _head(path).lstrip().startswith(("{", "["))
+
+
+def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every row that is not blank, with the line that the row ends on.
+
+    Raises:
+        InputError: broken quoting, or what ``iter_lines`` raises.
+    """
+    delimiter = _quoted_with(path)
+    if not delimiter:
+        for line, text in iter_lines(path):
+            if text.strip():
+                yield line, text.split("\t")
+        return
+    csv.field_size_limit(MAX_LINE_BYTES)
+    reader = csv.reader((text + "\n" for _, text in iter_lines(path)), delimiter=delimiter, strict=True)
+    try:
+        for fields in reader:
+            if any(field.strip() for field in fields):
+                yield reader.line_num, fields
+    except csv.Error as error:
+        raise InputError(f"not a row of quoted fields: {error}", file=path, line=reader.line_num) from None
+
+
+def _quoted_with(path: Path) -> str:
+    """The delimiter of a file with csv's quotes: a tab where all fields are quoted, a comma behind such a header; empty for others."""
+    head = _head(path)
+    whole = head.rpartition("\n")[0] or head  # the last line may be cut where the head ends
+    lines = [line for line in (head if len(head) < _HEAD_BYTES // 4 else whole).split("\n") if line.strip()]
+    if not lines:
+        return ""
+    if "\t" not in lines[0] and "," in lines[0] and {name.strip().lower() for name in next(csv.reader(lines[:1]))} & {*QUESTIONS}:
+        return ","
+    is_quoted = all(len(field) > 1 and field[0] == field[-1] == '"' for line in lines for field in line.rstrip("\r").split("\t"))
+    return "\t" if is_quoted else ""
+
+
+def _head(path: Path) -> str:
+    with open_input(path) as stream:
+        return stream.peek(_HEAD_BYTES)[:_HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
+
+
 def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:
     queries = open_lookup(options.queries, options.cache_dir) if options.queries else None
     corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
     if (queries is None) != (corpus is None):
         raise ConfigError("rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv")
-    for line, text in iter_lines(path):
-        fields = text.split("\t")
-        if not text.strip() or (line == 1 and fields[0].strip().lower() in _HEADERS):
+    is_first = True
+    for line, fields in table_rows(path):
+        is_header = is_first and fields[0].strip().lower() in QUESTIONS
+        is_first = False
+        if is_header:
             continue
 
         def parse(fields: list[str] = fields) -> TrainingSample:
-            return _sample(fields, width, queries, corpus)
+            return _sample(fields, width, queries, corpus, options.min_grade)
 
-        yield good_row(path, line, parse, lambda text=text: text)  # type: ignore[misc]
+        yield good_row(path, line, parse, lambda fields=fields: "\t".join(fields))  # type: ignore[misc]
 
 
-def _sample(fields: list[str], width: int, queries: Lookup | None, corpus: Lookup | None) -> TrainingSample:
+def _sample(fields: list[str], width: int, queries: Lookup | None, corpus: Lookup | None, min_grade: float | None) -> TrainingSample:
+    grade = fields.pop() if width == 2 and len(fields) == 3 and number_of(fields[2]) is not None else None
     if len(fields) != width:
         raise ValueError(f"{len(fields)} columns, expected {width}, separated by tabs")
     if queries is not None and corpus is not None:
         question, answers = queries.question(fields[0].strip())
-        positive, *negatives = (corpus.passage(field.strip()) for field in fields[1:])
-        return TrainingSample(text_of(question, "the question"), (positive,), tuple(negatives), answers=answers)
-    question = text_of(fields[0], "the question")
-    positive, *negatives = (Passage(text_of(field, f"column {number}")) for number, field in enumerate(fields[1:], 2))
-    return TrainingSample(question, (positive,), tuple(negatives))
+        first, *negatives = (corpus.passage(field.strip()) for field in fields[1:])
+        question = text_of(question, "the question")
+    else:
+        question, answers = text_of(fields[0], "the question"), ()
+        if width == 3 and number_of(fields[2]) is not None:
+            raise ValueError(f"column 3 is the number {fields[2]}, expected a negative passage; format=pairs reads it as label or score")
+        first, *negatives = (Passage(text_of(field, f"column {number}")) for number, field in enumerate(fields[1:], 2))
+    if grade is None:
+        return TrainingSample(question, (first,), tuple(negatives), answers=answers)
+    positives, hard = split_by_grade((first,), grade, "column 3", min_grade)
+    return TrainingSample(question, positives, hard, answers=answers)

@@ -11,14 +11,18 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_text
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, content_id, json_rows
+from dpr.formats.training_files.unread_keys import KnownKeys
 from dpr.formats.training_files.values import passages_of, text_of
 from dpr.formats.training_records import checked_answers
+
+_LISTS = ("positive_passages", "negative_passages", "positive_document_ids", "negative_document_ids")
+_KEYS = KnownKeys(("query", "query_text", "query_id", "answers", *_LISTS))
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """One row per record; both versions may be mixed."""
     corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
-    return json_rows(path, lambda record: _sample(record, corpus))
+    return json_rows(path, lambda record: _sample(record, corpus), options, _KEYS)
 
 
 def write(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:

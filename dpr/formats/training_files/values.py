@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dpr.core.records import Passage
@@ -9,6 +10,7 @@ from dpr.formats.json_records import describe
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.lookup import Lookup
 
+SCORES = "dpr prepare FILE min_grade=X out=train.jsonl makes positives of those from X on"
 TEXT_KEYS = ("text", "document_text", "passage", "contents")
 ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")
 
@@ -57,6 +59,40 @@ def title_of(value: Any, where: str) -> str:
     if not isinstance(value, str) or has_lone_surrogate(value):
         raise ValueError(f"{where} is {describe_value(value)}, expected a string or null")
     return value
+
+
+def number_of(value: Any) -> float | None:
+    """A grade, label or score as a number; None for what is none. Texts of tables are read as numbers."""
+    if isinstance(value, str):
+        try:
+            value = float(value) if len(value) <= 40 else None
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def split_by_grade(
+    passages: tuple[Passage, ...], value: Any, where: str, min_grade: float | None
+) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
+    """Positives and hard negatives among ``passages``, by a label or score for all of them or one for each (``ReadOptions.min_grade``).
+
+    Raises:
+        ValueError: something else than numbers, or a fraction where nothing says which ones are positives.
+    """
+    listed = value if isinstance(value, list | tuple) else [value] * len(passages)
+    if len(listed) != len(passages):
+        raise ValueError(f"{where} has {len(listed)} values for {len(passages)} passages, expected one for each")
+    grades = []
+    for item in listed:
+        grade = number_of(item)
+        if grade is None:
+            raise ValueError(f"{where} is {describe_value(item)}, expected a number: 0 for a negative, 1 or more for a positive")
+        if min_grade is None and grade != int(grade):
+            raise ValueError(f"{where} is the score {grade:g}, expected a whole grade, or to be told which scores are positives; {SCORES}")
+        grades.append(grade)
+    least = 1 if min_grade is None else min_grade
+    positives = tuple(passage for passage, grade in zip(passages, grades, strict=True) if grade >= least)
+    return positives, tuple(passage for passage, grade in zip(passages, grades, strict=True) if grade < least and grade <= 0)
 
 
 def describe_value(value: Any) -> str:

@@ -19,13 +19,15 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.registry import FORMATS, detect, read_rows
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
+from dpr.formats.training_files.tables import QUESTIONS
+from dpr.formats.training_files.values import number_of
 from dpr.formats.training_sets import open_training_set
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
 FIELD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
-    lambda text: bool(text.strip()) and text.strip().lower() not in ("question", "query", "anchor")
+    lambda text: bool(text.strip()) and text.strip().lower() not in QUESTIONS and number_of(text) is None and text[0] != '"'
 )
 PASSAGES = st.lists(st.builds(Passage, SOLID, TEXT), max_size=3).map(tuple)
 ANSWERS = st.lists(TEXT, max_size=2).map(tuple)
@@ -300,6 +302,117 @@ def test_rows_of_one_question_become_one_sample(tmp_path: Path) -> None:
     rows = rows_of(path)
     assert [(row.line, row.num_rows) for row in rows] == [(2, 3), (5, 1), (6, 1)]
     assert rows[0].sample == TrainingSample("q", (Passage("a"), Passage("b")))
+
+
+LABELLED = {
+    "labels": [{"query": "q", "passage": "p", "label": 1}, {"query": "q", "passage": "n", "label": 0}],
+    "booleans": [{"query": "q", "passage": "p", "is_relevant": True}, {"query": "q", "passage": "n", "is_relevant": False}],
+    "scores": [{"question": "q", "passage": "p", "score": 1.0}, {"question": "q", "passage": "n", "score": 0.0}],
+    "lists": [{"query": "q", "passage": ["n", "p"], "labels": [0, 1]}],
+    "table": ["q of words\tp\t1", "q of words\tn\t0"],
+    "table with header": ["Question\tPassage\tLabel", "q\tp\t1", "q\tn\t0"],
+    "commas": ["question,passage,label", 'q,"p",2', "q,n,-1"],
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_and_scores_say_which_passage_is_a_negative(tmp_path: Path, name: str) -> None:
+    (sample,) = samples_of(lines(tmp_path / "data", *LABELLED[name]))
+    assert [p.text for p in sample.positives] == ["p"]
+    assert [p.text for p in sample.hard_negatives] == ["n"]
+
+
+def test_a_negative_whose_question_has_no_positive_is_counted_and_not_used(tmp_path: Path) -> None:
+    rows = [{"query": "q", "passage": "p", "label": 1}, {"query": "r", "passage": "n", "label": 0}]
+    data = open_training_set(lines(tmp_path / "data", *rows), name="t", cache_dir=tmp_path / "cache")
+    assert (len(data), data.counts.kept, data.counts.dropped) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"query": "q", "passage": "p", "score": 0.134}, "score is the score 0.134, expected a whole grade"),
+        ("some question\tsome passage\t0.134", "column 3 is the score 0.134, expected a whole grade"),
+        ("question\tpassage one\t0.134", "column 3 is the score 0.134"),
+        ({"query": "q", "passage": "p", "label": "entailment"}, "label is the string 'entailment', expected a number"),
+        ({"query": "q", "passage": ["a", "b"], "labels": [1]}, "labels has 1 values for 2 passages"),
+    ],
+)
+def test_a_score_that_does_not_say_what_is_positive_is_refused_with_the_way_out(tmp_path: Path, row: Any, said: str) -> None:
+    path = lines(tmp_path / "data", "who is it\tp q\t1" if isinstance(row, str) else {"query": "r", "passage": "p"}, row)
+    with pytest.raises(InputError, match=said):
+        open_training_set(path, name="t", cache_dir=tmp_path / "cache")
+    if "score" in said:
+        assert [[p.text for p in sample.positives] for sample in samples_of(path, min_grade=0.1)][-1][0].endswith(("p", "passage", "one"))
+        assert samples_of(path, min_grade=0.2)[-1].hard_negatives == ()  # neither a positive nor surely a negative
+
+
+def test_a_number_is_no_negative_passage(tmp_path: Path) -> None:
+    (row,) = rows_of(lines(tmp_path / "data", "a question\ta passage\t0.134"), "triples")
+    assert "format=pairs reads it as label or score" in str(row.error)
+
+
+def test_column_of_the_label_can_be_named(tmp_path: Path) -> None:
+    path = lines(tmp_path / "data", {"query": "q", "body": "p", "judged": {"by": 1}}, {"query": "q", "body": "n", "judged": {"by": 0}})
+    (sample,) = samples_of(path, columns={"positive": "body", "label": "judged.by"})
+    assert [p.text for p in sample.hard_negatives] == ["n"]
+
+
+UNREAD = [
+    (
+        {"question": "q", "positive_ctxs": [{"text": "p"}], "hard_negatives_ctxs": []},
+        "hard_negatives_ctxs",
+        "did you mean hard_negative_ctxs",
+    ),
+    ({"question": "q", "positive_ctxs": [{"text": "p"}], "negatives": []}, "negatives", "did you mean negative_ctxs"),
+    ({"question": "q", "positive_ctxs": [{"text": "p"}], "answer": "a"}, "answer", "did you mean answers"),
+    ({"query": "q", "pos": ["p"], "pos_scores": [1.0]}, "pos_scores", "training uses no teacher's scores"),
+    ({"query": "q", "pos": ["p"], "negs": ["n"]}, "negs", "did you mean neg"),
+    ({"query": "q", "positive_passages": [{"text": "p"}], "negative_passage": []}, "negative_passage", "did you mean negative_passages"),
+    ({"anchor": "q", "positive": "p", "negative": "n", "score": 0.3}, "score", "training uses no teacher's scores"),
+    ({"anchor": "q", "positive": "p", "hard_negs_list": ["n"]}, "hard_negs_list", "did you mean hard_negatives"),
+]
+
+
+@pytest.mark.parametrize(("record", "key", "said"), UNREAD)
+def test_a_key_that_is_not_read_is_told_at_every_opening(
+    tmp_path: Path, record: dict[str, Any], key: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = lines(tmp_path / "data", record, record)
+    for _ in range(2):
+        caplog.clear()
+        open_training_set(path, name="t", cache_dir=tmp_path / "cache")
+        (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+        assert str(path) in warning
+        assert f"the key '{key}' is not read" in warning
+        assert said in warning
+
+
+def test_keys_that_are_names_of_their_own_are_no_misspellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record = {"question": "q", "positive_ctxs": [{"text": "p"}], "question_id": 1, "dataset": "nq", "position": 3, "answers_type": 1}
+    open_training_set(lines(tmp_path / "data", record), name="t", cache_dir=tmp_path / "cache")
+    assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]
+
+
+def test_quotes_of_a_fully_quoted_table_are_not_part_of_the_text(tmp_path: Path) -> None:
+    path = lines(tmp_path / "data", '"who?"\t"he said ""no"""', '"when?"\t"then"')
+    assert [(sample.question, sample.positives[0].text) for sample in samples_of(path)] == [("who?", 'he said "no"'), ("when?", "then")]
+    path = lines(tmp_path / "plain", '"To be"\t"or not"', 'who?\t"to be" is a phrase')
+    assert (samples_of(path)[0].question, samples_of(path)[0].positives[0].text) == ('"To be"', '"or not"')
+
+
+def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None:
+    path = lines(tmp_path / "data.csv", "question,title,positive,negative", 'who?,T,"a, b",', 'when?,,"c\nd",e')
+    assert samples_of(path) == [
+        TrainingSample("who?", (Passage("a, b", "T"),)),
+        TrainingSample("when?", (Passage("c\nd"),), (Passage("e"),)),
+    ]
+    (bad,) = [row for row in rows_of(lines(tmp_path / "bad.csv", "question,passage", "who?,he", "when?")) if row.error]
+    assert "1 columns, expected 2 as in the header" in str(bad.error)
+    with pytest.raises(InputError, match="separated by commas need a header"):
+        detect(lines(tmp_path / "headless.csv", "who?,he"))
+    with pytest.raises(InputError, match="not a row of quoted fields"):
+        rows_of(lines(tmp_path / "open.csv", "question,passage", 'who?,"he'))
 
 
 def test_columns_are_named_by_role(tmp_path: Path) -> None:
