@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
 from dpr.evaluation.answer_match import has_answer
 from dpr.mining.negatives import Candidate, Mined
+
+logger = get_logger(__name__)
 
 _COUNTED = (
     "questions",
@@ -123,6 +127,19 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
         yield f"  question  {' '.join(example['question'].split())[:140]}"
         yield f"    positive{positive}: {' '.join(example['positive'].split())[:140]}"
         yield f"    negative {example['score']} (rank {example['rank']}): {' '.join(example['negative'].split())[:140]}"
+
+
+def warn_of_few(audit: dict[str, Any], out: Path) -> None:
+    """Warns where at least half of the questions got no negative, and says why."""
+    counts = audit["counts"]
+    if 2 * counts["questions without negatives"] < max(counts["questions"], 1):
+        return
+    reasons = sorted(audit["left_out"].items(), key=lambda item: -item[1])
+    why = "; ".join([f"{counts['candidates']:,} candidates", *(f"{count:,} left out: {reason}" for reason, count in reasons)])
+    logger.warning(
+        "%s: %s of %s questions have no mined negatives (%s)",
+        *(out, f"{counts['questions without negatives']:,}", f"{counts['questions']:,}", why),
+    )
 
 
 def _quantiles(parts: list[np.ndarray]) -> list[float]:

@@ -24,7 +24,7 @@ from dpr.formats.outputs import require_writable
 from dpr.formats.run_lock import held, lock_of
 from dpr.formats.training_files.dpr_json import join_record_files
 from dpr.formats.training_sets import TrainingSet
-from dpr.mining.audit import combine
+from dpr.mining.audit import combine, warn_of_few
 from dpr.mining.blocks import BlockJob, mine_blocks
 from dpr.mining.corpus import OWN_CORPUS, MiningCorpus, write_own_passages
 from dpr.mining.lexical import LexicalSearch
@@ -70,7 +70,9 @@ def mine(
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with held(out, file=lock_of(out)):
-        return _mine(train, out, settings, search or LexicalSearch(), scorer, corpus=corpus, processes=processes, overwrite=overwrite)
+        audit = _mine(train, out, settings, search or LexicalSearch(), scorer, corpus=corpus, processes=processes, overwrite=overwrite)
+    warn_of_few(audit, out)
+    return audit
 
 
 def _mine(

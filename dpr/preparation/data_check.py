@@ -6,6 +6,7 @@ Memory: 8 bytes per row, 16 per passage that a row lists, and samples of fixed s
 from __future__ import annotations
 
 import random
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from dpr.formats.training_files.rows import ReadOptions, SourceRow
 SAMPLE_SIZE = 10_000
 _COMPARISONS = 100_000
 _LINE_BITS = 40
+_WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")  # Thai to Chinese
 
 
 @dataclass(slots=True)
@@ -60,13 +62,14 @@ class DataCheck:
         self.bad_rows, self.without_positives = Finding(), Finding()
         self.positive_as_negative, self.near_duplicates = Finding(), Finding()
         self.repeated_rows, self.repeated_questions = Finding(), Finding()
+        self.single_words, self.unread_keys = Finding(), Finding()
         self.reasons: dict[str, int] = {}
         self.compared_rows = 0
         self.texts = {
             role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(("question", "positive", "hard negative", "other negative"))
         }
         self.examples = Reservoir(5, seed=9)
-        self.questions = array("Q")
+        self.questions, self.positives = array("Q"), array("Q")
         self._contents, self._places = array("Q"), array("Q")
         self._known, self._negatives, self._negative_places = array("Q"), array("Q"), array("Q")
         self._files: list[Path] = []
@@ -91,6 +94,9 @@ class DataCheck:
         self.questions.append(question)
         self._places.append(place)
         positives = [_identity(passage) for passage in sample.positives]
+        self.positives.extend(positives)
+        if any(_is_single_word(passage.text) for passage in sample.positives + sample.hard_negatives + sample.other_negatives):
+            self.single_words.add(where)
         self._contents.append(text_hash(repr((question, sorted(positives)))))
         self._known.extend(_pair(question, identity) for identity in positives)
         for passage in sample.hard_negatives + sample.other_negatives:
@@ -155,18 +161,25 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
     check = DataCheck()
     for row in _rows(files, options):
         check.add(row)
+    for note in options.unread.told.values():
+        check.unread_keys.add(note)
     return check.finish()
 
 
-def shared_questions(first: DataCheck, second: DataCheck) -> int:
-    """How many questions of ``second`` are questions of ``first`` too, but for case and spacing."""
-    own = np.frombuffer(first.questions, dtype=np.uint64)
-    return int(np.isin(np.frombuffer(second.questions, dtype=np.uint64), own).sum())
+def num_shared(first: array[int], second: array[int]) -> int:
+    """How many of ``second`` (``questions`` or ``positives`` of a check) are in ``first`` too, but for case and spacing."""
+    return int(np.isin(np.frombuffer(second, dtype=np.uint64), np.frombuffer(first, dtype=np.uint64)).sum())
 
 
 def _rows(files: Sequence[Path], options: ReadOptions) -> Iterator[SourceRow]:
     for path in files:
         yield from FORMATS[detect(path, options, fallback="dpr")].read(path, options)
+
+
+def _is_single_word(text: str) -> bool:
+    """A text without spaces, short, and in a script that puts them between words: a label, a score or an id perhaps."""
+    text = text.strip()
+    return len(text) <= 40 and len(text.split()) == 1 and not _WITHOUT_SPACES.search(text)
 
 
 def _repeats(hashes: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from dpr.data.likeness import NEAR_DUPLICATE
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_passage
 from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint, read_settings, resolve_checkpoint
-from dpr.preparation.data_check import DataCheck, Finding, shared_questions
+from dpr.preparation.data_check import DataCheck, Finding, num_shared
 
 Prefixes = Mapping[str, str]
 """What is put before every ``question`` and every ``passage``."""
@@ -47,7 +47,9 @@ def problems_of(check: DataCheck, name: str) -> list[tuple[str, Finding]]:
     """What should be mended before training, with its name."""
     listed = [
         ("bad rows", check.bad_rows),
+        ("keys that are not read", check.unread_keys),
         ("questions without a positive", check.without_positives),
+        ("rows with a passage of a single word (is it a label, a score or an id?)", check.single_words),
         ("rows that repeat an earlier one", check.repeated_rows),
         ("negatives that are positives of the same question", check.positive_as_negative),
         (f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)", check.near_duplicates),
@@ -68,8 +70,8 @@ def report(
         lines.append("")
     problems = [problem for name, check in sets for problem in problems_of(check, name)]
     if dev is not None:
-        shared = shared_questions(train, dev)
-        problems.append(("dev: questions that are in train too", Finding(shared)))
+        problems.append(("dev: questions that are in train too", Finding(num_shared(train.questions, dev.questions))))
+        lines.insert(-1, _shared_positives(train, dev))
     lines += list(_problem_lines(problems))
     if train.compared_rows < train.records - train.without_hard:
         lines.append(f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)")
@@ -86,6 +88,11 @@ def _counts(name: str, check: DataCheck) -> Iterator[str]:
     )
     yield f"  {check.without_hard:,} without hard negatives, {check.num_answers:,} with answers"
     yield f"  {check.repeated_questions.count:,} questions occur before in the file"
+
+
+def _shared_positives(train: DataCheck, dev: DataCheck) -> str:
+    shared, total = num_shared(train.positives, dev.positives), max(len(dev.positives), 1)
+    return f"  {shared:,} of {len(dev.positives):,} positives of dev are positives in train too ({shared / total:.0%})"
 
 
 def _lengths(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixes) -> Iterator[str]:

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import InputError
 from dpr.formats.durable import read_json
 from dpr.formats.text_input import has_lone_surrogate
+from dpr.formats.training_files.rows import chosen_split
 
 _BATCH_ROWS = 256
 _SPLIT_FILE = "dataset_dict.json"
@@ -34,7 +35,7 @@ def arrow_rows(path: Path, *, split: str = "", columns: list[str] | None = None)
 
     Raises:
         InputError: a damaged file; the split does not exist.
-        ConfigError: several splits, none of them ``train``, and none chosen.
+        ConfigError: none is chosen of several splits without ``train``, or of a test set alone.
     """
     for file in arrow_files(path, split):
         number = 0
@@ -63,7 +64,7 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
     if not path.is_dir():
         return [path]
     if (path / _SPLIT_FILE).is_file():
-        return arrow_files(path / _chosen(_plain_names(path / _SPLIT_FILE, "splits"), split, path))
+        return arrow_files(path / chosen_split(_plain_names(path / _SPLIT_FILE, "splits"), split, path))
     if (path / "state.json").is_file():
         return [path / name for name in _plain_names(path / "state.json", "_data_files")]
     found: dict[str, list[Path]] = {}
@@ -73,7 +74,7 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
         found.setdefault(inside if inside not in ("", "data") and name.isdigit() else name, []).append(file)
     if not found:
         raise InputError("no Parquet or Arrow files in this folder", file=path)
-    return found[_chosen(list(found), split, path)]
+    return found[chosen_split(list(found), split, path)]
 
 
 def _plain_names(file: Path, key: str) -> list[str]:
@@ -89,15 +90,6 @@ def _plain_names(file: Path, key: str) -> list[str]:
 
 def _is_plain(name: str) -> bool:
     return 0 < len(name) < 256 and Path(name).name == name and "\0" not in name and not has_lone_surrogate(name)
-
-
-def _chosen(names: list[str], split: str, path: Path) -> str:
-    shown = ", ".join(names)[:300]
-    if split and split not in names:
-        raise InputError(f"no split {split!r}", file=path, expected=f"one of {shown}")
-    if split or "train" in names or len(names) == 1:
-        return split or ("train" if "train" in names else names[0])
-    raise ConfigError(f"{path} has the splits {shown}; choose one with split=NAME")
 
 
 def _batches(file: Path, columns: list[str] | None) -> Iterator[pa.RecordBatch]:

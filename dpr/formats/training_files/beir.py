@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import grade_of
 from dpr.formats.text_input import iter_lines
 from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, content_id, good_row, joined
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, good_row, joined
 from dpr.formats.training_files.values import text_of
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -80,11 +80,7 @@ def _qrels_file(folder: Path, split: str) -> Path:
     found = {file.name.removesuffix(".gz").removesuffix(".tsv"): file for file in sorted((folder / "qrels").glob("*.tsv*"))}
     if not found:
         raise InputError("no qrels/*.tsv", file=folder, expected="corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
-    if split and split not in found:
-        raise InputError(f"no qrels/{split}.tsv", file=folder, expected=f"one of {', '.join(found)}")
-    if split or "train" in found or len(found) == 1:
-        return found[split or ("train" if "train" in found else next(iter(found)))]
-    raise ConfigError(f"{folder} has judgements for {', '.join(found)}; choose with split=NAME, or give the file under qrels/")
+    return found[chosen_split(list(found), split, folder)]
 
 
 def companions(path: Path) -> list[Path]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.training_files.unread_keys import KnownKeys, UnreadKeys
@@ -90,6 +90,22 @@ def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
         group.append(row)
     if group:
         yield _merged(group)
+
+
+def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
+    """The part of a folder to read: ``split``, else train, else the only one, which a test set must be asked for.
+
+    Raises:
+        InputError: the folder has no such split.
+        ConfigError: the choice is open.
+    """
+    shown = ", ".join(names)[:300]
+    if split and split not in names:
+        raise InputError(f"no split {split!r}", file=path, expected=f"one of {shown}")
+    if split or "train" in names or (len(names) == 1 and names[0] != "test"):
+        return split or ("train" if "train" in names else names[0])
+    only = "has only the split test, which is kept to measure by" if len(names) == 1 else f"has the splits {shown}"
+    raise ConfigError(f"{path} {only}; choose with split=NAME, or name the file of a split")
 
 
 def text_hash(text: str) -> str:

@@ -246,12 +246,24 @@ def test_a_split_is_chosen_or_asked_for(tmp_path: Path) -> None:
     folder = beir_folder(tmp_path / "b", "1\td1\t1", name="dev")
     assert [sample.question for sample in samples_of(folder)] == ["one"]
     beir_folder(folder, "2\td1\t1", name="test")
-    with pytest.raises(ConfigError, match="dev, test; choose with split=NAME"):
+    with pytest.raises(ConfigError, match="has the splits dev, test; choose with split=NAME"):
         rows_of(folder)
     assert [sample.question for sample in samples_of(folder, split="test")] == ["two"]
     assert [sample.question for sample in samples_of(folder / "qrels" / "dev.tsv", "beir")] == ["one"]
-    with pytest.raises(InputError, match=r"no qrels/train.tsv, expected one of dev, test"):
+    with pytest.raises(InputError, match="no split 'train', expected one of dev, test"):
         rows_of(folder, split="train")
+
+
+def test_a_test_set_alone_is_never_trained_on_unasked(tmp_path: Path) -> None:
+    folder = beir_folder(tmp_path / "b", "1\td1\t1", name="test")
+    parquet = tmp_path / "p" / "test-00000-of-00001.parquet"
+    parquet.parent.mkdir()
+    pq.write_table(pa.table({"query": ["one"], "positive": ["p"]}), parquet)
+    for path, file in ((folder, folder / "qrels" / "test.tsv"), (parquet.parent, parquet)):
+        with pytest.raises(ConfigError, match="has only the split test, which is kept to measure by; choose with split=NAME"):
+            open_training_set(path, name="t", cache_dir=tmp_path / "cache")
+        assert [sample.question for sample in samples_of(path, split="test")] == ["one"]
+        assert open_training_set(file, name="t", cache_dir=tmp_path / "cache")[0].question == "one"
 
 
 @pytest.mark.parametrize("form", ["two columns", "tsv", "jsonl", "parquet"])

@@ -202,3 +202,21 @@ def test_existing_negatives_are_replaced_or_kept(tmp_path: Path) -> None:
     for record in records(tmp_path / "kept.jsonl"):
         assert record["hard_negative_ctxs"][0] == {"title": "", "text": "old one"}
         assert all("rank" in entry for entry in record["hard_negative_ctxs"][1:])
+
+
+def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train = train_set(
+        tmp_path, [TrainingSample("ba be", (Passage("ba be bi", id="1"),)), TrainingSample("ba bi", (Passage("ba be bo", id="2"),))]
+    )
+    for _ in range(2):  # again for the same, finished file
+        caplog.clear()
+        audit = mine(train, tmp_path / "out.jsonl", MiningSettings(near_duplicate=0.3))
+        assert audit["counts"]["negatives"] == 0
+        (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+        assert "out.jsonl: 2 of 2 questions have no mined negatives (" in warning
+        assert "left out: " in warning
+
+
+def test_mining_that_finds_negatives_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine(train_set(tmp_path), tmp_path / "out.jsonl", MiningSettings(keep_answers=True))
+    assert not [entry for entry in caplog.records if entry.levelname == "WARNING"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.data.likeness import jaccard, words_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import write_training_set
-from dpr.preparation.data_check import Reservoir, check_files, shared_questions
+from dpr.preparation.data_check import Reservoir, check_files, num_shared
 from tests.helpers.tiny import encoder_folder
 
 WORDS = "ba be bi bo bu ca ce ci co cu da de di do du fa fe fi fo fu".split()
@@ -73,7 +74,38 @@ def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
 def test_questions_of_dev_that_are_in_train_are_counted(tmp_path: Path) -> None:
     train = check_files([written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))], ReadOptions())
     dev = check_files([written(tmp_path / "d.jsonl", sample(3), sample(12), TrainingSample(" QUESTION 4", (Passage("x"),)))], ReadOptions())
-    assert shared_questions(train, dev) == 2
+    assert num_shared(train.questions, dev.questions) == 2
+
+
+def test_positives_of_dev_that_are_positives_in_train_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))
+    dev = written(tmp_path / "d.jsonl", TrainingSample("new", (Passage("right 3", "T"),)), TrainingSample("newer", (Passage("right one"),)))
+    assert main(["check-data", str(train), f"dev={dev}"]) == 0
+    assert "1 of 2 positives of dev are positives in train too (50%)" in capsys.readouterr().out
+
+
+def test_passages_of_a_single_word_and_keys_that_are_not_read_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        {"question": "q", "positive_ctxs": [{"text": "a passage"}], "hard_negatives_ctxs": []},
+        {"question": "r", "positive_ctxs": [{"text": "another passage"}], "hard_negative_ctxs": [{"text": "0.134"}]},
+        {"question": "s", "positive_ctxs": [{"text": "\u6771\u4eac\u306f\u65e5\u672c\u306e\u9996\u90fd"}]},
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["check-data", str(path), "strict=true"]) == 3
+    text = capsys.readouterr().out
+    assert "1 train: keys that are not read" in " ".join(text.split())
+    assert f"{path}:1: the key 'hard_negatives_ctxs' is not read; did you mean hard_negative_ctxs?" in text
+    assert "1 train: rows with a passage of a single word" in " ".join(text.split())
+    assert f"{path}:2" in text
+
+
+def test_rows_with_labels_are_checked_as_they_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [{"query": "q", "passage": "a passage", "label": 1}, {"query": "r", "passage": "no passage", "label": 0}]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["check-data", str(path)]) == 0
+    assert "questions without a positive" in capsys.readouterr().out
 
 
 def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
