@@ -149,8 +149,8 @@ REAL = {
         ["question=question_text", "positive=paragraph_text", "title=title_text", "answers=original_nq_answers.string"],
         "read 1,355, kept 1,355",
     ),
-    "npl": ([], "read 2,083, kept 2,083 as 93 questions"),
-    "cranfield": (["on_bad_row=skip"], "read 1,612, kept 1,611 as 225 questions, dropped 0 without positives, rejected 1"),
+    "npl": (["split=test"], "read 2,083, kept 2,083 as 93 questions"),
+    "cranfield": (["split=test", "on_bad_row=skip"], "read 1,612, kept 1,611 as 225 questions, dropped 0 without positives, rejected 1"),
 }
 
 
