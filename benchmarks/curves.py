@@ -207,7 +207,7 @@ def train(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
     trainer.callbacks.insert(0, recorder)
     assert isinstance(trainer.loss, BiEncoderNllLoss)
     trainer.loss.max_scores = case.max_scores or trainer.loss.max_scores
-    trainer.seed += case.masks  # the order was made with the seed; only dropout still asks for it
+    trainer.settings.seed += case.masks  # the order was made with the seed; only dropout still asks for it
     trainer.train()
     figures = run_validations(trainer.validations, trainer.model)
     return Curve(recorder.losses, {name: figures[name] for name in FIGURES})

@@ -23,7 +23,8 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 from dpr.training.grad_cache import CachedStep
-from dpr.training.optimizer import OptimizerSettings, make_optimizer
+from dpr.training.optimizer import make_optimizer
+from dpr.training.settings import OptimizerSettings
 from dpr.training.step import DirectStep, Step
 
 Training = Callable[[], list[float]]

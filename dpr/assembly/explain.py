@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpr.assembly.sources import resolve_training_files
-from dpr.assembly.training import batch_settings, build_model, open_sets
+from dpr.assembly.training import build_model, open_sets
 from dpr.config.explain import ExplainConfig
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
@@ -34,14 +34,13 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     # Random weights will do: only the tokenizer is asked.
     tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
-    batches = batch_settings(config)
-    pool_size = batches.global_batch_size or _stored_pool_size(config) or config.train.batch_size
-    dataset = make_dataset(sets, tensorizer, batches, pool_size=pool_size, ranks=Ranks(), seed=config.seed)
-    per_epoch = steps_per_epoch(dataset, batches)
+    pool_size = config.train.global_batch_size or _stored_pool_size(config) or config.train.batch_size
+    dataset = make_dataset(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
+    per_epoch = steps_per_epoch(dataset, config.train)
     total = min(config.train.num_train_epochs * per_epoch, config.train.max_steps or config.train.num_train_epochs * per_epoch)
     if config.step > total:
         raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
-    epoch, keys = pools_of_step(config.step - 1, per_epoch, batches)
+    epoch, keys = pools_of_step(config.step - 1, per_epoch, config.train)
     yield f"step {config.step} of {total}: epoch {epoch}, step {(config.step - 1) % per_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
     for key in keys:
         yield from _pool(dataset, key, tensorizer, config.candidates(), config.questions)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpr.assembly.sources import NamedSource
-from dpr.config.datasets import DatasetConfig
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
-
-# They decide where, how fast and how closely watched a run is, not which weights it ends with.
-_WITHOUT_EFFECT = (
-    "output_dir device no_cuda rank_timeout_s resume on_bad_row max_bad_rows checkpoint_file_name train_datasets dev_datasets model_file "
-    "train.batch_size train.log_batch_step train.num_workers train.prefetch_batches train.keep_last train.save_every_steps "
-    "train.token_store train.sanity_validation train.dry_run train.load_best_at_end"
-).split()
+from dpr.core.settings import DECIDING, flat_values
+from dpr.data.settings import DataSetSettings
 
 
 class Prefixes:
@@ -65,7 +59,7 @@ def existing(key: str, path: str) -> Path:
 
 def data_set_entry(source: NamedSource, mined: Path | None) -> dict[str, Any]:
     """The catalogue entry of a training set: the user's options, with the mined file in place of the files."""
-    entry = {**differing(source.options, DatasetConfig()), "file": [str(file) for file in source.files] if mined is None else str(mined)}
+    entry = {**differing(source.options, DataSetSettings()), "file": [str(file) for file in source.files] if mined is None else str(mined)}
     entry.pop("source", None)
     return entry
 
@@ -105,9 +99,8 @@ def train_settings(
 
 def deciding(config: BiEncoderTrainConfig) -> dict[str, Any]:
     """The settings that decide what a training ends with, by their dotted names; files count by their content, elsewhere."""
-    flat = _flat(asdict(config))
-    flat = {key: value for key, value in flat.items() if key not in _WITHOUT_EFFECT and not key.startswith("tracking.")}
-    return {key: value for key, value in flat.items() if not (key.startswith("datasets.") and _names_files(key, value))}
+    entries = {key: value for key, value in _flat(config.datasets, "datasets.").items() if not _names_files(key, value)}
+    return flat_values(config, DECIDING) | entries
 
 
 def differing(config: Any, default: Any) -> dict[str, Any]:

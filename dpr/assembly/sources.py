@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import read_entry
-from dpr.config.datasets import DatasetConfig
 from dpr.core.errors import ConfigError
+from dpr.data.settings import DataSetSettings
 from dpr.formats.training_files.registry import look_at
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class NamedSource:
 
     name: str
     files: tuple[Path, ...]
-    options: DatasetConfig
+    options: DataSetSettings
 
 
 def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[NamedSource]:
@@ -64,15 +64,15 @@ def _resolve(name: str, catalogue: Mapping[str, Any]) -> NamedSource:
     if path.is_file():
         if name in catalogue:
             logger.warning("%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)", name, name)
-        return NamedSource(_short_name(path.name), (path,), DatasetConfig())
+        return NamedSource(_short_name(path.name), (path,), DataSetSettings())
     if name in catalogue:
         options = _options(name, catalogue[name])
         return NamedSource(name, _catalogue_files(name, options), options)
     if found := _expand(name):
-        return NamedSource(_short_name(path.name), found, DatasetConfig())
+        return NamedSource(_short_name(path.name), found, DataSetSettings())
     if path.is_dir():
         if look_at(path).is_training_data:
-            return NamedSource(_short_name(path.name), (path,), DatasetConfig())
+            return NamedSource(_short_name(path.name), (path,), DataSetSettings())
         raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
     if glob.has_magic(name):
         raise ConfigError(f"no file matches {name}")
@@ -82,7 +82,7 @@ def _resolve(name: str, catalogue: Mapping[str, Any]) -> NamedSource:
     raise ConfigError(f"{name} is neither a file nor a data set of the catalogue; {hint}")
 
 
-def _catalogue_files(name: str, options: DatasetConfig) -> tuple[Path, ...]:
+def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     if options.reader is not None and options.file is None:
         return ()
     given = options.file if isinstance(options.file, list | tuple) else [options.file]
@@ -114,16 +114,16 @@ def _expand(pattern: str) -> tuple[Path, ...]:
     return tuple(Path(found) for found in sorted(glob.glob(str(path), recursive=True)) if Path(found).is_file())
 
 
-def _options(name: str, entry: Any) -> DatasetConfig:
+def _options(name: str, entry: Any) -> DataSetSettings:
     options = read_entry(
-        DatasetConfig,
+        DataSetSettings,
         entry,
         key=f"datasets.{name}",
         targets=_KNOWN_TARGETS,
         told_apart="JSON and JSONL files are told apart by suffix",
         without_effect=_WITHOUT_EFFECT,
     )
-    options.check(name)
+    options.check(f"datasets.{name}.")
     return options
 
 

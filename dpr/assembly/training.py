@@ -12,15 +12,14 @@ from typing import Any
 
 from dpr.assembly.sources import NamedSource, resolve_training_files
 from dpr.assembly.user_classes import make_loss, user_callbacks, user_data, user_metrics, user_validations
-from dpr.config.training import BiEncoderTrainConfig
-from dpr.config.training_parts import TrackingConfig
+from dpr.config.training import BiEncoderTrainConfig, TrackingConfig
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_everything
-from dpr.data.collator import Augmentation, SetOptions
+from dpr.core.settings import part_of
+from dpr.data.collator import SetOptions
 from dpr.data.loader import SampleSource
-from dpr.data.mixing import Sampling
 from dpr.data.tokens import open_tokens
 from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import write_json
@@ -30,10 +29,8 @@ from dpr.models.settings import EncoderSettings
 from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
 from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run
-from dpr.training.optimizer import OptimizerSettings, Schedule
-from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
 from dpr.training.trainer import BiEncoderTrainer
-from dpr.training.validations.dev_sets import DevSet, ValidationSettings
+from dpr.training.validations.dev_sets import DevSet
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.usual import usual_validations
 
@@ -70,23 +67,8 @@ def run(config: BiEncoderTrainConfig) -> float | None:
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``."""
     encoder = config.encoder
-    options = TowerOptions(
-        fix_ctx_encoder=encoder.fix_ctx_encoder,
-        learn_temperature=config.loss.learn_temperature,
-        temperature=config.loss.temperature,
-        packed=encoder.packed,
-        attention=encoder.attention,
-        attention_dropout=encoder.attention_dropout,
-    )
-    settings = EncoderSettings(
-        pooling=encoder.pooling,
-        projection_dim=encoder.projection_dim,
-        normalize=encoder.normalize,
-        shared=encoder.shared,
-        sequence_length=encoder.sequence_length,
-        question_length=encoder.question_length,
-        dpr_trailing_sep=config.trailing_sep(),
-    )
+    options = part_of(TowerOptions, config.loss, encoder)
+    settings = part_of(EncoderSettings, encoder, dpr_trailing_sep=config.trailing_sep())
     if config.model_file is not None:
         model = BiEncoder.load(
             config.model_file,
@@ -126,7 +108,7 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
     """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
     for source in sources:
         if loss_scales is not None and source.options.loss_scale is not None:
-            raise ConfigError(f"datasets.{source.name}.loss_scale and loss_scale_factors contradict; leave one of them out")
+            raise ConfigError(f"datasets.{source.name}.loss_scale and loss_scale_factors are mutually exclusive; leave one of them out")
     own = [1.0 if source.options.loss_scale is None else source.options.loss_scale for source in sources]
     scales = own if loss_scales is None else list(loss_scales)
     if len(scales) != len(sources):
@@ -154,7 +136,9 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
             weight=source.options.weight,
         )
         if options.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
-            raise ConfigError(f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true contradict; nothing would train")
+            raise ConfigError(
+                f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true are mutually exclusive; nothing would train"
+            )
         opened.append((data, options))
     return opened
 
@@ -186,61 +170,15 @@ def _sees_most_rows(num_rows: int, config: BiEncoderTrainConfig) -> bool:
 
 def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:
     """The trainer that the settings describe."""
-    train = config.train
     return BiEncoderTrainer(
         model,
         train_sets,
         dev_sets,
         output_dir=str(config.output_dir),
-        batch_size=train.batch_size,
-        num_train_epochs=train.num_train_epochs,
-        max_steps=train.max_steps,
-        stop_at_epoch=train.stop_at_epoch,
-        seed=config.seed,
-        batches=batch_settings(config),
+        settings=config,
         loss=make_loss(config.loss.name, candidates=config.candidates()),
-        optimizer=OptimizerSettings(
-            learning_rate=train.learning_rate,
-            weight_decay=train.weight_decay,
-            eps=train.adam_eps,
-            betas=train.betas(),
-            embedding_lr_factor=train.embedding_lr_factor,
-            # The original's gradient was the exact one divided by the number of processes, so its limit is that much stricter.
-            max_grad_norm=train.max_grad_norm * (current_ranks().world_size if config.as_dpr else 1),
-        ),
-        schedule=Schedule(config.lr_schedule(), train.warmup_steps, train.min_lr_ratio),
-        validation=_validation_settings(config),
+        metrics=user_metrics(config.train.metrics),
         validations=user_validations(config.train.validation),
-        periods=Periods(
-            log_every_steps=train.log_batch_step,
-            eval_per_epoch=train.eval_per_epoch,
-            eval_every_steps=train.eval_every_steps,
-            eval_epochs=tuple(train.eval_epochs or ()),
-            sanity_pools=train.sanity_validation,
-            val_av_rank_start_epoch=config.val_av_rank_start_epoch,
-            save_every_steps=train.save_every_steps,
-        ),
-        checkpoints=CheckpointSettings(
-            name=config.checkpoint_file_name,
-            keep_last=train.keep_last,
-            resume=config.resume_mode(),
-            ignore_offset=config.ignore_checkpoint_offset,
-            ignore_optimizer=config.ignore_checkpoint_optimizer,
-            ignore_lr=config.ignore_checkpoint_lr,
-            best_metric=train.best_metric,
-            best_is_highest=train.best_is_highest,
-            goes_on=Path(str(config.model_file)) if config.init == "continue" else None,
-        ),
-        compute=ComputeSettings(
-            precision=train.precision,
-            most_skipped_steps=train.most_skipped_steps,
-            tf32=train.tf32,
-            gradient_checkpointing=train.gradient_checkpointing,
-            compile=train.compile,
-            deterministic=train.deterministic,
-            grad_cache_tokens=train.grad_cache_tokens,
-            memory_budget_gb=train.memory_budget_gb,
-        ),
         callbacks=make_callbacks(config),
         config=asdict(config),
     )
@@ -275,15 +213,8 @@ def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened,
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
     """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
-    validations = usual_validations(
-        [DevSet(source.name, source, options) for source, options in dev_sets],
-        settings=_validation_settings(config),
-        hard_negatives=config.train.hard_negatives,
-        other_negatives=config.train.other_negatives,
-        average_rank_from=None,
-        candidates=config.candidates(),
-        precision=config.train.precision,
-    )
+    sets = [DevSet(source.name, source, options) for source, options in dev_sets]
+    validations = usual_validations(sets, config, user_metrics(config.train.metrics), in_training=False)
     metrics = run_validations([*validations, *user_validations(config.train.validation)], model)
     if current_ranks().is_main:
         for name, value in metrics.items():
@@ -298,36 +229,6 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -
 
         on_main(write)
     return metrics["eval/nll_loss"]
-
-
-def batch_settings(config: BiEncoderTrainConfig) -> BatchSettings:
-    """What pools are made of."""
-    train = config.train
-    return BatchSettings(
-        global_batch_size=train.global_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps,
-        hard_negatives=train.hard_negatives,
-        other_negatives=train.other_negatives,
-        sampling=Sampling(rates=config.train_sampling_rates, **asdict(train.sampling)),
-        local_shards=config.local_shards_dataloader,
-        augmentation=Augmentation(train.augment.crop_tokens, train.augment.mask_probability),
-        num_workers=train.num_workers,
-        prefetch_batches=train.prefetch_batches,
-        overfit_batches=train.overfit_batches,
-    )
-
-
-def _validation_settings(config: BiEncoderTrainConfig) -> ValidationSettings:
-    train = config.train
-    return ValidationSettings(
-        pool_size=train.dev_batch_size,
-        average_rank_hard_negatives=train.val_av_rank_hard_neg,
-        average_rank_other_negatives=train.val_av_rank_other_neg,
-        average_rank_passages_per_forward=train.val_av_rank_bsz,
-        average_rank_max_questions=train.val_av_rank_max_qs,
-        as_dpr=config.as_dpr,
-        metrics=user_metrics(train.metrics),
-    )
 
 
 def _check_evaluation_only(config: BiEncoderTrainConfig, dev_sources: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from dpr.cli.conf_folder import conf_folder
 from dpr.cli.endings import exit_code_of
 from dpr.cli.help_text import help_text
 from dpr.cli.keys import check_keys
+from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.settings import settings
@@ -76,7 +77,7 @@ def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv
     if speaks:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
-    overrides = arguments.quote_values(overrides, known, is_sweep=given.is_sweep)
+    overrides = with_original_defaults(arguments.quote_values(overrides, known, is_sweep=given.is_sweep), known)
     _register(config_name, config_class)
     if given.is_for_hydra and not speaks:
         return 0

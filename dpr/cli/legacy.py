@@ -36,6 +36,13 @@ REPLACED: dict[str, str] = {
 """Key -> what to use instead. A key that a job's own configuration has is never looked up here."""
 
 
+def with_original_defaults(overrides: list[str], known: Collection[str]) -> list[str]:
+    """``compat=dpr`` stands for the original's defaults too, unless another ``train=`` is given."""
+    if "compat" not in known or "compat=dpr" not in overrides or any(override.startswith("train=") for override in overrides):
+        return overrides
+    return ["train=biencoder_default", *overrides]
+
+
 def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None, str] | None:
     """For an old key: the override that takes its place (None: nothing does) and the warning. None when the key is not an old one."""
     if key == "fp16":

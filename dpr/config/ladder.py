@@ -4,101 +4,90 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dpr.config.checks import require_at_least, require_choice
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings, setting
 
 _PICKS = ("top", "sample")
 
 
 @dataclass
-class MineConfig:
+class MineConfig(Settings):
     """What becomes a hard negative (docs/training_data.md), found by BM25 or by a model."""
 
-    per_question: int = 5
+    per_question: int = setting(5, unit="passages", least=1)
     """Negatives per question, at most."""
-    from_rank: int = 1
+    from_rank: int = setting(1, least=1)
     """First rank to take from."""
-    to_rank: int = 100
+    to_rank: int = setting(100, least=1)
     """Last rank to take from."""
-    pick: str = "top"
+    pick: str = setting("top", choices=_PICKS)
     """top: the best that pass the filters; sample: any of them."""
-    seed: int = 0
+    seed: int = setting(0, least=0)
     """Decides what is drawn with pick=sample."""
     keep_answers: bool = False
     """Keep passages that hold an answer string."""
-    near_duplicate: float = 0.8
+    near_duplicate: float = setting(0.8, least=0, most=1)
     """Passages that share this much of their words with a positive, or with a negative that is taken, are left out."""
-    max_relative_score: float = 0.0
+    max_relative_score: float = setting(0.0, least=0)
     """Highest share of the positive's score that a negative of the model may have; 0 = any."""
     absolute_margin: float | None = None
     """Leave out what the model scores above the positive's score less this; absent = any."""
     cross_encoder: str | None = None
     """Folder of a sequence classifier that is asked about what would become a negative."""
-    veto_above: float | None = None
+    veto_above: float | None = setting(None, above=0, most=1)
     """Its probability of being relevant from which a passage is left out; absent = 0.5."""
     keep_existing: bool = False
     """Keep the hard negatives that the training data have, before the mined ones."""
-    processes: int = 1
+    processes: int = setting(1, unit="processes", least=1)
     """Processes that filter what was found."""
 
-    def check(self) -> None:
-        for key in ("per_question", "from_rank", "processes"):
-            require_at_least(f"mine.{key}", getattr(self, key), 1)
-        require_at_least("mine.to_rank", self.to_rank, self.from_rank)
-        require_at_least("mine.seed", self.seed, 0)
-        require_at_least("mine.max_relative_score", self.max_relative_score, 0)
-        require_choice("mine.pick", self.pick, _PICKS)
-        for key in ("near_duplicate", "veto_above"):
-            if (value := getattr(self, key)) is not None and not 0 < value <= 1:
-                raise ConfigError(f"mine.{key}={value} is out of range; it must be above 0 and at most 1")
+    def check_together(self, prefix: str) -> None:
+        if self.to_rank < self.from_rank:
+            raise ConfigError(f"{prefix}to_rank={self.to_rank} is below {prefix}from_rank={self.from_rank}")
         if self.veto_above is not None and self.cross_encoder is None:
-            raise ConfigError("mine.veto_above is a setting of a cross-encoder; add mine.cross_encoder=<folder>")
+            raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder; add {prefix}cross_encoder=<folder>")
 
 
 @dataclass
-class Bm25Config:
+class Bm25Config(Settings):
     """Where negatives are found by BM25: its own constants and score rules, and what differs from ``mine`` (absent = as there)."""
 
-    per_question: int | None = None
-    from_rank: int | None = None
-    to_rank: int | None = None
-    pick: str | None = None
+    per_question: int | None = setting(None, unit="passages", least=1)
+    """Negatives per question, at most; absent = as in ``mine``."""
+    from_rank: int | None = setting(None, least=1)
+    """First rank to take from; absent = as in ``mine``."""
+    to_rank: int | None = setting(None, least=1)
+    """Last rank to take from; absent = as in ``mine``."""
+    pick: str | None = setting(None, choices=_PICKS)
+    """top or sample; absent = as in ``mine``."""
     keep_existing: bool | None = None
-    max_relative_score: float = 0.0
+    """Keep the hard negatives that the training data have; absent = as in ``mine``."""
+    max_relative_score: float = setting(0.0, least=0)
     """Highest share of the positive's BM25 score that a negative may have; 0 = any."""
     absolute_margin: float | None = None
     """Leave out what BM25 scores above the positive's score less this; absent = any."""
-    k1: float = 0.9
+    k1: float = setting(0.9, least=0)
     """How soon more occurrences of a word stop counting."""
-    b: float = 0.4
+    b: float = setting(0.4, least=0, most=1)
     """How much long passages are marked down, 0 to 1."""
-
-    def check(self) -> None:
-        for key, least in (("per_question", 1), ("from_rank", 1), ("to_rank", 1), ("max_relative_score", 0), ("k1", 0), ("b", 0)):
-            if (value := getattr(self, key)) is not None:
-                require_at_least(f"bm25.{key}", value, least)
-        if self.pick is not None:
-            require_choice("bm25.pick", self.pick, _PICKS)
-        if self.b > 1:
-            raise ConfigError(f"bm25.b={self.b} is out of range; it must be in [0, 1]")
 
 
 @dataclass
-class RoundsConfig:
+class RoundsConfig(Settings):
     """How often it is trained and mined, and how a round follows another."""
 
-    rounds: int = 2
+    rounds: int = setting(2, least=1)
     """Trainings; negatives are mined with the model of each but the last."""
-    mode: str = "fresh"
+    mode: str = setting("fresh", choices=("fresh", "continue"))
     """fresh: each round trains a new model, on what all rounds so far have mined; continue: one run goes on, with the negatives renewed."""
     bm25: bool = True
     """Begin with negatives found by BM25; false: with those that the training data have."""
     keep_earlier: bool = True
     """Train on the files of earlier rounds too; false: on the last one only. mode=fresh."""
-    every_epochs: int = 0
+    every_epochs: int = setting(0, unit="epochs", least=0)
     """Epochs from one renewal to the next; 0 = train.num_train_epochs in equal parts. mode=continue."""
-    processes: int = 1
+    processes: int = setting(1, least=1)
     """Processes that train and embed, started by torchrun where there are several."""
     questions: str | None = None
     """Questions that every round's model is evaluated with, by dpr retrieve on the corpus."""
@@ -115,11 +104,7 @@ class RoundsConfig:
             return [self.every_epochs * number for number in range(1, self.rounds)] + [0]
         return [num_train_epochs * number // self.rounds for number in range(1, self.rounds)] + [0]
 
-    def check(self) -> None:
-        require_choice("ladder.mode", self.mode, ("fresh", "continue"))
-        for key in ("rounds", "processes"):
-            require_at_least(f"ladder.{key}", getattr(self, key), 1)
-        require_at_least("ladder.every_epochs", self.every_epochs, 0)
+    def check_together(self, prefix: str) -> None:
         if self.mode == "fresh" and self.every_epochs:
             raise ConfigError("ladder.every_epochs is for ladder.mode=continue; in mode fresh every round trains train.num_train_epochs")
         if self.mode == "continue" and not self.keep_earlier:
@@ -139,15 +124,8 @@ class LadderConfig(BiEncoderTrainConfig):
     mine: MineConfig = field(default_factory=MineConfig)
     bm25: Bm25Config = field(default_factory=Bm25Config)
 
-    def check(self) -> None:
-        """As for training, and that the rounds make sense.
-
-        Raises:
-            ConfigError: names the key, the value and what it may be.
-        """
-        super().check()
-        for part in (self.ladder, self.mine, self.bm25):
-            part.check()
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
         first, last = self.bm25.from_rank or self.mine.from_rank, self.bm25.to_rank or self.mine.to_rank
         if first > last:
             raise ConfigError(f"negatives by BM25 would be taken from rank {first} to {last}; set bm25.from_rank or bm25.to_rank")
@@ -167,7 +145,9 @@ class LadderConfig(BiEncoderTrainConfig):
         if train.max_steps:
             raise ConfigError("ladder.mode=continue counts in epochs; set train.max_steps=0 and train.num_train_epochs")
         if train.early_stopping.patience:
-            raise ConfigError("ladder.mode=continue and train.early_stopping contradict, its schedule is that of all rounds; leave one out")
+            raise ConfigError(
+                "ladder.mode=continue and train.early_stopping are mutually exclusive, its schedule is that of all rounds; leave one out"
+            )
         if train.stop_at_epoch:
             raise ConfigError("ladder.mode=continue sets train.stop_at_epoch for every round; use ladder.every_epochs")
         stops = self.ladder.stop_epochs(train.num_train_epochs)[:-1]

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
 
@@ -41,6 +41,7 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     choices: Sequence[str] = (),
+    or_class: bool = False,
     on_resume: str = "",
 ) -> Any:
     """A field of a settings dataclass. A class or a function as ``default`` is called for the value.
@@ -48,11 +49,11 @@ def setting(
     Args:
         unit: what a number counts or measures.
         least, most: the bounds of a number, or of each of a list; ``above`` and ``below`` where the bound itself is not allowed.
-        choices: the texts that are allowed.
+        choices: the texts that are allowed; with ``or_class`` also the import path of a user-defined class, ``module:Class``.
         on_resume: one of the roles above.
     """
     assert on_resume in ("", *_ROLES), on_resume
-    rule = Rule(unit, least, most, above, below, tuple(choices), on_resume)
+    rule = Rule(unit, least, most, above, below, tuple(choices), or_class, on_resume)
     given = {"default_factory": default} if callable(default) else {"default": default}
     return dataclasses.field(metadata={"setting": rule}, **given)
 
@@ -67,6 +68,7 @@ class Rule:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    or_class: bool = False
     on_resume: str = ""
 
     @property
@@ -83,9 +85,11 @@ class Rule:
     def check(self, key: str, value: Any) -> None:
         """Raises ConfigError with the key, the value and what is allowed."""
         for item in value if isinstance(value, list | tuple) else [value]:
-            if self.choices and item not in self.choices:
-                raise ConfigError(f"{key}={item} is not known; choose one of {', '.join(self.choices)}")
-            if self.range and not self._holds(item):
+            if self.choices and item not in self.choices and not (self.or_class and ":" in str(item)):
+                raise ConfigError(
+                    f"{key}={item} is not known; choose one of {', '.join(self.choices)}" + self.or_class * ", or module:Class"
+                )
+            if self.range and isinstance(item, int | float) and not self._holds(item):
                 raise ConfigError(f"{key}={item} is out of range; it must be {self.range}")
 
     def _holds(self, value: float) -> bool:
@@ -147,6 +151,15 @@ def check_type(key: str, value: Any, hint: Any) -> None:
     if any(get_origin(kind) is dict for kind in kinds) and isinstance(value, Mapping):
         return
     raise ConfigError(f"{key}={value!r} is not {' or '.join(_IN_WORDS.get(kind, type_name(kind)) for kind in kinds)}")
+
+
+Kind = TypeVar("Kind", bound=Settings)
+
+
+def part_of(kind: type[Kind], *sources: Settings, **changes: Any) -> Kind:
+    """The settings of ``kind`` as ``sources`` have them: each from the first that has one of its name; ``changes`` come before all."""
+    found = {item.name: getattr(source, item.name) for source in reversed(sources) for item in fields(source)}
+    return kind(**{item.name: value for item in fields(kind) if (value := (found | changes).get(item.name, item)) is not item})
 
 
 def flat_values(settings: Any, roles: Collection[str] = _ROLES, prefix: str = "") -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data.negatives import AnyPassage, AnySample, Selection, select_passages
 from dpr.data.order import AUGMENT, NEGATIVES
+from dpr.data.settings import Augmentation
 from dpr.data.tensorizer import Tensorizer, check_selector_type
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.token_store import StoredPassage, StoredSample
@@ -86,14 +87,6 @@ def encoded_text(passage: Passage, options: SetOptions) -> Passage:
     if options.passage_prefix:
         title, text = decorate_passage(title, text, prefix=options.passage_prefix)
     return Passage(text, title, passage.id, passage.has_score)
-
-
-@dataclass(frozen=True, slots=True)
-class Augmentation:
-    """Random changes to training texts; 0 switches each off."""
-
-    crop_tokens: int = 0
-    mask_probability: float = 0.0
 
 
 class Collator:
@@ -246,7 +239,8 @@ def one_encoder_type(options: Sequence[SetOptions]) -> str:
     if len(names) > 1:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
         raise ConfigError(
-            f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second} contradict: "
+            f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second} "
+            "are mutually exclusive: "
             "a pool goes through the towers as one; give both sets one encoder_type, or leave train.sampling.mixed out"
         )
     return next(iter(names), "")

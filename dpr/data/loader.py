@@ -126,7 +126,7 @@ def with_weights_of_sets(sampling: Sampling, options: Sequence[SetOptions]) -> S
         other = next(item.namespace for item in options if item.weight is None)
         raise ConfigError(f"datasets.{name}.weight is set, but {other} has none; give every train set a weight")
     if setting := sampling.shares_setting:
-        raise ConfigError(f"datasets.{name}.weight and {setting} contradict, both say what a set gives; leave one of them out")
+        raise ConfigError(f"datasets.{name}.weight and {setting} are mutually exclusive, both say what a set gives; leave one of them out")
     return replace(sampling, weights=[item.weight for item in options if item.weight is not None])
 
 

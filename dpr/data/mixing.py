@@ -13,13 +13,13 @@ rounded down most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.data.settings import SamplingSettings
 
 logger = get_logger(__name__)
 
@@ -27,54 +27,25 @@ logger = get_logger(__name__)
 _SHARES = {"rates": "train_sampling_rates", "weights": "train.sampling.weights", "temperature": "train.sampling.temperature"}
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Which rows make up the pools of an epoch.
+@dataclass
+class Sampling(SamplingSettings):
+    """Which rows make up the pools of an epoch: the settings, and ``rates``, which multiply what each set gives."""
 
-    ``rates`` multiply what each set gives in an epoch; ``weights`` or ``temperature`` (T above) say the sets' shares of one instead. An
-    epoch then has ``epoch_pools`` pools; 0: as many as the sets have together. With ``mixed`` a pool holds rows of all sets, else of one.
-    ``group_by_length`` makes pools of rows of like length.
-    """
-
-    rates: Sequence[float] | None = None
-    weights: Sequence[float] | None = None
-    temperature: float | None = None
-    epoch_pools: int = 0
-    mixed: bool = False
-    group_by_length: bool = False
+    rates: list[float] | None = None
 
     def __post_init__(self) -> None:
-        given = [key for name, key in _SHARES.items() if getattr(self, name) is not None]
-        given += ["train.sampling.epoch_pools"] if self.epoch_pools and self.rates is not None else []
-        if len(given) > 1:
-            raise ConfigError(f"{given[0]} and {given[1]} contradict, both say what a set gives; leave one of them out")
-        for name in ("rates", "weights"):
-            values = getattr(self, name)
-            if values is not None and (min(values, default=0) < 0 or not any(values)):
-                raise ConfigError(f"{_SHARES[name]}={list(values)}: expected numbers of at least 0, one of them above")
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"train.sampling.temperature={self.temperature} is out of range; it must be above 0")
+        self.check("train.sampling.")
+        self.check_shares(self.rates)
 
     @property
     def shares_setting(self) -> str | None:
         """The setting that says the sets' shares, if one does."""
         return next((key for name, key in _SHARES.items() if getattr(self, name) is not None), None)
 
-    def refuse_local_shards(self) -> None:
-        """Raises ConfigError where pools are made of rows from anywhere, which a rank with a part of its own does not have."""
-        for name in ("mixed", "group_by_length"):
-            if getattr(self, name):
-                raise ConfigError(f"train.sampling.{name}=true and local_shards_dataloader=true contradict; leave one of them out")
-
     @property
     def is_natural(self) -> bool:
         """Whether the sets give what they have, times their rates."""
         return self.weights is None and self.temperature is None and not self.epoch_pools
-
-    def changed(self) -> dict[str, Any]:
-        """What is not as it is by default, by the names of the settings; rates are left out."""
-        default = asdict(Sampling())
-        return {f"train.sampling.{name}": value for name, value in asdict(self).items() if name != "rates" and value != default[name]}
 
     def pools_of_sets(self, num_rows: Sequence[int], num_pools: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
         """Pools that each set gives in an epoch where a pool is of one set; ``num_pools`` are those of one lap.

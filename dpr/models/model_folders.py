@@ -72,7 +72,7 @@ def _temperature(value: Any, file: Path) -> float | None:
 
 def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
     """Settings of the types they must have; unknown ones, of newer versions, are left out."""
-    known = {key: value for key, value in stored.items() if key in EncoderSettings.__slots__}
+    known = {key: value for key, value in stored.items() if key in EncoderSettings.__dataclass_fields__}
     for key, value in known.items():
         default = getattr(EncoderSettings(), key)
         is_right = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)

@@ -1,38 +1,117 @@
-"""What decides the vector of a text, and how towers are run. Imports no torch, so that a configuration can be made of it."""
+"""Settings of the towers: what they are made from, what decides the vector of a text, and how they are run."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dpr.core.errors import ConfigError
+from dpr.core.settings import IDENTITY, START, TOLD, Settings, setting
 
-@dataclass(frozen=True, slots=True)
-class EncoderSettings:
+PRETRAINED_MODEL = "bert-base-uncased"
+
+
+@dataclass
+class BackboneSettings(Settings):
+    """What the towers are made from. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
+
+    encoder_model_type: str = setting("hf_bert", choices=("hf_bert", "hf_roberta", "hf_auto"), on_resume=START)
+    """DPR's key; any Hugging Face encoder is loaded by ``AutoModel`` whatever this says (hf_bert, hf_roberta, hf_auto)."""
+    pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=START)
+    """Hugging Face name or local folder. With a checkpoint file of the original: whose config and tokenizer belong to it."""
+    pretrained: bool = setting(True, on_resume=START)
+    """False: random weights from the folder's config.json."""
+    dropout: float = setting(0.1, least=0, below=1, on_resume=TOLD)
+    """Hidden and attention dropout of both towers; 0 switches it off."""
+
+
+@dataclass
+class EncoderSettings(Settings):
     """What, besides the backbone's own config, decides the vector of a text. Stored in every checkpoint."""
 
-    pooling: str = "cls"
-    projection_dim: int = 0
-    normalize: bool = False
-    shared: bool = False
-    sequence_length: int = 256
-    question_length: int = 0
-    dpr_trailing_sep: bool = False
-    """The original's stray [SEP]: one more token, at position sequence_length - 1, that every shorter sequence attends to."""
+    pooling: str = setting("cls", choices=("cls", "mean"), on_resume=IDENTITY)
+    """cls (last hidden state at position 0, no pooler; DPR's) or mean over tokens."""
+    projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
+    """Width of a linear layer on top of the pooled vector; 0 = none."""
+    normalize: bool = setting(False, on_resume=IDENTITY)
+    """Scale vectors to length 1 (cosine similarity). Wants loss.temperature around 0.05 or below."""
+    shared: bool = setting(False, on_resume=IDENTITY)
+    """One tower for questions and passages."""
+    sequence_length: int = setting(256, unit="tokens", least=3, on_resume=IDENTITY)
+    """Longest sequence in tokens, special tokens included; questions and passages."""
+    question_length: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)
+    """Longest question in tokens; 0 = sequence_length."""
+    dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
+    """The original's stray [SEP] behind every sequence: one more token, at position sequence_length - 1, that every shorter sequence
+    attends to."""
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values; ``dpr_trailing_sep`` only where it is on, so that fingerprints of other models stay what they were."""
         return {name: value for name, value in asdict(self).items() if name != "dpr_trailing_sep" or value}
 
 
-@dataclass(frozen=True, slots=True)
-class TowerOptions:
-    """How the towers are run: ``fix_ctx_encoder`` freezes the context tower (no dropout, no gradient), ``packed`` computes no padding,
-    ``attention`` is sdpa or varlen (``Encoder``); ``attention_dropout`` None: as everywhere else in the towers. ``temperature`` None: that
-    of the checkpoint, else 1."""
+@dataclass
+class RunningSettings(Settings):
+    """How the towers are run."""
 
-    fix_ctx_encoder: bool = False
-    learn_temperature: bool = False
-    temperature: float | None = None
-    packed: bool = True
-    attention: str = "sdpa"
-    attention_dropout: float | None = None
+    fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
+    """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
+    packed: bool = setting(True, on_resume=TOLD)
+    """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
+    attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=TOLD)
+    """How packed towers compute attention. sdpa: torch's, over sequences of like length. varlen: torch's kernel for sequences end to end,
+    on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
+    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=TOLD)
+    """Attention dropout alone; absent = dropout."""
+
+
+@dataclass
+class TemperatureSettings(Settings):
+    """What scores are divided by before the softmax; it belongs to the model."""
+
+    temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
+    """Scores are divided by it. 1 for dot products as DPR; about 0.05 for normalised vectors. Absent = that of model_file, else 1."""
+    learn_temperature: bool = setting(False, on_resume=TOLD)
+    """Start from ``temperature`` and learn its logarithm."""
+
+
+@dataclass
+class TowerOptions(TemperatureSettings, RunningSettings):
+    """How the towers are run, with the temperature of their scores."""
+
+
+@dataclass
+class TowerSettings(RunningSettings, EncoderSettings, BackboneSettings):
+    """The two towers. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
+
+    dpr_trailing_sep: bool | None = setting(None, on_resume=IDENTITY)  # type: ignore[assignment]
+    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and with compat=dpr, else off."""
+
+    def named_model(self) -> str | None:
+        """``pretrained_model_cfg`` where it is not the default, which nobody may have asked for."""
+        return None if self.pretrained_model_cfg == PRETRAINED_MODEL else self.pretrained_model_cfg
+
+    def check_together(self, prefix: str) -> None:
+        if 0 < self.question_length < 3:
+            raise ConfigError(f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0")
+        if self.shared and self.fix_ctx_encoder:
+            raise ConfigError(
+                f"{prefix}shared=true and {prefix}fix_ctx_encoder=true are mutually exclusive; with one tower nothing would train"
+            )
+
+    def check_attention(self, *, precision: str, trains: bool) -> None:
+        """What ``attention`` needs of other settings."""
+        if self.attention != "varlen":
+            return
+        if not self.packed:
+            raise ConfigError("encoder.attention=varlen and encoder.packed=false are mutually exclusive; leave one of them out")
+        if precision == "fp32":
+            raise ConfigError("encoder.attention=varlen needs train.precision=bf16 or fp16, its kernel has no other; or leave it out")
+        probability, key = self.attention_dropout, "encoder.attention_dropout"
+        if probability is None:
+            probability, key = self.dropout, "encoder.dropout"
+        if trains and probability > 0:
+            raise ConfigError(
+                f"encoder.attention=varlen has no attention dropout, which {key}={probability} asks for; set encoder.attention_dropout=0 "
+                "(encoder.dropout stays for everything else), or encoder.attention=sdpa"
+            )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpr.core.distributed import on_main
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.settings import IDENTITY, TOLD, flat_values
 from dpr.data.collator import SetOptions
 from dpr.data.loader import SampleSource
 from dpr.data.training_data import questions_fingerprint
@@ -19,7 +20,7 @@ from dpr.models.encoder import dropout_of
 from dpr.training.finite_guard import refuse_not_finite
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run_state import CheckpointFolder, Progress, RunIdentity, environment_facts
-from dpr.training.settings import CheckpointSettings
+from dpr.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from dpr.training.callbacks import Callback
@@ -29,7 +30,6 @@ logger = get_logger(__name__)
 
 SCALER_FILE = "scaler.json"
 CALLBACKS_FILE = "callbacks.json"
-FREE_COMPUTE_SETTINGS = ("tf32", "gradient_checkpointing", "compile", "grad_cache_tokens", "memory_budget_gb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class StoredRun:
         return int(self.identity.get("fixed", {}).get("train.global_batch_size", 0))
 
 
-def find_stored_run(folder: CheckpointFolder, settings: CheckpointSettings) -> StoredRun | None:
+def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> StoredRun | None:
     """The newest whole checkpoint of the output folder or, in a new one, of the run that goes on there; None where there is neither.
 
     Raises:
@@ -59,11 +59,11 @@ def find_stored_run(folder: CheckpointFolder, settings: CheckpointSettings) -> S
     newest = folder.newest(start_afresh=settings.resume == "fresh")
     if newest is not None:
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
-    if settings.goes_on is not None:
-        last = checkpoints.last_checkpoint(settings.goes_on)
+    if (other := settings.continued_run()) is not None:
+        last = checkpoints.last_checkpoint(other)
         on_main(lambda: checkpoints.check_whole(last))
         return StoredRun(last, *CheckpointFolder.read_state(last), is_other=True)
-    if settings.resume == "require":
+    if settings.resume_mode() == "require":
         raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
     return None
 
@@ -78,7 +78,7 @@ def write_state(trainer: BiEncoderTrainer, folder: Path) -> None:
     checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
 
 
-def restore_state(trainer: BiEncoderTrainer, stored: StoredRun, settings: CheckpointSettings) -> Progress:
+def restore_state(trainer: BiEncoderTrainer, stored: StoredRun, settings: TrainingSettings) -> Progress:
     """Puts back what ``write_state`` wrote; returns the progress to go on from.
 
     Raises:
@@ -89,18 +89,18 @@ def restore_state(trainer: BiEncoderTrainer, stored: StoredRun, settings: Checkp
     if identity.get("lineage"):
         trainer.identity = replace(trainer.identity, lineage=identity["lineage"])
     trainer.model.load_weights(checkpoints.read_tensors(stored.folder, checkpoints.MODEL_FILE), source=stored.folder)
-    if not settings.ignore_optimizer:
+    if not settings.ignore_checkpoint_optimizer:
         restore_optimizer(trainer.model, trainer.optimizer, checkpoints.read_tensors(stored.folder, checkpoints.OPTIMIZER_FILE))
         trainer.step.scaler.load_state_dict(checkpoints.read_json(stored.folder / SCALER_FILE))
     logger.info("resuming from %s at step %d", stored.folder, stored.progress.step)
-    if settings.ignore_offset:
+    if settings.ignore_checkpoint_offset:
         return Progress()
     if (stored.folder / CALLBACKS_FILE).is_file():  # checkpoints of earlier versions have none
         states = read_json(stored.folder / CALLBACKS_FILE)
         for name, callback in _named(trainer.callbacks):
             if name in states:
                 callback.load_state_dict(states[name])
-    if settings.ignore_lr:
+    if settings.ignore_checkpoint_lr:
         stored.progress.schedule_start = stored.progress.step
     return stored.progress
 
@@ -157,39 +157,38 @@ def _own_options(options: SetOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if value is not None or name not in ("passage_prefix", "weight")}
 
 
-def run_identity(trainer: BiEncoderTrainer, *, precision: str, local_shards: bool) -> RunIdentity:
-    """What decides the batches and the objective of this run (fixed), and what else decides its numbers (free)."""
-    collator = trainer.dataset.collator
+def run_identity(trainer: BiEncoderTrainer) -> RunIdentity:
+    """What decides the batches and the objective of this run (fixed), and what else decides what it ends with (told).
+
+    Both are the settings of these roles, except where the data, the model or the process group say what is in effect.
+    """
+    settings, model = trainer.settings, trainer.model
+    options = flat_values(model.options, (IDENTITY, TOLD))
     return RunIdentity(
-        fixed={
-            "seed": trainer.seed,
+        fixed=flat_values(settings, (IDENTITY,))
+        | {
             "train_datasets": [source.fingerprint for source in trainer.dataset.sources],
             "datasets": [_own_options(options) for options in trainer.dataset.options],
             "train_sampling_rates": trainer.dataset.iterator.identity(),
-            **trainer.batches.sampling.changed(),
             "train.global_batch_size": trainer.pool_size,
-            "train.gradient_accumulation_steps": trainer.accumulation,
-            "train.hard_negatives": collator.num_hard,
-            "train.other_negatives": collator.num_other,
-            "train.augment": asdict(collator.augmentation),
-            "local_shards_dataloader": trainer.ranks.world_size if local_shards else 0,
+            "local_shards_dataloader": trainer.ranks.world_size if settings.local_shards_dataloader else 0,
             "loss.candidates": trainer.loss.candidates,
-            "loss.temperature": trainer.model.options.temperature,
-            "encoder": {**trainer.model.settings.as_dict(), "fix_ctx_encoder": trainer.model.options.fix_ctx_encoder},
-            **({"train.overfit_batches": trainer.batches.overfit_batches} if trainer.batches.overfit_batches else {}),
+            "loss.temperature": options["temperature"],
+            "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
         },
-        free={
+        free=flat_values(settings, (TOLD,))
+        | {
             "train.max_steps": trainer.total_steps,
-            "train.precision": precision,
-            # What is off by default is named only where it is on, so that older checkpoints compare equal.
-            **{f"train.{name}": value for name in FREE_COMPUTE_SETTINGS if (value := getattr(trainer.compute, name))},
-            **dropout_of(trainer.model.question_model.config),
-            **({"encoder.attention": attention} if (attention := trainer.model.options.attention) != "sdpa" else {}),
-            "train.learning_rate": trainer.optimizer_settings.learning_rate,
-            "train.weight_decay": trainer.optimizer_settings.weight_decay,
-            "train.max_grad_norm": trainer.optimizer_settings.max_grad_norm,
+            "train.max_grad_norm": trainer.max_grad_norm,
             "train.warmup_steps": trainer.schedule.warmup_steps,
+            "train.warmup_ratio": None,
             "train.lr_schedule": trainer.schedule.kind,
+            "train.adam_betas": settings.train.betas(),
+            "train.eval_epochs": list(settings.train.eval_epochs or ()),
+            "loss.learn_temperature": options["learn_temperature"],
+            "encoder.packed": options["packed"],
+            "encoder.attention": options["attention"],
+            **dropout_of(model.question_model.config),
             **environment_facts(trainer.ranks.world_size, trainer.device),
         },
     )

@@ -100,7 +100,7 @@ def dry_run(trainer: BiEncoderTrainer, output_dir: Path) -> DryRun:
 
 def _times(trainer: BiEncoderTrainer) -> tuple[int, int]:
     """How often the run will be validated and saved."""
-    plan, every = ValidateAndSave(trainer.periods), trainer.periods.save_every_steps
+    plan, every = ValidateAndSave(trainer.settings.train), trainer.settings.train.save_every_steps
     validations = saves = 0
     for step in range(1, trainer.total_steps + 1):
         validates = step == trainer.total_steps or plan.is_validation_due(step, trainer.steps_per_epoch)

@@ -10,18 +10,7 @@ from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError
 from dpr.models.biencoder import BiEncoder
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """AdamW. ``embedding_lr_factor`` multiplies the learning rate of the token embedding tables."""
-
-    learning_rate: float = 2e-5
-    weight_decay: float = 0.0
-    eps: float = 1e-8
-    betas: tuple[float, float] = (0.9, 0.999)
-    embedding_lr_factor: float = 1.0
-    max_grad_norm: float = 2.0
+from dpr.training.settings import OptimizerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +54,8 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> torch.optim
             for (decay, factor), parameters in groups.items()
         ],
         lr=settings.learning_rate,
-        eps=settings.eps,
-        betas=settings.betas,
+        eps=settings.adam_eps,
+        betas=settings.betas(),
         fused=True,
     )
 

@@ -6,33 +6,33 @@ from collections.abc import Sequence
 
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
+from dpr.core.settings import part_of
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.loader import PoolDataset, SampleSource, cut_into_pools
+from dpr.data.mixing import Sampling
 from dpr.data.tensorizer import Tensorizer
-from dpr.training.settings import BatchSettings
+from dpr.training.settings import BatchSettings, TrainingSettings
 
 
 def make_dataset(
     sets: Sequence[tuple[SampleSource, SetOptions]],
     tensorizer: Tensorizer,
-    batches: BatchSettings,
+    settings: TrainingSettings,
     *,
     pool_size: int,
     ranks: Ranks,
-    seed: int,
 ) -> PoolDataset:
     """The train sets cut into pools of ``pool_size`` questions, as this rank sees them."""
-    collator = Collator(
-        tensorizer, num_hard=batches.hard_negatives, num_other=batches.other_negatives, seed=seed, augmentation=batches.augmentation
-    )
+    train, seed = settings.train, settings.seed
+    collator = Collator(tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives, seed=seed, augmentation=train.augment)
     return cut_into_pools(
         sets,
         collator,
         global_batch_size=pool_size,
         ranks=ranks,
         seed=seed,
-        sampling=batches.sampling,
-        local_shards=batches.local_shards,
+        sampling=part_of(Sampling, train.sampling, rates=settings.train_sampling_rates),
+        local_shards=settings.local_shards_dataloader,
     )
 
 

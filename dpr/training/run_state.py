@@ -17,12 +17,15 @@ import torch
 from dpr.core.distributed import from_main, gather_rows, on_main
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.settings import flat_values
 from dpr.formats import checkpoints
 from dpr.formats.checksums import describe_start
 from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
 from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, this_process
 from dpr.formats.run_lock import RunLock
+from dpr.models.settings import TowerSettings
 from dpr.training.metrics import Metrics
+from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
 
@@ -73,8 +76,9 @@ class RunIdentity:
         Raises:
             CheckpointError: a fixed setting differs and ``force`` is off.
         """
-        own = json.loads(json.dumps({"fixed": self.fixed, "free": self.free}))
-        changed = _differences(stored.get("fixed", {}), own["fixed"])
+        config = source / checkpoints.CONFIG_FILE
+        before = _flat(read_json(config)) if config.is_file() else {}
+        changed = _differences(stored.get("fixed", {}), self.fixed, _DEFAULTS | before)
         if changed and not force:
             key, (was, now) = next(iter(changed.items()))
             raise CheckpointError(
@@ -84,7 +88,8 @@ class RunIdentity:
                 expected="the same data, order and objective",
                 hint=f"restore {key}, choose a new output_dir, or set resume=force to go on with another order of samples",
             )
-        for key, (was, now) in (changed | _differences(stored.get("free", {}), own["free"])).items():
+        # What an earlier version did not store is in the settings beside it, or nobody knows.
+        for key, (was, now) in (changed | _differences(stored.get("free", {}), self.free, self.free | before)).items():
             logger.warning("resuming with %s changed from %s to %s%s", key, was, now, _consequence(key))
 
 
@@ -103,8 +108,22 @@ def _consequence(key: str) -> str:
     return "; the weights will not be bitwise those of an uninterrupted run" if key.startswith("environment.") else ""
 
 
-def _differences(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {key: (stored.get(key), own.get(key)) for key in sorted(stored.keys() | own.keys()) if stored.get(key) != own.get(key)}
+_DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.")
+
+
+def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs, as it was and as it is; what one of the two does not name is taken from ``absent``."""
+    was, now, absent = (_flat(json.loads(json.dumps(values))) for values in (stored, own, absent))
+    pairs = {key: (was.get(key, absent.get(key)), now.get(key, absent.get(key))) for key in sorted(was.keys() | now.keys())}
+    return {key: (old, new) for key, (old, new) in pairs.items() if (old or None) != (new or None)}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return found
 
 
 class CheckpointFolder:

@@ -1,93 +1,314 @@
-"""Settings of a training run, grouped by what they are about. Their names are those of the command line, without ``train.``."""
+"""Settings of a training run. They are the nodes ``train`` and ``loss`` of the configuration, and what the trainer takes from Python."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
-from dpr.data.collator import Augmentation
-from dpr.data.mixing import Sampling
+from dpr.core.errors import ConfigError
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Settings, setting
+from dpr.data.settings import Augmentation, SamplingSettings
+from dpr.models.settings import TemperatureSettings
 
-
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """What a pool is made of, and how batches come to the model.
-
-    ``global_batch_size`` is the pool, whose contexts are each other's negatives (0: batch_size x ranks of the first start);
-    ``gradient_accumulation_steps`` pools make an update. Negatives count per question. ``sampling`` says what each train set
-    gives; with ``local_shards`` each rank shuffles inside its own part of every set. With ``overfit_batches`` the first so many pools are
-    trained on over and over.
-    """
-
-    global_batch_size: int = 0
-    gradient_accumulation_steps: int = 1
-    hard_negatives: int = 1
-    other_negatives: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
-    local_shards: bool = False
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    num_workers: int = 1
-    prefetch_batches: int = 4
-    overfit_batches: int = 0
+WARMUP_RATIO = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Periods:
-    """When things are due, in optimizer steps unless the name says otherwise; 0 switches one off.
+@dataclass
+class LossSettings(TemperatureSettings):
+    """The contrastive loss (docs/numerics.md)."""
 
-    Validations are due ``eval_per_epoch`` times an epoch or, if set, ``eval_every_steps``; from ``val_av_rank_start_epoch`` on (counted
-    from 0) they take the average rank. ``eval_epochs`` (counted from 0) are the only ones that validations follow, where it is set.
-    ``sanity_pools`` of each dev set are validated before training. A checkpoint follows each validation, and others ``save_every_steps``.
-    """
+    name: Any = setting("nll", on_resume=IDENTITY)
+    """nll (negative log likelihood of the positive among all contexts of the pool), or user-defined: module:Class, or
+    {use: module:Class, argument: value} (docs/training.md)."""
+    candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
+    """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears.
+    Absent = distinct, or dpr with compat=dpr."""
 
-    log_every_steps: int = 100
-    eval_per_epoch: int = 1
-    eval_every_steps: int = 0
-    eval_epochs: tuple[int, ...] = ()
-    val_av_rank_start_epoch: int = 30
-    sanity_pools: int = 2
-    save_every_steps: int = 0
+    def check_together(self, prefix: str) -> None:
+        if isinstance(self.name, str) and self.name != "nll" and ":" not in self.name:
+            raise ConfigError(f"{prefix}name={self.name} is not known; choose nll, or module:Class")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSettings:
-    """Which checkpoints are kept, and what is made of a run found in the output folder.
+@dataclass
+class BatchSettings(Settings):
+    """What a pool is made of, and how batches come to the model."""
 
-    ``keep_last``: the newest that stay besides the best; 0 keeps all. ``resume`` is auto (continue), fresh (refuse), force (continue
-    though data or order differ) or require (refuse a folder without a run). The ``ignore_`` switches start counting, the optimizer
-    state or the schedule afresh. ``goes_on`` is a run, or a checkpoint of one, that goes on in a new output folder: with its weights,
-    optimizer and schedule, on train sets of the same questions with other negatives.
-    The best is the one with the lowest NLL or average rank or, if set, the lowest ``best_metric`` (the highest with ``best_is_highest``).
-    """
+    batch_size: int = setting(32, unit="questions", least=1, on_resume=TOLD)
+    """Questions per step and rank."""
+    global_batch_size: int = setting(0, unit="questions", least=0, on_resume=IDENTITY)
+    """Questions per pool over all ranks; 0 = batch_size x ranks of the first start. Kept when a run is resumed on other ranks."""
+    gradient_accumulation_steps: int = setting(1, unit="pools", least=1, on_resume=IDENTITY)
+    """Pools per optimizer step. Does not enlarge the pool of negatives."""
+    hard_negatives: int = setting(1, unit="passages", least=0, on_resume=IDENTITY)
+    """Hard negatives drawn for each question, from those that the data have for it."""
+    other_negatives: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
+    """Negatives of the data's second list (negative_ctxs) drawn for each question."""
+    num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
+    """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
+    token_store: str = setting("auto", on_resume=NO_EFFECT)
+    """Tokens of training and dev sets, written once and mapped. auto: in the cache folder, unless the run sees less than half of the rows
+    or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in, whatever the run."""
+    prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT)
+    """Batches each worker keeps ready."""
+    overfit_batches: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
+    """Train on the first so many pools only, over and over, to see that the model can learn at all; 0 = on everything."""
+    augment: Augmentation = field(default_factory=Augmentation)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
-    name: str = "dpr_biencoder"
-    keep_last: int = 3
-    resume: str = "auto"
-    ignore_offset: bool = False
-    ignore_optimizer: bool = False
-    ignore_lr: bool = False
-    best_metric: str | None = None
-    best_is_highest: bool = False
-    goes_on: Path | None = None
+    def token_store_folder(self) -> str | None:
+        """The folder that ``token_store`` names; None for auto and off."""
+        return None if self.token_store in ("auto", "off") else self.token_store
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeSettings:
-    """How the arithmetic is done.
+@dataclass
+class LengthSettings(Settings):
+    """How long a run is."""
 
-    ``precision`` is fp32, bf16 (autocast) or fp16 (autocast with loss scaling). ``tf32`` lets a GPU round the factors of fp32 products.
-    ``gradient_checkpointing`` computes activations again instead of keeping them, ``compile`` runs layers through ``torch.compile``,
-    ``deterministic`` refuses operations whose result is not the same each time (on one kind of device). An update whose gradient is not a
-    number is skipped; ``most_skipped_steps`` of them in a row end the run.
-    With ``grad_cache_tokens`` or ``memory_budget_gb`` (GiB a process, from which the former follows) pools of any size are trained on in
-    bounded memory (``CachedStep``); 0 and 0 is the direct step.
-    """
+    num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=TOLD)
+    """Passes over the training data."""
+    max_steps: int = setting(0, unit="steps", least=0, on_resume=TOLD)
+    """Stop after this many optimizer steps, whatever the epochs; 0 = epochs decide."""
+    stop_at_epoch: int = setting(0, unit="epochs", least=0, on_resume=START)
+    """Stop after this epoch on the full schedule; resume with init=continue. 0 = at the end."""
 
-    precision: str = "fp32"
-    most_skipped_steps: int = 5
-    tf32: bool = False
-    gradient_checkpointing: bool = False
-    compile: bool = False
-    deterministic: bool = False
-    grad_cache_tokens: int = 0
-    memory_budget_gb: float = 0.0
+
+@dataclass
+class OptimizerSettings(Settings):
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: float = setting(2e-5, least=0, on_resume=TOLD)
+    """The highest learning rate, reached at the end of the warm-up."""
+    embedding_lr_factor: float = setting(1.0, least=0, on_resume=TOLD)
+    """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
+    lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=TOLD)
+    """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never below 1e-7 of the rate."""
+    min_lr_ratio: float = setting(0.0, least=0, on_resume=TOLD)
+    """Floor of linear and cosine, as a share of learning_rate."""
+    warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=TOLD)
+    """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the run's steps."""
+    warmup_ratio: float | None = setting(None, least=0, below=1, on_resume=TOLD)
+    """The same as a share of the run's optimizer steps; absent = 0.1, where warmup_steps is absent too. Set one of the two at most."""
+    weight_decay: float = setting(0.0, least=0, on_resume=TOLD)
+    """Not applied to biases and normalisation weights."""
+    adam_eps: float = setting(1e-8, least=0, on_resume=TOLD)
+    """AdamW's epsilon, added to the root of the mean squared gradient."""
+    adam_betas: str = setting("(0.9, 0.999)", on_resume=TOLD)
+    """A string, as in DPR: two numbers in brackets."""
+    max_grad_norm: float = setting(1.0, least=0, on_resume=TOLD)
+    """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
+    most_skipped_steps: int = setting(5, unit="steps", least=1, on_resume=TOLD)
+    """The run ends when the gradient is NaN or infinite in this many steps in a row; each such step is skipped, on all ranks alike."""
+
+    def betas(self) -> tuple[float, float]:
+        """``adam_betas`` as two numbers."""
+        parts = self.adam_betas.strip().strip("()[]").split(",")
+        try:
+            first, second = (float(part) for part in parts)
+        except ValueError:
+            raise ConfigError(f'train.adam_betas={self.adam_betas!r} is not two numbers, expected "(0.9, 0.999)"') from None
+        if not (0 <= first < 1 and 0 <= second < 1):
+            raise ConfigError(f"train.adam_betas={self.adam_betas!r} is out of range; both must be in [0, 1)")
+        return first, second
+
+    def warmup(self, total_steps: int) -> int:
+        """The steps of the warm-up in a run of ``total_steps``."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return round((WARMUP_RATIO if self.warmup_ratio is None else self.warmup_ratio) * total_steps)
+
+
+@dataclass
+class ComputeSettings(Settings):
+    """How the arithmetic is done."""
+
+    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"), on_resume=TOLD)
+    """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
+    tf32: bool = setting(False, on_resume=TOLD)
+    """Let a GPU round the factors of fp32 matrix products to 10 bits: faster, less exact."""
+    gradient_checkpointing: bool = setting(False, on_resume=TOLD)
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time, the same gradients."""
+    compile: bool = setting(False, on_resume=TOLD)
+    """Run the layers through torch.compile; where that does not work they are left as they are, with a warning."""
+    deterministic: bool = setting(False, on_resume=TOLD)
+    """Refuse operations whose result could differ from run to run on the same device; slower on a GPU."""
+    grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=TOLD)
+    """Hold the graphs of at most so many tokens at a time and encode the rest of a batch twice, so that pools of any size fit into
+    memory with the same gradient; 0 = whole batches."""
+    memory_budget_gb: float = setting(0.0, unit="GiB", least=0, on_resume=TOLD)
+    """The same, with the number of tokens worked out for this many GiB per process; 0 = off."""
+
+
+@dataclass
+class EarlyStoppingSettings(Settings):
+    """Ends a run that has stopped getting better."""
+
+    patience: int = setting(0, unit="validations", least=0, on_resume=TOLD)
+    """Validations in a row without an improvement after which the run ends; 0 = never."""
+    min_delta: float = setting(0.0, least=0, on_resume=TOLD)
+    """What counts as an improvement is better than the best by more than this."""
+    metric: str | None = setting(None, on_resume=TOLD)
+    """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen by."""
+    highest: bool = setting(False, on_resume=TOLD)
+    """More is better, for a metric named here."""
+
+
+@dataclass
+class Periods(Settings):
+    """What is done every so often, and what is kept of it."""
+
+    log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
+    """Optimizer steps between log lines; 0 = none."""
+    eval_per_epoch: int = setting(1, unit="validations", least=0, on_resume=TOLD)
+    """Validations per epoch; 0 = none but those of eval_every_steps."""
+    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=TOLD)
+    """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
+    eval_epochs: list[int] | None = setting(None, least=0, on_resume=TOLD)
+    """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
+    sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT)
+    """Pools of each dev set that are validated before training, to see that it works; 0 = none."""
+    metrics: list[str] | None = setting(None, on_resume=TOLD)
+    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
+    validation: Any = setting(None, on_resume=TOLD)
+    """User-defined validations, beside NLL and average rank: module:Class, or {use: module:Class, argument: value}, or a list of them."""
+    best_metric: str | None = setting(None, on_resume=TOLD)
+    """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
+    best_is_highest: bool = setting(False, on_resume=TOLD)
+    """More is better, for best_metric."""
+    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
+    load_best_at_end: bool = setting(False, on_resume=NO_EFFECT)
+    """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
+    callbacks: Any = setting(None, on_resume=TOLD)
+    """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
+    save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
+    """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
+    keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
+    """Checkpoints kept besides the best one; 0 = all."""
+
+
+@dataclass
+class DevSettings(Settings):
+    """What is validated on."""
+
+    dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=TOLD)
+    """Questions per validation pool over all ranks."""
+    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=TOLD)
+    """Hard negatives of each dev question in the average-rank pool."""
+    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=TOLD)
+    """Other negatives of each dev question in the average-rank pool."""
+    val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
+    """Passages per forward pass of the average-rank validation."""
+    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=TOLD)
+    """Dev questions used for the average rank, over all ranks."""
+
+
+@dataclass
+class TrainSettings(DevSettings, Periods, ComputeSettings, OptimizerSettings, LengthSettings, BatchSettings):
+    """Optimisation, batches, validation and saving."""
+
+    dry_run: bool = setting(False, on_resume=NO_EFFECT)
+    """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes nothing into output_dir."""
+
+    def check_together(self, prefix: str) -> None:
+        self.betas()
+        if self.token_store in ("False", "false"):  # what YAML makes of a bare off
+            self.token_store = "off"
+        if self.token_store.strip() in ("", "True", "true"):
+            raise ConfigError(f"{prefix}token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
+        exclusive = {"warmup_steps": "warmup_ratio", "grad_cache_tokens": "memory_budget_gb"}
+        for one, other in exclusive.items():
+            if all(getattr(self, name) not in (None, 0) or (name == "warmup_steps" and self.warmup_steps == 0) for name in (one, other)):
+                raise ConfigError(
+                    f"{prefix}{one}={getattr(self, one)} and {prefix}{other}={getattr(self, other)} are mutually exclusive; "
+                    f"set one of them, {prefix}{one}={'null' if one == 'warmup_steps' else 0} to take the other"
+                )
+
+
+@dataclass
+class TrainingSettings(Settings):
+    """What a trainer is told."""
+
+    model_file: str | None = setting(None, on_resume=CONTENT)
+    """Checkpoint folder, run folder, Hugging Face or sentence-transformers folder, or checkpoint file of the original DPR, to start from
+    or to evaluate."""
+    init: str | None = setting(None, choices=("scratch", "weights", "resume", "continue"), on_resume=START)
+    """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
+    schedule and optimizer, resume (output_dir must hold a run to resume), continue (the run of model_file is resumed here, on the same
+    questions with other negatives); absent = as model_file and encoder.pretrained say. Whichever it is, the same command again
+    resumes the run."""
+    resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
+    """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it though data or order differ."""
+    compat: str | None = setting(None, choices=("dpr",), on_resume=TOLD)
+    """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
+    seed: int = setting(12345, least=0, on_resume=IDENTITY)
+    """Decides the order of samples, which negatives are drawn, dropout and random weights."""
+    train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY)
+    """One factor per train set, multiplies that set's pools per epoch; train.sampling has other ways."""
+    local_shards_dataloader: bool = setting(False, on_resume=IDENTITY)
+    """Each rank shuffles inside its own contiguous part of every data set."""
+    val_av_rank_start_epoch: int | None = setting(None, unit="epochs", least=0, on_resume=TOLD)
+    """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always the NLL."""
+    checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT)
+    """Checkpoint folders are ``<name>.step<N>``."""
+    ignore_checkpoint_offset: bool = setting(False, on_resume=NO_EFFECT)
+    """Start counting steps and epochs at 0 again."""
+    ignore_checkpoint_optimizer: bool = setting(False, on_resume=NO_EFFECT)
+    """Fresh optimizer state."""
+    ignore_checkpoint_lr: bool = setting(False, on_resume=NO_EFFECT)
+    """Start the learning-rate schedule at its beginning."""
+    train: TrainSettings = field(default_factory=TrainSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+
+    @classmethod
+    def of(cls, base: TrainingSettings | None = None, **values: Any) -> TrainingSettings:
+        """``base``, or the defaults, with ``values`` for settings by their names alone, those of ``train`` among them.
+
+        Raises:
+            TypeError: there is no such setting.
+        """
+        base = base or cls()
+        own = {item.name for item in fields(base)}
+        train = replace(base.train, **{name: value for name, value in values.items() if name not in own})
+        return replace(base, **{"train": train, **{name: value for name, value in values.items() if name in own}})
+
+    @property
+    def as_dpr(self) -> bool:
+        """Whether the original's rules were asked for."""
+        return self.compat == "dpr"
+
+    def candidates(self) -> str:
+        """``loss.candidates``; where absent, as ``compat`` has it."""
+        return self.loss.candidates or ("dpr" if self.as_dpr else "distinct")
+
+    def lr_schedule(self) -> str:
+        """``train.lr_schedule``, with the original's linear one under ``compat``."""
+        return "dpr" if self.as_dpr else self.train.lr_schedule
+
+    def gradient_limit(self, num_ranks: int) -> float:
+        """``train.max_grad_norm`` for the exact gradient. The original's was that divided by the number of processes."""
+        return self.train.max_grad_norm * (num_ranks if self.as_dpr else 1)
+
+    def uses_average_rank(self, epoch: int) -> bool:
+        """Whether a validation in ``epoch`` (counted from 0) takes the average rank."""
+        return self.val_av_rank_start_epoch is not None and epoch >= self.val_av_rank_start_epoch
+
+    def resume_mode(self) -> str:
+        """``resume``, or that there must be a run."""
+        return "require" if self.init == "resume" and self.resume == "auto" else self.resume
+
+    def continued_run(self) -> Path | None:
+        """The run, or a checkpoint of one, that is resumed in a new output folder."""
+        return Path(str(self.model_file)) if self.init == "continue" else None
+
+    def check_together(self, prefix: str) -> None:
+        self.train.sampling.check_shares(self.train_sampling_rates)
+        if self.local_shards_dataloader:
+            self.train.sampling.refuse_local_shards()
+        if self.init == "scratch" and self.model_file is not None:
+            raise ConfigError(
+                "init=scratch and model_file are mutually exclusive; leave model_file out, or set init=weights to start from it"
+            )
+        if self.init == "continue" and self.model_file is None:
+            raise ConfigError("init=continue needs model_file=<the run, or its checkpoint, to continue>")
+        if self.init == "resume" and self.resume == "fresh":
+            raise ConfigError("init=resume and resume=fresh are mutually exclusive; leave one of them out")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,14 @@ from dpr.training.checkpointing import find_stored_run, restore_state, run_ident
 from dpr.training.choose_step import make_step
 from dpr.training.finite_guard import FiniteGuard
 from dpr.training.metrics import Metrics, TrainingMetrics
-from dpr.training.optimizer import OptimizerSettings, Schedule, make_optimizer, set_learning_rate
+from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.pools import make_dataset, steps_per_epoch
 from dpr.training.run_state import CheckpointFolder, Progress
-from dpr.training.settings import BatchSettings, CheckpointSettings, ComputeSettings, Periods
+from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
 from dpr.training.stopping import StopAgreement
 from dpr.training.trial import freeze_unneeded
-from dpr.training.validations.dev_sets import DevSet, ValidationSettings
+from dpr.training.validations.dev_sets import DevSet, QuestionMetric
 from dpr.training.validations.protocol import Validation, run_validations
 from dpr.training.validations.usual import usual_validations
 
@@ -54,13 +55,12 @@ logger = get_logger(__name__)
 class BiEncoderTrainer:
     """Trains a bi-encoder on one or several ranks.
 
-    ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``batch_size`` is questions
-    per rank; training ends after ``num_train_epochs`` or, if set, ``max_steps`` updates; ``stop_at_epoch`` ends it earlier on the same
-    schedule, to be gone on with. A run found in ``output_dir`` is continued unless ``checkpoints`` says otherwise. ``config`` is what
-    checkpoints keep for people to read. Call ``train()``.
+    ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``settings`` are those of
+    ``dpr train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. A run found in ``output_dir`` is resumed
+    unless they say otherwise. ``config`` is what checkpoints keep for people to read, by default the settings. Call ``train()``.
 
     Raises:
-        ConfigError: settings that contradict each other or the data.
+        ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
         CheckpointError: ``output_dir`` holds a different run, or only damaged checkpoints.
     """
 
@@ -71,64 +71,57 @@ class BiEncoderTrainer:
         dev_sets: Sequence[SampleSource | tuple[SampleSource, SetOptions]] = (),
         *,
         output_dir: str | Path,
-        batch_size: int = 16,
-        num_train_epochs: int = 1,
-        max_steps: int = 0,
-        stop_at_epoch: int = 0,
-        seed: int = 12345,
-        batches: BatchSettings | None = None,
+        settings: TrainingSettings | None = None,
         loss: Loss | None = None,
-        optimizer: OptimizerSettings | None = None,
-        schedule: Schedule | None = None,
-        validation: ValidationSettings | None = None,
         validations: Sequence[Validation] = (),
-        periods: Periods | None = None,
-        checkpoints: CheckpointSettings | None = None,
-        compute: ComputeSettings | None = None,
+        metrics: Mapping[str, QuestionMetric] | None = None,
         callbacks: Sequence[Callback] = (),
         config: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
+        self.settings = settings = TrainingSettings.of(settings, **options)
+        settings.check()
+        train = settings.train
         self.ranks: Ranks = current_ranks()
-        self.device, self.model, self.seed = model.device, model, seed
-        self.output_dir, self.config = Path(output_dir), config or {}
-        self.batches, self.periods, self.compute = batches or BatchSettings(), periods or Periods(), compute or ComputeSettings()
-        checkpoints = checkpoints or CheckpointSettings()
+        self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
+        self.config = asdict(settings) if config is None else config
         self._warned_of_best = False
-        self._best_metric, self._best_is_highest = checkpoints.best_metric, checkpoints.best_is_highest
-        self.checkpoints = CheckpointFolder(self.output_dir, checkpoints.name, keep_last=checkpoints.keep_last)
-        stored = find_stored_run(self.checkpoints, checkpoints)
+        self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
+        stored = find_stored_run(self.checkpoints, settings)
 
-        self.pool_size = self.batches.global_batch_size or (stored.pool_size if stored else 0) or batch_size * self.ranks.world_size
-        self.accumulation = self.batches.gradient_accumulation_steps
+        self.pool_size = train.global_batch_size or (stored.pool_size if stored else 0) or train.batch_size * self.ranks.world_size
+        self.accumulation = train.gradient_accumulation_steps
         trains = [_with_options(item) for item in train_sets]
-        self.dataset = make_dataset(trains, model.tensorizer, self.batches, pool_size=self.pool_size, ranks=self.ranks, seed=seed)
-        self.steps_per_epoch = steps_per_epoch(self.dataset, self.batches)
-        self.total_steps = min(num_train_epochs * self.steps_per_epoch, max_steps or sys.maxsize)
-        self.last_step = min(self.total_steps, stop_at_epoch * self.steps_per_epoch or sys.maxsize)
+        self.dataset = make_dataset(trains, model.tensorizer, settings, pool_size=self.pool_size, ranks=self.ranks)
+        self.steps_per_epoch = steps_per_epoch(self.dataset, train)
+        self.total_steps = min(train.num_train_epochs * self.steps_per_epoch, train.max_steps or sys.maxsize)
+        self.last_step = min(self.total_steps, train.stop_at_epoch * self.steps_per_epoch or sys.maxsize)
         """Where this start ends; ``total_steps`` is what the schedule is over."""
 
         freeze_unneeded(model)
-        set_up_arithmetic(self.compute, model)
-        self.loss = loss or BiEncoderNllLoss()
-        self.step = make_step(model, self.loss, self.compute, ranks=self.ranks, device=self.device)
-        self.optimizer_settings, self.schedule = optimizer or OptimizerSettings(), schedule or Schedule()
-        self.optimizer = make_optimizer(model, self.optimizer_settings)
+        set_up_arithmetic(train, model)
+        self.loss = loss or BiEncoderNllLoss(candidates=settings.candidates())
+        self.step = make_step(model, self.loss, train, ranks=self.ranks, device=self.device)
+        self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps), train.min_lr_ratio)
+        self.max_grad_norm = settings.gradient_limit(self.ranks.world_size)
+        self.optimizer = make_optimizer(model, train)
         self.learning_rate, self.grad_norm = 0.0, torch.zeros(())
         self.results: list[StepResult] = []
         """Of the micro-batches of the current update, on this rank."""
-        self.guard = FiniteGuard(self.device, most_in_row=self.compute.most_skipped_steps, has_loss_scale=self.compute.precision == "fp16")
+        self.guard = FiniteGuard(self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16")
         self.metrics = TrainingMetrics(model)
-        self.validations = [*self._usual_validations([_with_options(item) for item in dev_sets], validation), *validations]
+        sets = [DevSet(source.name, source, options) for source, options in map(_with_options, dev_sets)]
+        self.validations = [*usual_validations(sets, settings, metrics, candidates=self.loss.candidates), *validations]
         self.callbacks = self._in_order(callbacks)
         self.saved_step = -1
         """The step of the last checkpoint that this process wrote."""
         self._stopping = StopAgreement()
         self.is_stopping = False
         """Whether the ranks have agreed to end the run before its last step."""
-        self.identity = run_identity(self, precision=self.compute.precision, local_shards=self.batches.local_shards)
-        if stop_at_epoch or checkpoints.goes_on:
+        self.identity = run_identity(self)
+        if train.stop_at_epoch or settings.continued_run():
             self.identity = with_lineage(self.identity, self.dataset.sources)
-        self.progress = Progress() if stored is None else restore_state(self, stored, checkpoints)
+        self.progress = Progress() if stored is None else restore_state(self, stored, settings)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
         """The epoch under way, from its ``on_epoch_begin`` to the next: that of the last update until an epoch begins."""
 
@@ -181,19 +174,19 @@ class BiEncoderTrainer:
             pool=(self.progress.step % self.steps_per_epoch) * self.accumulation,
             num_epochs=-(-self.last_step // self.steps_per_epoch),
             pools_per_epoch=self.steps_per_epoch * self.accumulation,
-            repeat_first=self.batches.overfit_batches > 0,
+            repeat_first=self.settings.train.overfit_batches > 0,
         )
         yield from pool_loader(
             self.dataset,
             order,
-            num_workers=self.batches.num_workers,
-            prefetch_batches=self.batches.prefetch_batches,
+            num_workers=self.settings.train.num_workers,
+            prefetch_batches=self.settings.train.prefetch_batches,
             pin_memory=self.device.type == "cuda",
         )
 
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
         """Adds the gradient of micro-batch ``number`` of the coming update; dropout depends on (seed, step, number, rank) alone."""
-        seed_torch(DROPOUT, self.seed, self.progress.step, number, self.ranks.rank)
+        seed_torch(DROPOUT, self.settings.seed, self.progress.step, number, self.ranks.rank)
         result = self.step(batch, num_pools=self.accumulation, is_last=number == self.accumulation - 1)
         self.metrics.add(result, batch)
         return result
@@ -202,13 +195,10 @@ class BiEncoderTrainer:
         """One optimizer step: unscale, clip once, set the learning rate, update, clear."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.step.scaler.unscale_(self.optimizer)
-        limit = self.optimizer_settings.max_grad_norm
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm or float("inf"))
         self.guard.check(self.optimizer, self.grad_norm)
         start = self.progress.schedule_start
-        self.learning_rate = self.optimizer_settings.learning_rate * self.schedule.factor(
-            self.progress.step - start, self.total_steps - start
-        )
+        self.learning_rate = self.settings.train.learning_rate * self.schedule.factor(self.progress.step - start, self.total_steps - start)
         set_learning_rate(self.optimizer, self.learning_rate)
         self.emit("on_before_optimizer_step")
         self.step.scaler.step(self.optimizer)
@@ -254,8 +244,8 @@ class BiEncoderTrainer:
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         """The figure by which the best checkpoint is chosen, and whether more is better."""
-        if self._best_metric is not None:
-            return self._best_metric, self._best_is_highest
+        if self.settings.train.best_metric is not None:
+            return self.settings.train.best_metric, self.settings.train.best_is_highest
         return ("eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"), False
 
     def save(self) -> Path | None:
@@ -285,26 +275,15 @@ class BiEncoderTrainer:
         # The order matters: who adds to the figures or looks at them, then who collects them and writes them down, last who saves it all.
         return [
             RunSummary(),
-            SanityCheck(self.periods.sanity_pools),
+            SanityCheck(self.settings.train.sanity_validation),
             SpikeMonitor(),
             ReportPage(self.output_dir),
             *own,
-            LogEvery(self.periods.log_every_steps),
+            LogEvery(self.settings.train.log_batch_step),
             ProgressLine(),
             MetricsFile(self.output_dir / "metrics.jsonl"),
-            ValidateAndSave(self.periods),
+            ValidateAndSave(self.settings.train),
         ]
-
-    def _usual_validations(self, sets: list[tuple[SampleSource, SetOptions]], settings: ValidationSettings | None) -> list[Validation]:
-        return usual_validations(
-            [DevSet(source.name, source, options) for source, options in sets],
-            settings=settings,
-            hard_negatives=self.batches.hard_negatives,
-            other_negatives=self.batches.other_negatives,
-            average_rank_from=self.periods.val_av_rank_start_epoch,
-            candidates=self.loss.candidates,
-            precision=self.compute.precision,
-        )
 
 
 def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:

@@ -50,7 +50,7 @@ HEAVY = {"torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas",
 
 
 def _holds_settings(source: Source) -> bool:
-    return source.room == "config" or (source.name.endswith("/settings.py") and source.room not in ("core", "training"))
+    return source.room == "config" or (source.name.endswith("/settings.py") and source.room != "core")
 
 
 def _is_light(name: str) -> bool:

@@ -22,7 +22,6 @@ from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder, backbone_from_config
 from dpr.models.fast import varlen
-from dpr.training.optimizer import OptimizerSettings
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -146,7 +145,7 @@ def test_training_takes_the_steps_it_takes_with_sdpa(
                 num_train_epochs=20,
                 precision=precision,
                 grad_cache_tokens=grad_cache_tokens,
-                optimizer=OptimizerSettings(learning_rate=1e-3),
+                learning_rate=1e-3,
             )
             losses[attention] = steps_of(job)
         assert bool(calls) == (attention == "varlen")

@@ -20,13 +20,13 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, build_trainer, open_sets, run
-from dpr.config.encoder import EncoderConfig
-from dpr.config.training import BiEncoderTrainConfig, TrainConfig
-from dpr.core.distributed import Ranks
+from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_sets import write_training_set
+from dpr.models.settings import TowerSettings
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
+from dpr.training.settings import TrainSettings
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, make_samples, tiny_model
@@ -143,7 +143,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
-    train = TrainConfig(
+    train = TrainSettings(
         batch_size=BATCH,
         dev_batch_size=4,
         hard_negatives=1,
@@ -165,7 +165,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
         output_dir=str(folder / "run"),
         compat="dpr",
         train=train,
-        encoder=EncoderConfig(pretrained_model_cfg=str(folder / "bert"), dropout=0.0),
+        encoder=TowerSettings(pretrained_model_cfg=str(folder / "bert"), dropout=0.0),
         **changes,
     )
     config.check()
@@ -208,13 +208,8 @@ def test_without_the_preset_the_curve_is_another(folder: Path) -> None:
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) > 1e-2
 
 
-def test_the_gradient_is_clipped_as_if_it_were_divided_by_the_number_of_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = []
-    for size in (1, 8):
-        monkeypatch.setattr("dpr.assembly.training.current_ranks", lambda size=size: Ranks(world_size=size))
-        config = config_of(folder)
-        sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config)
-        limits.append(build_trainer(config, build_model(config), sets, []).optimizer_settings.max_grad_norm)
+def test_the_gradient_is_clipped_as_if_it_were_divided_by_the_number_of_processes(folder: Path) -> None:
+    limits = [config_of(folder).gradient_limit(size) for size in (1, 8)]
     assert limits == [CLIP, 8 * CLIP]
 
 

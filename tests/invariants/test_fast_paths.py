@@ -17,7 +17,6 @@ from dpr.models.biencoder import TowerOptions
 from dpr.training import grad_cache
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
-from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -26,7 +25,7 @@ from tests.helpers.training import make_trainer
 TOLERANCE = 1e-9
 LIMIT = 0.05
 # The limit is below the norm of every update's gradient.
-CLIPPED = OptimizerSettings(learning_rate=3e-3, weight_decay=0.1, embedding_lr_factor=5.0, max_grad_norm=LIMIT)
+CLIPPED = {"learning_rate": 3e-3, "weight_decay": 0.1, "embedding_lr_factor": 5.0, "max_grad_norm": LIMIT}
 
 PATHS: dict[str, dict[str, Any]] = {
     "packed": {},
@@ -63,7 +62,7 @@ def trained(
     tower_options = TowerOptions(packed=packed, learn_temperature=True, temperature=0.3)
     model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings)
     curve, run = Curve(), folder / f"run-{len(list(folder.iterdir()))}"
-    given = {"optimizer": CLIPPED, "schedule": Schedule(warmup_steps=2), "other_negatives": 1, "gradient_accumulation_steps": 2, **options}
+    given = {**CLIPPED, "warmup_steps": 2, "other_negatives": 1, "gradient_accumulation_steps": 2, **options}
     loss = BiEncoderNllLoss(max_scores=max_scores)
     job = make_trainer(model, [ListSource(make_samples(48, seed=4))], [], run, curve, loss=loss, **given)
     if loss_scale:

@@ -14,7 +14,6 @@ from transformers import AutoModel, AutoTokenizer
 from dpr.core.records import Passage, TrainingSample
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
-from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -90,8 +89,10 @@ def test_twenty_pools_follow_an_independent_reference(tmp_path: Path, accumulati
         batch_size=BATCH,
         num_train_epochs=1,
         gradient_accumulation_steps=accumulation,
-        optimizer=OptimizerSettings(learning_rate=1e-2, max_grad_norm=LIMIT),
-        schedule=Schedule("linear", warmup_steps=5),
+        learning_rate=1e-2,
+        max_grad_norm=LIMIT,
+        lr_schedule="linear",
+        warmup_steps=5,
     )
     order = [int(row) for index in range(POOLS) for row in trainer.dataset.iterator.pool(0, index).rows]
     assert sorted(order) == list(range(POOLS * BATCH)) != order

@@ -18,7 +18,6 @@ from dpr.core.records import TrainingSample
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.training.callbacks import Callback
-from dpr.training.optimizer import Schedule
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -55,7 +54,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(encoder: Path, output_dir: Path, samples: Sequence[TrainingSample], *callbacks: Callback, **options: Any) -> BiEncoderTrainer:
     """Three steps an epoch, four epochs; a checkpoint after every step. Dropout is on, and the schedule has a slope everywhere."""
     model = tiny_model(encoder, dtype=torch.float32, dropout=0.1)
-    defaults = {"num_train_epochs": 4, "save_every_steps": 1, "keep_last": 0, "schedule": Schedule("linear", 2), "eval_per_epoch": 1}
+    defaults = {"num_train_epochs": 4, "save_every_steps": 1, "keep_last": 0, "warmup_steps": 2, "eval_per_epoch": 1}
     sets = ([ListSource(samples)], [ListSource(DEV, "dev")])
     return make_trainer(model, *sets, output_dir, *callbacks, **{**defaults, **options})
 
@@ -74,8 +73,8 @@ def test_gone_on_with_elsewhere_on_the_same_files_it_is_the_run_that_was_never_i
     trainer(encoder, tmp_path / "whole", FIRST).train()
     trainer(encoder, tmp_path / "one", FIRST, stop_at_epoch=1).train()
     assert int(state(tmp_path / "one")["step"]) == 3
-    trainer(encoder, tmp_path / "two", FIRST, goes_on=tmp_path / "one", stop_at_epoch=3).train()
-    trainer(encoder, tmp_path / "three", FIRST, goes_on=tmp_path / "two").train()
+    trainer(encoder, tmp_path / "two", FIRST, init="continue", model_file=str(tmp_path / "one"), stop_at_epoch=3).train()
+    trainer(encoder, tmp_path / "three", FIRST, init="continue", model_file=str(tmp_path / "two")).train()
     assert are_equal(state(tmp_path / "three"), state(tmp_path / "whole"))
     assert int(state(tmp_path / "three")["step"]) == 12
 
@@ -85,20 +84,20 @@ def renewed(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A first round of two epochs, and a second one on other negatives, undisturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     trainer(encoder, folder / "one", FIRST, stop_at_epoch=2).train()
-    trainer(encoder, folder / "two", SECOND, goes_on=folder / "one").train()
+    trainer(encoder, folder / "two", SECOND, init="continue", model_file=str(folder / "one")).train()
     return folder
 
 
 def test_other_negatives_make_other_weights(encoder: Path, renewed: Path, tmp_path: Path) -> None:
-    trainer(encoder, tmp_path / "two", FIRST, goes_on=renewed / "one").train()
+    trainer(encoder, tmp_path / "two", FIRST, init="continue", model_file=str(renewed / "one")).train()
     assert not are_equal(state(tmp_path / "two"), state(renewed / "two"))
 
 
 @pytest.mark.parametrize("step", [7, 8, 12])
 def test_killed_in_the_second_round_it_ends_with_bitwise_the_same_weights(encoder: Path, renewed: Path, tmp_path: Path, step: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        trainer(encoder, tmp_path / "two", SECOND, KilledAt(step), goes_on=renewed / "one").train()
-    trainer(encoder, tmp_path / "two", SECOND, goes_on=renewed / "one").train()
+        trainer(encoder, tmp_path / "two", SECOND, KilledAt(step), init="continue", model_file=str(renewed / "one")).train()
+    trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(renewed / "one")).train()
     assert are_equal(state(tmp_path / "two"), state(renewed / "two"))
 
 
@@ -125,34 +124,34 @@ def test_the_best_checkpoint_of_a_round_is_one_of_its_own(renewed: Path) -> None
 def test_a_finished_round_is_left_alone(encoder: Path, renewed: Path) -> None:
     before = {path: path.read_bytes() for path in renewed.rglob("*") if path.is_file()}
     trainer(encoder, renewed / "one", FIRST, stop_at_epoch=2).train()
-    trainer(encoder, renewed / "two", SECOND, goes_on=renewed / "one").train()
+    trainer(encoder, renewed / "two", SECOND, init="continue", model_file=str(renewed / "one")).train()
     assert {path: path.read_bytes() for path in renewed.rglob("*") if path.is_file()} == before
 
 
 def test_the_files_of_a_round_cannot_be_changed_in_the_middle_of_it(encoder: Path, renewed: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        trainer(encoder, tmp_path / "two", SECOND, KilledAt(9), goes_on=renewed / "one").train()
+        trainer(encoder, tmp_path / "two", SECOND, KilledAt(9), init="continue", model_file=str(renewed / "one")).train()
     with pytest.raises(CheckpointError, match="train_datasets was"):
-        trainer(encoder, tmp_path / "two", FIRST, goes_on=renewed / "one")
+        trainer(encoder, tmp_path / "two", FIRST, init="continue", model_file=str(renewed / "one"))
 
 
 @pytest.mark.parametrize("wrong", [make_samples(24, seed=5), FIRST[1:] + FIRST[:1], FIRST[:-1]], ids=["others", "other order", "fewer"])
 def test_other_questions_are_refused(encoder: Path, renewed: Path, tmp_path: Path, wrong: list[TrainingSample]) -> None:
     with pytest.raises(CheckpointError, match="other questions"):
-        trainer(encoder, tmp_path / "two", wrong, goes_on=renewed / "one")
+        trainer(encoder, tmp_path / "two", wrong, init="continue", model_file=str(renewed / "one"))
 
 
 def test_another_objective_is_refused(encoder: Path, renewed: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="seed was 12345, is now 6"):
-        trainer(encoder, tmp_path / "two", SECOND, goes_on=renewed / "one", seed=6)
+        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(renewed / "one"), seed=6)
 
 
 def test_a_run_at_its_end_and_one_that_was_not_meant_to_go_on_are_refused(encoder: Path, renewed: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has come to its end, step 12 of 12"):
-        trainer(encoder, tmp_path / "three", FIRST, goes_on=renewed / "two")
+        trainer(encoder, tmp_path / "three", FIRST, init="continue", model_file=str(renewed / "two"))
     trainer(encoder, tmp_path / "plain", FIRST, max_steps=2).train()
     with pytest.raises(CheckpointError, match=r"train\.stop_at_epoch"):
-        trainer(encoder, tmp_path / "two", SECOND, goes_on=tmp_path / "plain")
+        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "plain"))
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_from(encoder: Path, tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(encoder: Path, tmp_path: Path)
     weights = checkpoints.last_checkpoint(tmp_path / "one") / checkpoints.OPTIMIZER_FILE
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="optimizer"):
-        trainer(encoder, tmp_path / "two", SECOND, goes_on=tmp_path / "one")
+        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "one"))
 
 
 def test_questions_are_the_same_wherever_they_are_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.callbacks import Callback
 from dpr.training.grad_cache import CachedStep
-from dpr.training.optimizer import OptimizerSettings
 from dpr.training.step import DirectStep, Step
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
@@ -155,7 +154,7 @@ def test_sets_of_different_towers_cannot_share_a_pool(tmp_path: Path) -> None:
     sets = [(source, replace(options, encoder_type=kind)) for (source, options), kind in zip(two_sets(), ("", "ctx"), strict=True)]
     collator = Collator(model.tensorizer, num_hard=1, num_other=0, seed=0)
     shared: dict[str, Any] = {"global_batch_size": 8, "ranks": Ranks(), "seed": 0}
-    message = r"mixed=true and datasets\.first\.encoder_type=null beside datasets\.second\.encoder_type=ctx contradict"
+    message = r"mixed=true and datasets\.first\.encoder_type=null beside datasets\.second\.encoder_type=ctx are mutually exclusive"
     with pytest.raises(ConfigError, match=message):
         cut_into_pools(sets, collator, **shared, sampling=Sampling(mixed=True))
     kinds = {dataset[0, pool].encoder_type for dataset in [cut_into_pools(sets, collator, **shared)] for pool in range(5)}
@@ -213,7 +212,7 @@ class StopAfter(Callback):
 
 
 def a_trainer(folder: Path, output_dir: Path, *callbacks: Callback, **options: Any) -> BiEncoderTrainer:
-    given: dict[str, Any] = {"num_train_epochs": 3, "gradient_accumulation_steps": 2, "optimizer": OptimizerSettings(learning_rate=1e-3)}
+    given: dict[str, Any] = {"num_train_epochs": 3, "gradient_accumulation_steps": 2, "learning_rate": 1e-3}
     return make_trainer(
         tiny_model(folder, dropout=0.1, dtype=torch.float32), two_sets(), [], output_dir, *callbacks, **{**given, **options}
     )
@@ -224,19 +223,19 @@ def weights_of(output_dir: Path) -> dict[str, torch.Tensor]:
     return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(newest, checkpoints.OPTIMIZER_FILE)
 
 
-@pytest.mark.parametrize("sampling", [*MIXTURES, Sampling(rates=[0.5, 2.5])], ids=["mixed", "mixed, grouped", "grouped", "rates"])
-def test_a_run_stopped_in_the_middle_goes_on_as_if_it_had_not_been(tmp_path: Path, sampling: Sampling) -> None:
-    folder = encoder_folder(tmp_path / "encoder")
-    whole = a_trainer(folder, tmp_path / "whole", sampling=sampling)
+@pytest.mark.parametrize("mixture", [*MIXTURES, Sampling(rates=[0.5, 2.5])], ids=["mixed", "mixed, grouped", "grouped", "rates"])
+def test_a_run_stopped_in_the_middle_goes_on_as_if_it_had_not_been(tmp_path: Path, mixture: Sampling) -> None:
+    folder, sampling = encoder_folder(tmp_path / "encoder"), {"sampling": mixture, "train_sampling_rates": mixture.rates}
+    whole = a_trainer(folder, tmp_path / "whole", **sampling)
     assert whole.steps_per_epoch >= 2, "stops are in the middle of epochs"
     whole.train()
     for stop in (1, whole.steps_per_epoch + 1):
-        part = a_trainer(folder, tmp_path / "parts", StopAfter(stop), sampling=sampling)
+        part = a_trainer(folder, tmp_path / "parts", StopAfter(stop), **sampling)
         part.train()
         assert part.progress.step == stop < part.total_steps
         progress = json.loads((tmp_path / "parts" / f"dpr_biencoder.step{stop}" / checkpoints.STATE_FILE).read_text())["progress"]
         assert progress.keys() == {item.name for item in fields(part.progress)}, "nothing of the order is stored"
-    a_trainer(folder, tmp_path / "parts", sampling=sampling).train()
+    a_trainer(folder, tmp_path / "parts", **sampling).train()
     expected, found = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
     assert found.keys() == expected.keys() and all(torch.equal(found[name], value) for name, value in expected.items())
 
@@ -247,8 +246,8 @@ def test_a_run_stopped_in_the_middle_goes_on_as_if_it_had_not_been(tmp_path: Pat
         ({"mixed": False}, r"train\.sampling\.mixed was True"),
         ({"temperature": 3.0}, r"train\.sampling\.temperature was 2\.0, is now 3\.0"),
         ({"temperature": None, "weights": [1, 2]}, r"train\.sampling\.temperature was 2\.0, is now None"),
-        ({"group_by_length": True}, r"train\.sampling\.group_by_length was None, is now True"),
-        ({"epoch_pools": 5}, r"train\.sampling\.epoch_pools was None, is now 5"),
+        ({"group_by_length": True}, r"train\.sampling\.group_by_length was False, is now True"),
+        ({"epoch_pools": 5}, r"train\.sampling\.epoch_pools was 0, is now 5"),
     ],
 )
 def test_a_run_with_another_mixture_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
@@ -259,9 +258,7 @@ def test_a_run_with_another_mixture_is_refused_by_name(tmp_path: Path, changed: 
 
 
 def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> None:
-    """Checkpoints of earlier versions go on."""
     trainer = a_trainer(encoder_folder(tmp_path / "encoder"), tmp_path / "run")
-    assert not [name for name in trainer.identity.fixed if name.startswith("train.sampling")]
     assert trainer.identity.fixed["train_sampling_rates"] == [3, 2]
     assert trainer.identity.fixed["datasets"][0].keys() == {
         *("namespace", "query_prefix", "query_suffix", "selector", "encoder_type", "shuffle_positives", "normalize", "exclude_gold"),
@@ -279,9 +276,9 @@ def test_overfitting_takes_the_first_pools_of_the_mixture_over_and_over(tmp_path
     ("weights", "sampling", "message"),
     [
         ((1.0, None), Sampling(), r"datasets\.first\.weight is set, but second has none"),
-        ((1.0, 2.0), Sampling(weights=[1, 2]), r"datasets\.first\.weight and train\.sampling\.weights contradict"),
-        ((1.0, 2.0), Sampling(temperature=1.0), r"datasets\.first\.weight and train\.sampling\.temperature contradict"),
-        ((1.0, 2.0), Sampling(rates=[1, 1]), r"datasets\.first\.weight and train_sampling_rates contradict"),
+        ((1.0, 2.0), Sampling(weights=[1, 2]), r"datasets\.first\.weight and train\.sampling\.weights are mutually exclusive"),
+        ((1.0, 2.0), Sampling(temperature=1.0), r"datasets\.first\.weight and train\.sampling\.temperature are mutually exclusive"),
+        ((1.0, 2.0), Sampling(rates=[1, 1]), r"datasets\.first\.weight and train_sampling_rates are mutually exclusive"),
     ],
 )
 def test_weights_of_sets_are_for_all_sets_and_alone(weights: tuple[float | None, float | None], sampling: Sampling, message: str) -> None:

@@ -23,7 +23,7 @@ class LogEvery(Callback):
 
     def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
         if trainer.progress.step < trainer.last_step:
-            self._peak = matrix_peak(trainer.device, dtype_of(trainer.compute.precision))
+            self._peak = matrix_peak(trainer.device, dtype_of(trainer.settings.train.precision))
         trainer.metrics.take()  # the time until now is none of the first line's
         self._start = (time.perf_counter(), trainer.progress.step)
 

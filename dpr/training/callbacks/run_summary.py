@@ -23,7 +23,7 @@ class RunSummary(Callback):
         dataset = trainer.dataset
         if len(dataset.sources) > 1:
             laps = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
-            unit = "rows" if trainer.batches.sampling.mixed else "pools"
+            unit = "rows" if trainer.settings.train.sampling.mixed else "pools"
             parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
             logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
         width = 1 + dataset.collator.num_hard + dataset.collator.num_other

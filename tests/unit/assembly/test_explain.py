@@ -113,5 +113,5 @@ def test_the_command_takes_the_command_line_of_the_run(config: ExplainConfig, tm
     ]
     assert main([*given, "step=2", "questions=1"]) == 0
     out = capsys.readouterr().out
-    assert "step 2 of 200" in out and "... 5 more questions" in out
+    assert "step 2 of 15" in out and "... 5 more questions" in out
     assert main(["step=2"]) == 2

@@ -56,7 +56,7 @@ def test_defaults_pass() -> None:
         ({"ladder__mode": "continue", "train__stop_at_epoch": 1}, "ladder.every_epochs"),
         ({"ladder__mode": "continue", "ladder__keep_earlier": False}, "ladder.keep_earlier=false"),
         (
-            {"ladder__mode": "continue", "ladder__every_epochs": 20, "ladder__rounds": 3},
+            {"ladder__mode": "continue", "train__num_train_epochs": 40, "ladder__every_epochs": 20, "ladder__rounds": 3},
             "train.num_train_epochs=40 are too few for ladder.rounds=3 of ladder.every_epochs=20",
         ),
         ({"ladder__mode": "continue", "train__num_train_epochs": 2, "ladder__rounds": 3}, "too few for ladder.rounds=3; every"),

@@ -76,7 +76,7 @@ def test_settings_that_contradict_are_refused_together() -> None:
         ({"attention_dropout": 0.2}, r"encoder\.attention_dropout=0\.2 asks for"),
         ({"dropout": 0.0, "attention_dropout": 0.2}, r"encoder\.attention_dropout=0\.2 asks for"),
         ({"attention_dropout": 0.0, "precision": "fp32"}, r"encoder\.attention=varlen needs train\.precision=bf16 or fp16"),
-        ({"attention_dropout": 0.0, "packed": False}, r"encoder\.attention=varlen and encoder\.packed=false contradict"),
+        ({"attention_dropout": 0.0, "packed": False}, r"encoder\.attention=varlen and encoder\.packed=false are mutually exclusive"),
         ({"attention_dropout": 0.0}, None),
         ({"dropout": 0.0}, None),
         ({"train_datasets": None}, None),
@@ -129,5 +129,5 @@ def test_compat_refuses_what_the_original_has_not(key: str, value: Any) -> None:
     config = with_value(key, value)
     config.check()
     config.compat = "dpr"
-    with pytest.raises(ConfigError, match=f"compat=dpr and {key} contradict"):
+    with pytest.raises(ConfigError, match=f"compat=dpr and {key} are mutually exclusive"):
         config.check()

@@ -212,9 +212,13 @@ def test_windows_keep_rows_of_like_length_apart() -> None:
         ({"temperature": 0.0}, (8, 8), "must be above 0"),
         ({}, (3, 8), "too few rows for a single pool.*mixed=true"),
         ({"rates": [0, 0.1]}, (8, 8), "no data set"),
-        ({"weights": [1, 2], "temperature": 2.0}, (8, 8), r"train\.sampling\.weights and train\.sampling\.temperature contradict"),
-        ({"rates": [1, 2], "temperature": 2.0}, (8, 8), r"train_sampling_rates and train\.sampling\.temperature contradict"),
-        ({"rates": [1, 2], "epoch_pools": 2}, (8, 8), r"train_sampling_rates and train\.sampling\.epoch_pools contradict"),
+        (
+            {"weights": [1, 2], "temperature": 2.0},
+            (8, 8),
+            "train.sampling.weights and train.sampling.temperature are mutually exclusive",
+        ),
+        ({"rates": [1, 2], "temperature": 2.0}, (8, 8), r"train_sampling_rates and train\.sampling\.temperature are mutually exclusive"),
+        ({"rates": [1, 2], "epoch_pools": 2}, (8, 8), r"train_sampling_rates and train\.sampling\.epoch_pools are mutually exclusive"),
     ],
 )
 def test_impossible_mixtures_are_refused(sampling: dict[str, Any], sizes: tuple[int, int], message: str) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dpr.cli.main import main
-from dpr.config.datasets import DatasetConfig
 from dpr.core.batch import TokenBatch
 from dpr.core.records import TrainingSample
 from dpr.data.collator import Collator, DataRow, SetOptions
+from dpr.data.settings import DataSetSettings
 from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import open_shards
 from dpr.mining import dense
@@ -45,7 +45,7 @@ def sequences(batch: TokenBatch) -> list[list[int]]:
 
 def in_training(model: BiEncoder, samples: list[TrainingSample]) -> tuple[list[list[int]], list[list[int]]]:
     """Tokens of questions and of first positives as training makes them."""
-    config = DatasetConfig(query_prefix=QUERY, passage_prefix=PASSAGE)
+    config = DataSetSettings(query_prefix=QUERY, passage_prefix=PASSAGE)
     options = SetOptions("set", query_prefix=config.before_questions(), passage_prefix=config.passage_prefix)
     collator = Collator(model.tensorizer, num_hard=0, num_other=0)
     batch = collator([DataRow(sample, row, sample.positives[:1], options) for row, sample in enumerate(samples)])

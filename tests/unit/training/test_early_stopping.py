@@ -13,9 +13,7 @@ from dpr.core.errors import ConfigError
 from dpr.formats import checkpoints
 from dpr.training.callbacks import Callback, EarlyStopping, FunctionCallback, LoadBest
 from dpr.training.metrics import Metrics
-from dpr.training.optimizer import OptimizerSettings
 from dpr.training.trainer import BiEncoderTrainer
-from dpr.training.validations.dev_sets import ValidationSettings
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -80,7 +78,7 @@ def test_its_memory_is_that_of_the_checkpoint() -> None:
 
 def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: Any) -> BiEncoderTrainer:
     sets = [ListSource(make_samples(24))], [ListSource(make_samples(5, seed=1), "dev"), ListSource(make_samples(4, seed=2), "other")]
-    options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-2))
+    options.setdefault("learning_rate", 1e-2)
     return make_trainer(tiny_model(folder / "encoder", dtype=torch.float32), *sets, folder / name, *callbacks, **options)
 
 
@@ -120,7 +118,7 @@ def test_the_best_is_chosen_by_the_figure_that_was_named_and_loaded_at_the_end(t
 def test_validation_after_stated_epochs_and_at_the_end(tmp_path: Path) -> None:
     steps: list[int] = []
     look = FunctionCallback(lambda trainer, metrics: steps.append(trainer.progress.step), when="validate_end")
-    trainer(tmp_path, look, num_train_epochs=5, eval_epochs=(0, 2)).train()  # three steps each
+    trainer(tmp_path, look, num_train_epochs=5, eval_epochs=[0, 2]).train()  # three steps each
     assert steps == [3, 9, 15]
 
 
@@ -133,8 +131,7 @@ def test_a_figure_of_ones_own_is_the_mean_over_questions_on_any_number_of_ranks(
 
 
 def own_figures(folder: Path) -> Metrics:
-    settings = ValidationSettings(pool_size=4, metrics={"best": is_best})
-    job = trainer(folder, validation=settings, val_av_rank_start_epoch=0, global_batch_size=8, name="own")
+    job = trainer(folder, dev_batch_size=4, metrics={"best": is_best}, val_av_rank_start_epoch=0, global_batch_size=8, name="own")
     job.progress.step = 1
     return job.validate()
 
@@ -144,8 +141,7 @@ def is_best(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_figure_of_the_wrong_shape_is_refused_before_training(tmp_path: Path) -> None:
-    settings = ValidationSettings(metrics={"mean": lambda scores, labels: scores.mean()})
-    job = trainer(tmp_path, validation=settings)
+    job = trainer(tmp_path, metrics={"mean": lambda scores, labels: scores.mean()})
     with pytest.raises(ConfigError, match=r"metric mean returned of shape \(\); expected a tensor with one value per question"):
         job.train()
     assert job.progress.step == 0

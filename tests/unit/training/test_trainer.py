@@ -17,7 +17,6 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.metrics import Metrics
-from dpr.training.optimizer import OptimizerSettings, Schedule
 from dpr.training.run_state import Progress
 from dpr.training.settings import Periods
 from dpr.training.trainer import BiEncoderTrainer
@@ -55,7 +54,7 @@ def trainer(
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout)
     devs = [ListSource(make_samples(9, seed=1), "dev")] if dev else []
     train_sets = options.pop("train_sets", [ListSource(make_samples(40))])
-    options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))
+    options.setdefault("learning_rate", 1e-3)
     return make_trainer(model, train_sets, devs, folder / name, *callbacks, **options)
 
 
@@ -120,14 +119,13 @@ def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
 
 
 def test_ignore_flags_reset_what_they_name(tmp_path: Path) -> None:
-    schedule = Schedule("linear", warmup_steps=2)
-    trainer(tmp_path, max_steps=6, schedule=schedule).train()
-    same = trainer(tmp_path, schedule=schedule)
+    trainer(tmp_path, max_steps=6, warmup_steps=2).train()
+    same = trainer(tmp_path, warmup_steps=2)
     assert (same.progress.step, same.progress.schedule_start) == (6, 0)
     assert same.optimizer.state
-    assert trainer(tmp_path, ignore_lr=True).progress.schedule_start == 6
-    assert not trainer(tmp_path, ignore_optimizer=True).optimizer.state
-    assert trainer(tmp_path, ignore_offset=True).progress == Progress()
+    assert trainer(tmp_path, ignore_checkpoint_lr=True).progress.schedule_start == 6
+    assert not trainer(tmp_path, ignore_checkpoint_optimizer=True).optimizer.state
+    assert trainer(tmp_path, ignore_checkpoint_offset=True).progress == Progress()
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -148,8 +146,7 @@ def test_the_pool_of_the_first_start_is_kept(tmp_path: Path, caplog: pytest.LogC
 
 def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
     recorder = Recorder()
-    schedule = Schedule("constant")
-    job = trainer(folder, recorder, name=name, dev=False, global_batch_size=8, max_steps=max_steps, schedule=schedule)
+    job = trainer(folder, recorder, name=name, dev=False, global_batch_size=8, max_steps=max_steps, lr_schedule="constant")
     rows = [batch.rows for batch in job.micro_batches()]
     job.train()
     return recorder.logs, rows
@@ -169,7 +166,7 @@ def test_a_run_goes_on_with_the_same_batches_on_another_number_of_processes(tmp_
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_trains(tmp_path: Path, precision: str) -> None:
     recorder, plain = Recorder(), Recorder()
-    settings = {"optimizer": OptimizerSettings(learning_rate=1e-2), "dev": False, "num_train_epochs": 6, "train_sets": [learnable()]}
+    settings = {"learning_rate": 1e-2, "dev": False, "num_train_epochs": 6, "train_sets": [learnable()]}
     job = trainer(tmp_path, recorder, precision=precision, **settings)
     assert job.step.scaler.is_enabled() == (precision == "fp16")
     job.train()
@@ -206,7 +203,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Pa
 
 
 def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
-    job = trainer(tmp_path, optimizer=OptimizerSettings(learning_rate=1e-3, max_grad_norm=0.01), loss=BiEncoderNllLoss())
+    job = trainer(tmp_path, learning_rate=1e-3, max_grad_norm=0.01, loss=BiEncoderNllLoss())
     batches = job.micro_batches()
     norms = []
     original = job.optimizer.step
@@ -273,13 +270,13 @@ def test_the_epoch_of_a_line_is_that_of_the_updates_it_is_about(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "period", ["log_every_steps", "eval_per_epoch", "eval_every_steps", "sanity_pools", "save_every_steps", "keep_last"]
+    "period", ["log_batch_step", "eval_per_epoch", "eval_every_steps", "sanity_validation", "save_every_steps", "keep_last"]
 )
 def test_a_period_of_0_is_off(tmp_path: Path, period: str) -> None:
     job = trainer(tmp_path, max_steps=6, **{period: 0})
     job.train()
     assert job.progress.step == 6
-    assert bool(lines_of(tmp_path / "run", "train/loss")) == (period != "log_every_steps")
+    assert bool(lines_of(tmp_path / "run", "train/loss")) == (period != "log_batch_step")
     assert [line["step"] for line in lines_of(tmp_path / "run", "eval/nll_loss")] == ([6] if period == "eval_per_epoch" else [5, 6])
 
 
