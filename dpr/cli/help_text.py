@@ -36,6 +36,10 @@ def help_text(program: str, config_class: type, folder: Path) -> str:
         parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
         parts += [_describe(entry, width) for entry in inside]
         parts.append("")
+    for catalogue, options in ((entry.key, entry.entries) for entry in entries if entry.entries is not None):
+        parts.append(f"{catalogue}.NAME: {' '.join((options.__doc__ or '').split())}")
+        parts += [_describe(option, width) for option in settings(options, f"{catalogue}.NAME.")]
+        parts.append("")
     return "\n".join(parts).replace("``", "").rstrip() + "\n" + _FLAGS
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpr.config.checks import require_at_least, require_choice
 from dpr.core.errors import ConfigError
+from dpr.core.settings import setting
 
 
 @dataclass
@@ -16,9 +17,11 @@ class PassageSourceConfig:
     file: str | None = None
     """TSV (id, text, title) or BEIR's corpus.jsonl, plain or .gz."""
     id_col: int = 0
+    """Column of the id in a TSV, counted from 0."""
     text_col: int = 1
+    """Column of the text."""
     title_col: int = 2
-    """Columns of the TSV, counted from 0; a title column the file does not have means no titles."""
+    """Column of the title; one that the file does not have means no titles."""
     id_prefix: str | None = None
     """Put before every passage id."""
     normalize: bool = False
@@ -77,7 +80,7 @@ class EmbedConfig:
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
-    ctx_sources: dict[str, Any] = field(default_factory=dict)
+    ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def check(self) -> None:

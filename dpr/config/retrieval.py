@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.config.checks import require_at_least, require_choice
-from dpr.config.embedding import CheckpointEncoderConfig
+from dpr.config.embedding import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.core.errors import ConfigError
+from dpr.core.settings import setting
 
 FAISS_KINDS = ("flat", "hnsw", "hnsw_sq")
 
@@ -50,13 +51,17 @@ class QuestionSetConfig:
     file: str | None = None
     """CSV/TSV (question, answers), JSON lines, or BEIR's queries.jsonl, plain or .gz."""
     question_col: int = 0
+    """Column of the question in a CSV, counted from 0."""
     answers_col: int = 1
+    """Column of the answers; -1 = there is none."""
     id_col: int = -1
-    """Columns of a CSV, counted from 0; -1 = the set has none (ids are then row numbers)."""
+    """Column of the id; -1 = there is none, ids are then row numbers."""
     question_attr: str = "question"
+    """Key of the question in JSON lines."""
     answers_attr: str = "answers"
+    """Key of the answers."""
     id_attr: str = "id"
-    """Keys of JSON lines."""
+    """Key of the id."""
     special_query_token: str | None = None
     """Put before every question, with a space between."""
     query_prefix: str | None = None
@@ -134,9 +139,9 @@ class RetrievalConfig:
     no_cuda: bool = False
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
-    datasets: dict[str, Any] = field(default_factory=dict)
+    datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
-    ctx_sources: dict[str, Any] = field(default_factory=dict)
+    ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def passage_names(self) -> list[str]:

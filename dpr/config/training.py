@@ -10,6 +10,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, Settings, setting
+from dpr.data.settings import DataSetSettings
 from dpr.models.settings import TowerSettings
 from dpr.training.settings import TrainingSettings
 
@@ -64,7 +65,7 @@ class BiEncoderTrainConfig(TrainingSettings, RunConfig):
     """Seconds after which a process of the group that does not answer counts as lost."""
     encoder: TowerSettings = field(default_factory=TowerSettings)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    datasets: dict[str, Any] = setting(dict, on_resume=CONTENT)
+    datasets: dict[str, Any] = setting(dict, entries=DataSetSettings, on_resume=CONTENT)
     """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
 
     def trailing_sep(self) -> bool:

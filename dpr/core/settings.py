@@ -42,6 +42,7 @@ def setting(
     below: float | None = None,
     choices: Sequence[str] = (),
     or_class: bool = False,
+    entries: type | None = None,
     on_resume: str = "",
 ) -> Any:
     """A field of a settings dataclass. A class or a function as ``default`` is called for the value.
@@ -50,12 +51,13 @@ def setting(
         unit: what a number counts or measures.
         least, most: the bounds of a number, or of each of a list; ``above`` and ``below`` where the bound itself is not allowed.
         choices: the texts that are allowed; with ``or_class`` also the import path of a user-defined class, ``module:Class``.
+        entries: of a catalogue, the dataclass of an entry's options.
         on_resume: one of the roles above.
     """
     assert on_resume in ("", *_ROLES), on_resume
     rule = Rule(unit, least, most, above, below, tuple(choices), or_class, on_resume)
     given = {"default_factory": default} if callable(default) else {"default": default}
-    return dataclasses.field(metadata={"setting": rule}, **given)
+    return dataclasses.field(metadata={"setting": rule, "entries": entries}, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,8 @@ class Setting:
     doc: str
     is_open: bool = False
     rule: Rule = Rule()
+    entries: type | None = None
+    """Of a catalogue: the dataclass of an entry's options."""
 
     @property
     def takes_text(self) -> bool:
@@ -214,7 +218,8 @@ def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]
         if is_dataclass(kind) and isinstance(kind, type):
             yield from _walk(kind, key + ".")
         else:
-            yield Setting(key, kind, _default(item), docs.get(item.name, ""), get_origin(kind) is dict, rule_of(item))
+            is_open, entries = get_origin(kind) is dict, item.metadata.get("entries")
+            yield Setting(key, kind, _default(item), docs.get(item.name, ""), is_open, rule_of(item), entries)
 
 
 def type_name(kind: Any) -> str:
