@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import http.client
 import os
 import re
@@ -16,15 +14,14 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from dpr import __version__
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.logs import get_logger
-from dpr.formats.durable import flush, read_json, write_json
+from dpr.formats.durable import describe_file, flush, read_json, write_json, writing
+from dpr.formats.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 
@@ -44,45 +41,47 @@ def download(url: str, target: Path, *, sha256: str | None = None, attempts: int
     """Fetches ``url`` as the file ``target``; False when it is there already (then compared with ``sha256`` where that is known).
 
     Raises:
-        InputError: the server refuses, the connection fails ``attempts`` times in a row without progress, the disk is too small, the
-            content differs from ``sha256`` or is no gzip although it should be, or another process is fetching the same file.
+        InputError: the server refuses or answers nonsense, the connection fails ``attempts`` times in a row without progress, the disk is
+            too small, the content differs from ``sha256`` or is no gzip although it should be.
+        OutputError: it cannot be written.
+        CheckpointError: another process is fetching the same file.
         ConfigError: the address is no http or https one.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"the address {url!a} does not begin with http:// or https://")
+    part = target.with_name(target.name + ".part")
     if target.is_file():
         _check(target, url, sha256)
+        if _notes_of(part).exists() or lock_of(part).exists():  # of a process that was killed when it had all but finished
+            with held(target, file=lock_of(part)):
+                _notes_of(part).unlink(missing_ok=True)
         return False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    with _locked_part(part) as file:
-        failures, before = 0, file.seek(0, os.SEEK_END)
-        while not _try(url, file, part, timeout_s, is_last=failures + 1 >= attempts):
-            size = file.seek(0, os.SEEK_END)
-            failures = failures + 1 if size <= before else 0
-            before = max(before, size)
-            time.sleep(pause_s * 2**failures)
-        file.flush()
-        os.fsync(file.fileno())
-        try:
-            _check(part, url, sha256)
-        except InputError:
-            file.truncate(0)  # what is wrong cannot be continued
-            raise
-        os.replace(part, target)
-    _notes_of(part).unlink(missing_ok=True)
-    flush(target.parent)
+    with writing(part):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with held(target, file=lock_of(part)):
+        with writing(part, calls_others=True), open(part, "ab+") as file:
+            _fetch_all(url, file, part, attempts, pause_s, timeout_s)
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                _check(part, url, sha256)
+            except InputError:
+                file.truncate(0)  # what is wrong cannot be continued
+                raise
+        with writing(target):
+            os.replace(part, target)
+            _notes_of(part).unlink(missing_ok=True)
+            flush(target.parent)
     return True
 
 
-@contextmanager
-def _locked_part(part: Path) -> Iterator[IO[bytes]]:
-    with open(part, "ab+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError("another process is fetching this file", file=part) from None
-        yield file
+def _fetch_all(url: str, file: IO[bytes], part: Path, attempts: int, pause_s: float, timeout_s: float) -> None:
+    failures, before = 0, file.seek(0, os.SEEK_END)
+    while not _try(url, file, part, timeout_s, is_last=failures + 1 >= attempts):
+        size = file.seek(0, os.SEEK_END)
+        failures = failures + 1 if size <= before else 0
+        before = max(before, size)
+        time.sleep(pause_s * 2**failures)
 
 
 def _try(url: str, file: IO[bytes], part: Path, timeout_s: float, *, is_last: bool) -> bool:
@@ -98,8 +97,12 @@ def _try(url: str, file: IO[bytes], part: Path, timeout_s: float, *, is_last: bo
         problem: Exception = error
     except _TRANSIENT as error:
         problem = error
+    except InputError:
+        raise
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=part) from None
+        raise OutputError(part, error.strerror or str(error)) from None
+    except ValueError as error:  # an address in an answer that is none
+        raise InputError(f"the server's answer cannot be read ({error})", file=url) from None
     size = file.seek(0, os.SEEK_END)
     if is_last:
         raise InputError(
@@ -126,6 +129,8 @@ def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
             file.truncate(0)
             start = 0
         length = response.headers.get("Content-Length")
+        if length is not None and not re.fullmatch(r"\d{1,18}", length, re.ASCII):
+            raise InputError(f"the server announces a Content-Length of {length!a}", file=url, expected="a number of bytes")
         expected = None if length is None else start + int(length)
         # Weak tags do not promise equal bytes, so they are no use for continuing.
         tags = (response.headers.get("ETag"), response.headers.get("Last-Modified"))
@@ -151,7 +156,7 @@ def _copy(response: Any, file: IO[bytes], size: int, expected: int | None) -> No
 
 
 def _range_start(header: str) -> int:
-    match = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", header)
+    match = re.fullmatch(r"bytes (\d{1,18})-\d+/(?:\d+|\*)", header, re.ASCII)
     return int(match[1]) if match else -1
 
 
@@ -165,9 +170,8 @@ def _check(path: Path, url: str, sha256: str | None) -> None:
     with open(path, "rb") as file:
         if url.endswith(".gz") and file.read(2) != b"\x1f\x8b":
             raise InputError("the content is no gzip data, perhaps a page that says why", file=path, hint=f"look at {url}")
-        file.seek(0)
-        if sha256 is not None and (found := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
-            raise InputError(f"SHA-256 is {found}", file=path, expected=sha256, hint="remove the file to fetch it again")
+    if sha256 is not None and (found := describe_file(path)["sha256"]) != sha256:
+        raise InputError(f"SHA-256 is {found}", file=path, expected=sha256, hint="remove the file to fetch it again")
 
 
 def _notes_of(part: Path) -> Path:

@@ -13,7 +13,7 @@ from dpr.core.errors import InputError, OutputError
 from dpr.core.logs import get_logger
 from dpr.formats.checksums import made_of_in, verify_file
 from dpr.formats.durable import MANIFEST, read_manifest, verify_folder, writing
-from dpr.formats.leftovers import remove, temporary_beside
+from dpr.formats.leftovers import remove, remove_leftovers_once, temporary_beside
 from dpr.formats.run_lock import held, lock_of
 
 logger = get_logger(__name__)
@@ -61,6 +61,7 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
             place = place.parent
         if not place.is_dir():
             raise OutputError(target, f"{place} is not a folder")
+        remove_leftovers_once(place)
         probe = temporary_beside(place / "probe")
         try:
             os.close(os.open(probe, os.O_CREAT | os.O_WRONLY))

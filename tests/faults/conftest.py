@@ -136,8 +136,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     assert not case.failures, f"{len(case.failures)} trials of {row.tried} failed\n" + "\n".join(case.failures)
 
 
-def _order(row: Row) -> tuple[int, str]:
-    return int(re.sub(r"\D", "", row.id)), row.fault
+def _order(row: Row) -> tuple[str, int, str]:
+    return row.id[0], int(row.id[1:]), row.fault
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -160,7 +160,7 @@ def _write_table(file: Path, rows: dict[str, Row]) -> None:
     known: dict[str, Row] = {}
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if len(cells) == 5 and cells[0].startswith("A"):
+        if len(cells) == 5 and re.fullmatch(r"[A-Z]\d+", cells[0]):
             passed, _, tried = cells[3].partition("/")
             known[f"{cells[0]} {cells[1]}"] = Row(*cells[:3], int(tried), int(passed), float(cells[4]))
     known.update(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import random
 import re
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.formats.downloads import download
 
 CONTENT = random.Random(0).randbytes(3_000_000)
@@ -31,6 +32,7 @@ class Server:
     fail_first: int = 0
     redirect: str = ""
     with_length: bool = True
+    length: str = ""
     asked: list[str | None] = field(default_factory=list)
     sent: int = 0
     url: str = ""
@@ -67,7 +69,7 @@ def handler(state: Server) -> type[BaseHTTPRequestHandler]:
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             if state.with_length:
-                self.send_header("Content-Length", str(len(content) - start))
+                self.send_header("Content-Length", state.length.encode().decode("latin-1") or str(len(content) - start))
             if state.tag:
                 self.send_header("ETag", state.tag)
             self.end_headers()
@@ -200,12 +202,23 @@ def test_a_file_without_announced_length_is_taken(server: Server, tmp_path: Path
 
 
 def test_two_processes_do_not_write_one_file(server: Server, tmp_path: Path) -> None:
-    import fcntl
+    lock = {"token": "x", "since": "just now", "processes": [{"host": "elsewhere", "pid": 7, "start": 5}]}
+    (tmp_path / "x.bin.part.lock").write_text(json.dumps(lock))
+    with pytest.raises(CheckpointError, match=r"process 7 on elsewhere \(rank 0, since just now\)"):
+        fetch(server, tmp_path / "x.bin")
 
-    with open(tmp_path / "x.bin.part", "ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process is fetching this file"):
-            fetch(server, tmp_path / "x.bin")
+
+@pytest.mark.parametrize("length", ["abc", "-5", "1e3", "5, 5", "9" * 5000, "\u0663"])
+def test_a_length_that_is_no_number_is_told(server: Server, tmp_path: Path, length: str) -> None:
+    server.length = length
+    with pytest.raises(InputError, match="the server announces a Content-Length of"):
+        fetch(server, tmp_path / "x.bin")
+
+
+def test_an_address_in_an_answer_that_is_none_is_told(server: Server, tmp_path: Path) -> None:
+    server.redirect = "http://[::1/x"
+    with pytest.raises(InputError, match="cannot be read"):
+        fetch(server, tmp_path / "x.bin", attempts=1)
 
 
 def test_the_command_fetches_keys_where_data_sets_are_looked_for(

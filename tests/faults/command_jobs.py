@@ -1,0 +1,209 @@
+"""What every command is tried with: tiny inputs, a command line, and what its outputs must be whatever has happened to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpr.core.records import Passage, Question
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.training_sets import write_training_set
+from tests.faults.runs import REPOSITORY, final_hash
+from tests.helpers.original import flat_params, original_names, write_original
+from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
+
+LIMIT_S = 120.0
+DOWNLOADED = random.Random(0).randbytes(3_000_000)
+DIGEST = hashlib.sha256(DOWNLOADED).hexdigest()
+DIGEST = hashlib.sha256(DOWNLOADED).hexdigest()
+DENSE = ["model_file=in/model", "no_cuda=true"]
+ASKED = ["qa_dataset=in/questions.jsonl", "qrels=in/qrels.tsv", "ctx_datatsets=[in/corpus.tsv]", "n_docs=5"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command line, relative to a folder with the inputs in ``in``; ``changed`` is the input that another text is put into."""
+
+    name: str
+    line: str
+    changed: str
+
+    def arguments(self, url: str) -> list[str]:
+        return self.line.replace("URL", url).split()
+
+
+JOBS = {
+    job.name: job
+    for job in (
+        Job("prepare", "prepare in/pairs.tsv on_bad_row=skip out=out/train.jsonl", "pairs.tsv"),
+        Job("prepare to=tevatron", "prepare in/train.json to=tevatron out=out/train.jsonl.gz", "train.json"),
+        Job("prepare to=beir", "prepare in/train.json to=beir out=out/beir", "train.json"),
+        Job("prepare docstrings", "prepare docstrings --packages tqdm filelock --dev 5 --test 5 --processes 1 --out out/data", ""),
+        Job("new-encoder", "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16", "corpus.tsv"),
+        Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
+        Job("export to=vectors", "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki", "wiki_0"),
+        Job("embed", f"embed {' '.join(DENSE)} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16", "corpus.tsv"),
+        Job(
+            "retrieve indexer=bm25",
+            f"retrieve indexer=bm25 {' '.join(ASKED)} bm25_index_path=out/bm25 out_file=out/results.json.gz trec_run_file=out/run.trec "
+            "metrics_file=out/metrics.json search_folder=out",
+            "corpus.tsv",
+        ),
+        Job(
+            "retrieve indexer=hnsw",
+            f"retrieve indexer=hnsw {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0] index_path=out/index "
+            "out_file=out/results.json",
+            "questions.jsonl",
+        ),
+        Job("mine", "mine in/train.json corpus=in/corpus.tsv out=out/mined.jsonl", "corpus.tsv"),
+        Job("mine model_file", "mine in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu out=out/mined.jsonl", "train.json"),
+        Job("compare", "compare a=in/a.json b=in/b.json --out out/table.json", "a.json"),
+        Job("report", "report in/run a=in/a.json --out out/report.html", "a.json"),
+        Job(
+            "download",
+            f"download x output_dir=out resources.x.url=URL/x.bin resources.x.sha256={DIGEST}",
+            "",
+        ),
+        Job(
+            "train",
+            "train train_datasets=in/train.json dev_datasets=in/dev.json output_dir=out/run encoder.pretrained_model_cfg=in/encoder "
+            "encoder.pretrained=false encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=2 train.warmup_steps=1 "
+            "train.hard_negatives=0 train.save_every_steps=2 no_cuda=true",
+            "train.json",
+        ),
+    )
+}
+
+
+def make_inputs(folder: Path) -> None:
+    """The files that the jobs read."""
+    rng = random.Random(0)
+    folder.mkdir(parents=True)
+    passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
+    write_passages(folder / "corpus.tsv", passages)
+    questions = [Question(" ".join(rng.sample(passage.text.split(), 4)), f"q{number}") for number, passage in enumerate(passages[:8])]
+    write_questions(folder / "questions.jsonl", questions)
+    write_qrels(folder / "qrels.tsv", {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)})
+    write_training_set(folder / "train.json", make_samples(24))
+    write_training_set(folder / "dev.json", make_samples(6, seed=1))
+    rows = [f"{sentence(rng, 4)}\t{sentence(rng, 8)}" for _ in range(12)]
+    (folder / "pairs.tsv").write_text("\n".join([*rows[:6], "a row of one column", *rows[6:]]) + "\n")
+    encoder_folder(folder / "encoder")
+    model = tiny_model(folder / "encoder", dtype=torch.float32)
+    with durable_folder(folder / "model") as target:
+        model.write_to(target)
+    write_original(folder / "x.cp", original_names(model.weights()), flat_params(str(folder / "encoder")))
+    vectors = np.asarray(model.encode_passages(passages))
+    for number in range(2):
+        part = list(zip([passage.id for passage in passages], vectors, strict=True))[number * 20 : number * 20 + 20]
+        (folder / f"wiki_{number}").write_bytes(pickle.dumps(part))
+    for name in ("a", "b"):
+        report = {"question_set": "q", "num_questions": 8, "metrics": {"mrr@10": rng.random(), "accuracy@1": rng.random()}}
+        (folder / f"{name}.json").write_text(json.dumps(report))
+    (folder / "run").mkdir()
+    lines = [{"step": step, "epoch": 0, "train/loss": 1 / step, "time": 0.0} for step in range(1, 9)]
+    (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one process ended."""
+
+    code: int
+    text: str
+    counts: dict[str, int]
+
+
+class Commands:
+    """Starts commands in folders of their own. ``whole`` remembers what an undisturbed one leaves."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        make_inputs(folder / "in")
+        self._undisturbed: dict[str, tuple[dict[str, bytes], Result]] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.command_server"],
+            cwd=REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+        made = self.run("embed", self.folder / "first")
+        assert made.code == 0, made.text
+        shutil.copytree(self.folder / "first" / "out" / "vectors_0", self.folder / "in" / "vectors_0")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def run(self, name: str, folder: Path, *, fault: str = "", number: int = 0) -> Result:
+        """One process of a job, in ``folder``, which is made if it is not there."""
+        return self.run_together(name, folder, count=1, fault=fault, number=number)[0]
+
+    def run_together(self, name: str, folder: Path, *, count: int, fault: str = "", number: int = 0) -> list[Result]:
+        """Several processes of a job at once."""
+        if not folder.exists():
+            shutil.copytree(self.folder / "in", folder / "in")
+        child = {
+            "arguments": JOBS[name].arguments(self.url),
+            "folder": str(folder),
+            "environment": {"DPR_CACHE": str(folder / "cache"), "TMPDIR": str(self.folder)},
+            "fault": fault,
+            "number": number,
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"children": [child] * count, "limit_s": LIMIT_S}) + "\n")
+        self._process.stdin.flush()
+        return [Result(**answer) for answer in self._answer()]
+
+    def undisturbed(self, name: str) -> tuple[dict[str, bytes], Result]:
+        """What a job leaves, and how it ended, when nothing happens to it."""
+        if name not in self._undisturbed:
+            folder = self.folder / re.sub(r"\W", "-", name)
+            result = self.run(name, folder)
+            assert result.code == 0, result.text
+            self._undisturbed[name] = left_by(name, folder), result
+        return self._undisturbed[name]
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+def left_by(name: str, folder: Path) -> dict[str, bytes]:
+    """The outputs of a job, by name. Of training, whose files tell times, what decides how it goes on."""
+    if name == "train":
+        return {"checkpoint": final_hash(folder / "out" / "run").encode()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted((folder / "out").rglob("*")) if path.is_file()}
+
+
+def unfinished_business(folder: Path) -> list[str]:
+    """Names that should be gone when a command has ended well: temporary files, what was set aside, locks of outputs."""
+    found = [path for path in folder.rglob("*") if path.name.startswith((".tmp-", ".old-"))]
+    return [str(path) for path in [*found, *(folder / "out").rglob("*.lock"), *(folder / "out").rglob("*.part*")]]
+
+
+def check_plain(result: Result, codes: Sequence[int]) -> None:
+    """It ended with one of these codes and without a traceback."""
+    assert "Traceback" not in result.text, result.text
+    assert result.code in codes, f"exit {result.code}\n{result.text}"

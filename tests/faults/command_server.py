@@ -1,0 +1,183 @@
+"""A process that has imported everything and forks any command of ``dpr`` whenever it is asked, with a fault in it if one is asked for.
+
+    python -m tests.faults.command_server        requests and answers are JSON lines on standard input and output
+
+A fault is placed by counting: operations are what Python does to files in the command's working directory (opened to be written, renamed,
+removed, made, flushed), as the interpreter's audit events tell. So the product needs no hooks, and nothing is missed that goes through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
+
+
+def main() -> None:
+    """Serves until standard input is closed."""
+    _import_everything()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints in this process is no answer
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        children = [_start(child) for child in request["children"]]
+        print(json.dumps([_wait(*child, deadline=time.monotonic() + request["limit_s"]) for child in children]), file=answers, flush=True)
+
+
+def _import_everything() -> None:
+    import bm25s  # noqa: F401
+    import faiss
+    import hydra  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import pytrec_eval  # noqa: F401
+    import safetensors.torch  # noqa: F401
+    import tokenizers  # noqa: F401
+    import torch
+    import transformers.models.bert.modeling_bert
+    import transformers.models.bert.tokenization_bert  # noqa: F401
+
+    import dpr.assembly.download
+    import dpr.assembly.embedding
+    import dpr.assembly.export
+    import dpr.assembly.ladder
+    import dpr.assembly.mining
+    import dpr.assembly.retrieval
+    import dpr.assembly.training
+    import dpr.preparation.conversion
+    import dpr.preparation.docstring_data
+    import dpr.preparation.new_encoder  # noqa: F401
+    from dpr.cli.main import COMMANDS
+    from dpr.evaluation.report.write import versions
+    from dpr.training.throughput import matrix_peak
+
+    for module, _ in COMMANDS.values():
+        __import__(module)
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    versions()  # this and the next are found out once in a process
+    matrix_peak(torch.device("cpu"), torch.float32)
+    gc.collect()
+    gc.freeze()
+
+
+def _start(child: dict[str, Any]) -> tuple[int, int, int]:
+    """The number of the forked process, and the ends of the pipes with what it prints and with its counts."""
+    printed, told = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(printed[0])
+        os.close(told[0])
+        _run(child, printed[1], told[1])
+    os.close(printed[1])
+    os.close(told[1])
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.setpgid(pid, pid)  # here and in the child: whichever comes first
+    return pid, printed[0], told[0]
+
+
+def _wait(pid: int, printed: int, told: int, *, deadline: float) -> dict[str, Any]:
+    """Exit code (minus the signal's number for one that a signal ended), output, and counts of one child."""
+    texts = {printed: b"", told: b""}
+    with selectors.DefaultSelector() as selector:
+        for end in texts:
+            selector.register(end, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(timeout=1.0):
+                chunk = os.read(key.fd, 2**16)
+                texts[key.fd] += chunk
+                if not chunk:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+            if time.monotonic() > deadline:
+                texts[printed] += b"\nTraceback: it did not end in time"
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+                deadline += 3600
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # processes that it has started and left
+    return {"code": code, "text": texts[printed].decode(errors="replace"), "counts": json.loads(texts[told] or b"{}")}
+
+
+def _run(child: dict[str, Any], printed: int, told: int) -> None:
+    """In the child; never returns."""
+    code = 1
+    counts: dict[str, int] = {}
+    try:
+        with contextlib.suppress(PermissionError):
+            os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(printed, 1)
+        os.dup2(printed, 2)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        os.environ.update(child["environment"])
+        os.chdir(child["folder"])
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _place(child["fault"], child["number"], os.getcwd() + os.sep, counts)
+        from dpr.cli.main import main as command
+
+        sys.argv = ["dpr", *child["arguments"]]
+        code = command(child["arguments"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.write(told, json.dumps(counts).encode())
+        os._exit(code)
+
+
+def _place(fault: str, number: int, folder: str, counts: dict[str, int]) -> None:
+    """Counts operations and writes, and makes ``fault`` happen before the ``number``-th (from 1) of its kind."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    owner = os.getpid()
+
+    def fill_the_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    actions: dict[str, Callable[[], None]] = {"operations": lambda: os.killpg(0, signal.SIGKILL), "writes": fill_the_disk}
+
+    def count(kind: str) -> None:
+        if os.getpid() == owner:
+            counts[kind] = counts.get(kind, 0) + 1
+            if kind == fault and counts[kind] == number:
+                actions[kind]()
+
+    def is_ours(path: Any) -> bool:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False
+        return os.path.abspath(os.fsdecode(path)).startswith(folder)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            if is_ours(arguments[0]):
+                count("operations")
+                count("writes")
+        elif event in _CHANGING and any(is_ours(argument) for argument in arguments[:2]):
+            count("operations")
+
+    real = os.fsync
+
+    def fsync(descriptor: Any) -> None:
+        count("operations")
+        real(descriptor)
+
+    os.fsync = fsync
+    sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Every command that writes: killed at any operation on files, full disks, damaged outputs and caches, changed inputs, two at once."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.faults.command_jobs import DOWNLOADED, JOBS, Commands, Job, check_plain, left_by, unfinished_business
+from tests.faults.conftest import Case
+
+REFUSED, KILLED = 3, -9
+each_job = pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+
+
+class QuietServer(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "web").mkdir()
+    (folder / "web" / "x.bin").write_bytes(DOWNLOADED)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietServer, directory=str(folder / "web"))) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        commands = Commands(folder / "workplace", f"http://127.0.0.1:{running.server_address[1]}")
+        yield commands
+        commands.close()
+        running.shutdown()
+        thread.join()
+
+
+def numbers(case: Case, job: Job, total: int, fast: int) -> list[int]:
+    """All operations, or some of them, the last among them: from 1."""
+    if case.takes_all:
+        return list(range(1, total + 1))
+    return sorted({total, *random.Random(job.name).sample(range(1, total + 1), min(fast - 1, total))})
+
+
+def finish(commands: Commands, job: Job, folder: Path) -> None:
+    """The same command again ends well, with the bytes of an undisturbed one, and leaves nothing about."""
+    again = commands.run(job.name, folder)
+    check_plain(again, [0])
+    whole, _ = commands.undisturbed(job.name)
+    left = left_by(job.name, folder)
+    assert left.keys() == whole.keys()
+    assert [name for name in whole if left[name] != whole[name]] == []
+    assert unfinished_business(folder) == []
+
+
+@pytest.mark.fault("B1", "any command, killed before an operation on a file", "same command again: equal bytes, nothing left about")
+@each_job
+def test_killed_before_an_operation(case: Case, commands: Commands, job: Job) -> None:
+    _, result = commands.undisturbed(job.name)
+    for number in numbers(case, job, result.counts["operations"], fast=3):
+        with case.trial(number) as trial:
+            killed = commands.run(job.name, trial.output_dir, fault="operations", number=number)
+            assert killed.code == KILLED, killed.text
+            finish(commands, job, trial.output_dir)
+        shutil.rmtree(trial.output_dir, ignore_errors=True)
+
+
+@pytest.mark.fault("B2", "any command, the disk full from a write on", "one line or none needed, nothing half-written; equal bytes later")
+@each_job
+def test_disk_full(case: Case, commands: Commands, job: Job) -> None:
+    whole, result = commands.undisturbed(job.name)
+    for number in numbers(case, job, result.counts["writes"], fast=2):
+        with case.trial(number) as trial:
+            full = commands.run(job.name, trial.output_dir, fault="writes", number=number)
+            check_plain(full, [0, 2, REFUSED])
+            errors = [line for line in full.text.splitlines() if line.startswith("error: ")]
+            assert len(errors) == (full.code != 0), full.text
+            if job.name != "train" and (trial.output_dir / "out").exists():
+                left = {name: text for name, text in left_by(job.name, trial.output_dir).items() if name in whole}
+                half = [name for name, text in left.items() if text != whole[name] and not re.search(r"\.lock|\.part", name)]
+                assert half == [], full.text
+            finish(commands, job, trial.output_dir)
+        shutil.rmtree(trial.output_dir, ignore_errors=True)
+
+
+def damage(path: Path, how: int) -> None:
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if how == 0 and content:
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif how == 1:
+        path.write_bytes(content[:middle])
+    elif how == 2:
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+
+
+def is_about_others(name: str) -> bool:
+    """A checksum, which ``dpr verify`` compares, or a list of rows that were left out: no data."""
+    return name.endswith((".sha256", ".rejected.jsonl"))
+
+
+@pytest.mark.fault("B3", "any command again, over an output or a cache that is damaged", "refused with exit 3 and one line, or equal bytes")
+@each_job
+def test_damaged_outputs_and_caches(case: Case, commands: Commands, job: Job) -> None:
+    folder = case.folder / "whole"
+    assert commands.run(job.name, folder).code == 0
+    whole = left_by(job.name, folder)
+    places = sorted(path.relative_to(folder) for top in ("out", "cache") for path in (folder / top).rglob("*") if path.is_file())
+    trials = [(place, how) for place in places for how in range(4)]
+    for number in numbers(case, job, len(trials), fast=2):
+        with case.trial(number) as trial:
+            shutil.copytree(folder, trial.output_dir, symlinks=True)
+            place, how = trials[number - 1]
+            damage(trial.output_dir / place, how)
+            again = commands.run(job.name, trial.output_dir)
+            check_plain(again, [0, REFUSED])
+            if again.code == 0:
+                left = left_by(job.name, trial.output_dir)
+                differing = [name for name in whole if left.get(name) != whole[name] and not is_about_others(name)]
+                assert differing == [], f"{place} {('flipped', 'cut', 'emptied', 'removed')[how]}: {differing}\n{again.text}"
+        shutil.rmtree(trial.output_dir, ignore_errors=True)
+
+
+def change(file: Path) -> None:
+    """Another word, of the same length."""
+    content = file.read_bytes()
+    if file.name == "wiki_0":
+        file.write_bytes(content.replace(b"p001", b"p901"))
+    elif file.name == "a.json":
+        file.write_bytes(content.replace(b"0.", b"0.1", 1))
+    else:
+        words = list(re.finditer(rb"(?<= )[a-z]{2}(?= )", content))
+        word = words[len(words) // 2]
+        file.write_bytes(content[: word.start()] + (b"be" if word[0] == b"ba" else b"ba") + content[word.end() :])
+    assert file.read_bytes() != content
+
+
+@pytest.mark.fault("B4", "any command, killed; an input changes by a word; again", "refused with exit 3, or the bytes of the changed input")
+@pytest.mark.parametrize("job", [job for job in JOBS.values() if job.changed], ids=[job.name for job in JOBS.values() if job.changed])
+def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
+    fresh = case.folder / "fresh"
+    shutil.copytree(commands.folder / "in", fresh / "in")
+    change(fresh / "in" / job.changed)
+    assert commands.run(job.name, fresh).code == 0
+    expected = left_by(job.name, fresh)
+    _, result = commands.undisturbed(job.name)
+    for number in numbers(case, job, result.counts["operations"] + 1, fast=1 + (job.name != "train")):  # the last one is not killed
+        with case.trial(number) as trial:
+            commands.run(job.name, trial.output_dir, fault="operations", number=number)
+            change(trial.output_dir / "in" / job.changed)
+            again = commands.run(job.name, trial.output_dir)
+            check_plain(again, [0, REFUSED])
+            if again.code == 0:
+                left = left_by(job.name, trial.output_dir)
+                assert [name for name in expected if left.get(name) != expected[name]] == [], again.text
+        shutil.rmtree(trial.output_dir, ignore_errors=True)
+
+
+@pytest.mark.fault("B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes")
+@each_job
+def test_two_at_once(case: Case, commands: Commands, job: Job) -> None:
+    for trial in case.trials(5, fast=1):
+        with trial:
+            results = commands.run_together(job.name, trial.output_dir, count=2)
+            for result in results:
+                check_plain(result, [0, REFUSED])
+            assert 0 in [result.code for result in results], results[0].text + results[1].text
+            finish(commands, job, trial.output_dir)
