@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpr.cli.plain_arguments import PlainParser
-from dpr.cli.read_settings import add_read_settings, read_options
+from dpr.cli.plain_arguments import PlainParser, add_read_settings, read_options
 
 EXAMPLES = """examples:
   dpr check-data train.jsonl

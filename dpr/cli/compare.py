@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.cli.plain_arguments import PlainParser, labelled
+from dpr.core.errors import InputError
 
 EXAMPLE = """example:
   dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
@@ -18,7 +18,7 @@ EXAMPLE = """example:
 
 def main(argv: list[str]) -> int:
     """Prints one table from metrics files of dpr retrieve that answer the same questions."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse(argv)
     from dpr.evaluation.reports import RETRIEVAL_COLUMNS, format_table
     from dpr.formats.durable import write_json
     from dpr.formats.outputs import require_writable
@@ -49,10 +49,7 @@ def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
 
     reports: dict[str, dict[str, Any]] = {}
     questions: tuple[Any, Any, Path] | None = None
-    for run in runs:
-        label, has_label, name = run.partition("=")
-        file = Path(name if has_label else run)
-        label = label if has_label else file.stem
+    for label, file in labelled(runs):
         report = read_json(file)
         if (
             not isinstance(report, dict)
@@ -63,8 +60,6 @@ def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
         for name, value in report["metrics"].items():
             if not is_finite_number(value):
                 raise InputError(f"the metric {name} is {describe(value)}", file=file, expected="a number")
-        if label in reports:
-            raise ConfigError(f"{label} stands for two files; name them apart: label=file")
         asked = (report.get("question_set"), report["num_questions"])
         if questions is not None and questions[:2] != asked:
             found = f"is about {asked[1]} questions of {asked[0]}"
@@ -74,10 +69,8 @@ def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
     return reports
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dpr compare", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> PlainParser:
+    parser = PlainParser(prog="dpr compare", operands="[LABEL=]FILE ...", description=main.__doc__, epilog=EXAMPLE, labels=True)
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]FILE", help="metrics files, with the label of their line")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all figures into")
     return parser

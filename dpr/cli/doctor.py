@@ -65,7 +65,7 @@ def _version(name: str) -> str | None:
 def _optional(name: str, extra: str, gives: str) -> str:
     version = _version(name)
     found = version or "absent"
-    return f"{name:<22} {found:<10} {gives}" + ("" if version else f'; pip install "dpr[{extra}]"')
+    return f"{name:<22} {found:<10} {gives}" + ("" if version else f'; pip install -e ".[{extra}]"')
 
 
 def _machine() -> list[str]:

@@ -5,27 +5,37 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dpr.cli.keys import suggestion
 from dpr.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from dpr.formats.training_files.rows import ReadOptions
+
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+_ROLES = ("question", "positive", "negative", "title", "answers", "label")
 
 
 class PlainParser(argparse.ArgumentParser):
-    """An argument parser that takes ``key=value`` beside ``--key value``; a key may have other names."""
+    """An argument parser that takes ``key=value`` beside ``--key value``, before, between and behind what stands alone; a key may have
+    other names. With ``labels`` other words with ``=`` stand alone too.
+    """
 
-    def __init__(self, *, prog: str, operands: str, description: str | None, epilog: str | None, add_help: bool = True) -> None:
+    def __init__(
+        self, *, prog: str, operands: str, description: str | None, epilog: str, labels: bool = False, add_help: bool = True
+    ) -> None:
         self._settings: dict[str, tuple[str, bool]] = {}
+        self._labels = labels
         super().__init__(
             prog=prog,
             description=description,
             epilog=epilog,
             add_help=add_help,
-            usage=f"{prog} {operands} [key=value ...]",
+            usage=" ".join([prog, *operands.split(), "[--key value ...]" if labels else "[key=value ...]"]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
 
     def setting(self, name: str, *, also: tuple[str, ...] = (), **options: Any) -> None:
@@ -45,7 +55,7 @@ class PlainParser(argparse.ArgumentParser):
 
     def _as_flags(self, token: str) -> list[str]:
         match = re.fullmatch(r"(?:--)?([a-zA-Z][\w.-]*)=(.*)", token, re.DOTALL)
-        if match is None:
+        if match is None or (self._labels and not token.startswith("--")):
             is_flag = token.startswith("--") and token[2:] in self._settings
             return [self._settings[token[2:]][0]] if is_flag else [token]
         key, value = match[1], match[2]
@@ -59,3 +69,39 @@ class PlainParser(argparse.ArgumentParser):
         if value.lower() not in _TRUE + _FALSE:
             raise ConfigError(f"{key}={value} is not true or false")
         return [flag] if value.lower() in _TRUE else []
+
+
+def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
+    """(label, file) of ``label=file``, or of files, whose names are then the labels.
+
+    Raises:
+        ConfigError: a label stands twice.
+    """
+    found: dict[str, Path] = {}
+    for run in runs:
+        label, has_label, name = run.partition("=")
+        file = Path(name if has_label else run)
+        label = label if has_label else file.stem
+        if label in found:
+            raise ConfigError(f"{label} stands for two files; name them apart: label=file")
+        found[label] = file
+    return list(found.items())
+
+
+def add_read_settings(parser: PlainParser) -> None:
+    """Adds what a file of training data does not say of itself: corpus, queries, split, min_grade and the column of each role."""
+    parser.setting("corpus", type=Path, metavar="FILE", help="passages that rows name by id: TSV, JSON lines or Parquet")
+    parser.setting("queries", type=Path, metavar="FILE", help="questions that rows name by id")
+    parser.setting("split", default="", metavar="NAME", help="part of a folder (default: train, or the only one)")
+    least = "judgements, labels and scores from here on are positives, those of 0 or below hard negatives (default 1, of whole grades)"
+    parser.setting("min_grade", type=float, metavar="X", help=least)
+    for role in _ROLES:
+        parser.setting(role, metavar="COLUMN", help=f"column of the {role}; a.b is key b of column a")
+
+
+def read_options(options: argparse.Namespace) -> ReadOptions:
+    """What was given for them."""
+    from dpr.formats.training_files.rows import ReadOptions
+
+    columns = {role: name for role in _ROLES if (name := getattr(options, role))}
+    return ReadOptions(options.corpus, options.queries, options.split, options.min_grade, columns)

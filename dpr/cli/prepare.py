@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from dpr.cli import prepare_files
+from dpr.cli.plain_arguments import PlainParser
 
 ABOUT = """Docstrings of the standard library and of installed packages: the first sentence is the question, the rest the passage.
 Makes a training set, a corpus, and dev and test questions with judgements. Nothing is imported."""
@@ -19,7 +20,7 @@ EXAMPLE = """examples:
 def main(argv: list[str]) -> int:
     """Training data from files of any known format, or from the docstrings of installed packages."""
     if argv[:1] == ["docstrings"]:
-        return _docstrings(_parser().parse_args(argv[1:]))
+        return _docstrings(_parser().parse(argv[1:]))
     if not argv or {"--help", "-h"} & set(argv):
         print(prepare_files.help_text(_parser()), end="")
         return 0 if argv else 2
@@ -50,22 +51,20 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    docstrings = argparse.ArgumentParser(
-        prog="dpr prepare docstrings", description=ABOUT, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    docstrings.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
-    docstrings.add_argument(
-        "--packages",
+def _parser() -> PlainParser:
+    docstrings = PlainParser(prog="dpr prepare docstrings", operands="out=FOLDER", description=ABOUT, epilog=EXAMPLE)
+    docstrings.setting("out", type=Path, required=True, metavar="FOLDER", help="folder to write")
+    docstrings.setting(
+        "packages",
         nargs="+",
         default=["all"],
         metavar="NAME",
         help="top-level names, stdlib for the standard library (default: all)",
     )
-    docstrings.add_argument("--seed", type=int, default=0, metavar="N", help="decides which modules are held out (default %(default)s)")
-    docstrings.add_argument("--dev", type=int, default=1000, metavar="N", help="dev questions, about (default %(default)s)")
-    docstrings.add_argument("--test", type=int, default=2000, metavar="N", help="test questions, about (default %(default)s)")
-    docstrings.add_argument("--hard-negatives", type=int, default=2, metavar="N", help="BM25 negatives per question (default %(default)s)")
-    docstrings.add_argument("--processes", type=int, default=0, metavar="N", help="processes that read files (default: one per core)")
-    docstrings.add_argument("--overwrite", action="store_true", help="replace what is at --out")
+    docstrings.setting("seed", type=int, default=0, metavar="N", help="decides which modules are held out (default %(default)s)")
+    docstrings.setting("dev", type=int, default=1000, metavar="N", help="dev questions, about (default %(default)s)")
+    docstrings.setting("test", type=int, default=2000, metavar="N", help="test questions, about (default %(default)s)")
+    docstrings.setting("hard_negatives", type=int, default=2, metavar="N", help="BM25 negatives per question (default %(default)s)")
+    docstrings.setting("processes", type=int, default=0, metavar="N", help="processes that read files (default: one per core)")
+    docstrings.setting("overwrite", action="store_true", help="replace what is at --out")
     return docstrings

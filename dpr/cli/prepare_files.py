@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dpr.cli.plain_arguments import PlainParser
-from dpr.cli.read_settings import add_read_settings, read_options
+from dpr.cli.plain_arguments import PlainParser, add_read_settings, read_options
 
 EXAMPLES = """examples:
   dpr prepare squad/train-v1.1.json out=train.jsonl
-  dpr prepare scifact out=train.jsonl                       a folder with corpus.jsonl, queries.jsonl and qrels/
+  dpr prepare scifact out=train.jsonl                     # a folder with corpus.jsonl, queries.jsonl and qrels/
   dpr prepare qidpidtriples.tsv queries=queries.train.tsv corpus=collection.tsv format=triples out=train.jsonl
   dpr prepare faq.jsonl question=title positive=body out=train.jsonl
   dpr prepare train.jsonl to=tevatron out=tevatron.jsonl

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from dpr.core.errors import ConfigError
+from dpr.cli.plain_arguments import PlainParser, labelled
 
 EXAMPLE = """examples:
   dpr report runs/first
@@ -17,7 +15,7 @@ EXAMPLE = """examples:
 
 def main(argv: list[str]) -> int:
     """Writes one self-contained HTML page about a run folder: curves, figures, example questions, settings."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse(argv)
     from dpr.core.errors import InputError
     from dpr.evaluation.report.write import write_report
 
@@ -28,23 +26,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
-    """(label, file) of ``label=file``, or of files, whose names are then the labels."""
-    found: dict[str, Path] = {}
-    for run in runs:
-        label, has_label, name = run.partition("=")
-        file = Path(name if has_label else run)
-        label = label if has_label else file.stem
-        if label in found:
-            raise ConfigError(f"{label} stands for two files; name them apart: label=file")
-        found[label] = file
-    return list(found.items())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dpr report", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> PlainParser:
+    parser = PlainParser(prog="dpr report", operands="FOLDER [[LABEL=]FILE ...]", description=main.__doc__, epilog=EXAMPLE, labels=True)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder; of several runs below it, the longest is shown")
     parser.add_argument("runs", nargs="*", metavar="[LABEL=]FILE", help="metrics files (metrics_file=...) or results (out_file=...)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: FOLDER/report.html)")

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpr.core.errors import DprError
+from dpr.cli.plain_arguments import PlainParser
 
 if TYPE_CHECKING:
     from dpr.assembly.search import FoundPassage, Searcher
@@ -25,24 +25,13 @@ EXAMPLE = """examples:
 
 def main(argv: list[str]) -> int:
     """Asks a run folder a question, or opens a prompt when none is given."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse(argv)
     if options.corpus and options.question is None and options.folder is not None and not Path(options.folder).is_dir():
         options.folder, options.question = None, options.folder  # files are named one by one, so the one word is the question
+    from dpr.assembly.search import open_searcher, search_settings
     from dpr.core.logs import configure_logging
 
     configure_logging()
-    try:
-        return _run(options)
-    except DprError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-
-
-def _run(options: argparse.Namespace) -> int:
-    from dpr.assembly.search import open_searcher, search_settings
-
     settings = search_settings(
         None if options.folder is None else Path(options.folder),
         model=options.model,
@@ -91,10 +80,8 @@ def _printable(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dpr search", description=main.__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> PlainParser:
+    parser = PlainParser(prog="dpr search", operands="[RUN_FOLDER] [QUESTION]", description=main.__doc__, epilog=EXAMPLE, labels=True)
     parser.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="folder with a search.json (dpr retrieve search_folder=...)")
     parser.add_argument("question", nargs="?", help="what to look for (default: read questions from the terminal)")
     parser.add_argument("--top", "-k", type=_positive, default=5, metavar="N", help="passages to show (default %(default)s)")

@@ -23,7 +23,12 @@ from tests.helpers.jobs import LaunchedJob, launched_jobs
 
 CONF = conf_folder()
 DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-SCRIPTS = {"train_dense_encoder.py": "train", "generate_embeddings.py": "embed", "dense_retriever.py": "retrieve"}
+SCRIPTS = {
+    "train_dense_encoder.py": "train",
+    "generate_embeddings.py": "embed",
+    "generate_dense_embeddings.py": "embed",
+    "dense_retriever.py": "retrieve",
+}
 
 
 def option_overrides() -> list[tuple[LaunchedJob, str]]:

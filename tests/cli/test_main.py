@@ -86,7 +86,7 @@ def test_verify_judges_single_files_by_their_checksum_and_says_what_has_none(cap
     assert "holds no SHA-256" in capsys.readouterr().out
 
 
-def test_a_writer_that_fails_leaves_no_checksum_of_the_file_before(tmp_path: Path) -> None:
+def test_a_writer_that_fails_leaves_the_file_before_and_its_checksum(tmp_path: Path) -> None:
     def failing() -> Iterator[RetrievedQuestion]:
         raise RuntimeError("on purpose")
         yield
@@ -95,7 +95,8 @@ def test_a_writer_that_fails_leaves_no_checksum_of_the_file_before(tmp_path: Pat
     write_results(results, [])
     with pytest.raises(RuntimeError, match="on purpose"):
         write_results(results, failing())
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.json.sha256"]
+    assert main(["verify", str(results)]) == 0
 
 
 def test_doctor_names_versions_and_what_is_absent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dpr.assembly.search import FoundPassage
+from dpr.cli.main import main as dpr
 from dpr.cli.retrieve import main as retrieve
-from dpr.cli.search import format_hit, main
+from dpr.cli.search import format_hit
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
@@ -34,6 +35,10 @@ def run_folder(world: World, tmp_path: Path) -> Path:
     ]
     assert retrieve([*arguments, "hybrid=linear", "hybrid_weight=0", "n_docs=5", f"search_folder={folder}"]) == 0
     return folder
+
+
+def main(arguments: list[str]) -> int:
+    return dpr(["search", *arguments])
 
 
 def shown_ids(output: str) -> list[str]:

@@ -1,0 +1,188 @@
+"""Every command that is printed or documented is understood: settings, flags, the order of what stands alone; the cheap ones really run.
+
+Documented are the lines of code in README.md, docs/*.md and the docstrings of the scripts, the code spans that begin with ``dpr``, the
+examples of ``--help``, and what examples/quickstart.sh runs and prints.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpr.cli import launch
+from dpr.cli.main import COMMANDS, main
+from dpr.cli.plain_arguments import PlainParser
+from dpr.core.records import Passage, Question
+from dpr.formats.corpora import write_passages
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.training_files.beir import write as write_beir
+from dpr.formats.training_sets import write_training_set
+from tests.architecture.source_files import REPOSITORY
+from tests.helpers.tiny import make_samples
+
+SCRIPTS = {
+    "train_dense_encoder.py": "train",
+    "generate_embeddings.py": "embed",
+    "generate_dense_embeddings.py": "embed",
+    "dense_retriever.py": "retrieve",
+}
+DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+# Placeholders of a reader's own: the command is looked at without them.
+PLACEHOLDER = re.compile(r"\.\.\.|<|\$|^(?:PATH|KEY|COMMAND|FILE)$|=N$|=T$")
+RUN = {"prepare", "check-data", "mine", "compare", "report", "retrieve", "new-encoder", "export", "verify"}
+
+
+def words_behind_dpr(line: str) -> list[str] | None:
+    """The arguments of ``dpr`` in a shell line; None where it is something else."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # a part of a longer line
+        return None
+    for place, word in enumerate(words):
+        if word in SCRIPTS:
+            return [SCRIPTS[word], *words[place + 1 :]]
+        if word == "dpr" or word.endswith("/dpr"):
+            return words[place + 1 :]
+    return None
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """Lines of code, continuation lines joined, and code spans in sentences, which need not be whole."""
+    joined = text.replace("\\\n", " ")
+    yield from re.findall(r"(?m)^ *(?:\$ )?((?:\.venv/bin/)?(?:dpr|python \w+\.py|torchrun|srun torchrun) [^|`\n]+)$", joined)
+    yield from (" ".join([*span.split(), "..."]) for span in re.findall(r"`((?:dpr|torchrun|python \w+\.py) [^`]+)`", text))
+
+
+def quickstart(folder: Path) -> Iterator[str]:
+    """What the script runs, and the commands that it prints for the reader: it runs in ``folder``, with stubs in place of programs."""
+    (folder / "examples").mkdir(parents=True)
+    (folder / "examples" / "quickstart.sh").write_text((REPOSITORY / "examples" / "quickstart.sh").read_text())
+    (folder / "bin").mkdir()
+    for name in ("dpr", "python"):
+        (folder / "bin" / name).write_text('#!/bin/sh\n[ "$1" = -c ] && echo 0.5\nexit 0\n')
+        (folder / "bin" / name).chmod(0o755)
+    environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "VIRTUAL_ENV": str(folder)}
+    done = subprocess.run(["bash", "examples/quickstart.sh"], cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        if found := re.search(r"(?:\$ |: +|^ +)((?:dpr|python \w+\.py) .+?)(?:  +\(.*)?$", line):
+            yield found[1]
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The arguments of every command, by where it stands."""
+    found = {f"examples/quickstart.sh: {line}": words_behind_dpr(line) for line in quickstart(tmp_path_factory.mktemp("quickstart"))}
+    texts = {str(path.relative_to(REPOSITORY)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
+    texts |= {name: str(compile((REPOSITORY / name).read_text(), name, "exec").co_consts[0]) for name in SCRIPTS}
+    modules = {name: importlib.import_module(module) for name, (module, _) in COMMANDS.items()}
+    texts |= {f"dpr {name} --help": str(getattr(module, "EXAMPLES", getattr(module, "EXAMPLE", ""))) for name, module in modules.items()}
+    texts["dpr prepare FILE --help"] = importlib.import_module("dpr.cli.prepare_files").EXAMPLES
+    for where, text in texts.items():
+        found |= {f"{where}: {line}": words_behind_dpr(line) for line in lines_of(text)}
+    return {where: [word for word in words if not PLACEHOLDER.search(word)] for where, words in found.items() if words}
+
+
+class Understood(BaseException):
+    """Raised where a command would begin its work."""
+
+
+def test_every_documented_command_is_understood(documented: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    parse = PlainParser.parse
+
+    def parsed(self: PlainParser, argv: list[str]) -> None:
+        parse(self, argv)
+        raise Understood
+
+    real = launch._to_object
+
+    def composed(*arguments: object, **options: object) -> None:
+        if len(arguments) == 1 and is_whole:
+            real(arguments[0])  # checks the values
+        raise Understood
+
+    monkeypatch.setattr(PlainParser, "parse", parsed)
+    monkeypatch.setattr(launch, "_to_object", composed)
+    monkeypatch.setattr(launch, "_run_by_hydra", composed)
+    failed = []
+    for where, words in documented.items():
+        if len(words) < 2 or words[0] in ("doctor", "verify") or "--config-dir" in words or "--config-path" in words:
+            assert not words or words[0] in COMMANDS or words[0].startswith("-"), where
+            continue
+        is_whole = not re.search(r"\.\.\.|[<$]", where)
+        try:
+            is_understood = main(words) == 0
+        except Understood:
+            is_understood = True
+        except SystemExit as end:  # argparse has printed what is missing, which a line with placeholders may well lack
+            is_understood = end.code == 0 or "..." in where
+        if not is_understood:
+            failed.append(where)
+    assert len(documented) > 80
+    assert not failed, "\n".join(failed)
+
+
+@pytest.fixture
+def tiny_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of the names that the documents use, with few rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    samples = make_samples(12)
+    passages = [Passage(f"{sample.positives[0].text} {number}", "", f"p{number}") for number, sample in enumerate(samples)]
+    for name in ("train.json", "train.jsonl", "dev.json", "dev.jsonl"):
+        write_training_set(name, samples)
+    write_beir(Path("scifact"), samples)
+    for name in ("corpus.tsv", "corpus.jsonl"):
+        write_passages(name, passages)
+    write_questions("queries.jsonl", [Question(sample.question, f"q{number}") for number, sample in enumerate(samples)])
+    Path("qrels").mkdir()
+    write_qrels("qrels/test.tsv", {f"q{number}": {f"p{number}": 1} for number in range(len(samples))})
+    Path("runs/first").mkdir(parents=True)
+    for name in ("bm25", "dense"):
+        report = {"question_set": "q", "num_questions": 8, "metrics": {"mrr@10": 0.5}}
+        Path(f"runs/first/{name}.json").write_text(json.dumps(report))
+    Path("results.json").write_text(json.dumps([{"question": "a", "id": "1", "answers": [], "ctxs": []}]))
+    return tmp_path
+
+
+def test_documented_commands_run_on_files_of_those_names(
+    documented: dict[str, list[str]], tiny_world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that read nothing but what a few rows stand in for: no model, no published data."""
+    ran, failed = set(), []
+    for where, words in documented.items():
+        files = [part for word in words[1:] for part in re.split(r"[=\[\],]", word) if re.search(r"\.(tsv|jsonl?|csv)$|^runs/", part)]
+        outputs = {word.partition("=")[2] for word in words if re.match(r"(?:--)?(out|out_file|metrics_file)=", word)}
+        needs_model = any(re.match(r"(model_file|cross_encoder|encoder\.pretrained_model_cfg)=", word) for word in words)
+        if words[0] not in RUN or needs_model or not files or "..." in where:
+            continue
+        if all(Path(file).exists() or file in outputs for file in files):
+            for output in outputs:
+                Path(output).unlink(missing_ok=True)
+                Path(f"{output}.sha256").unlink(missing_ok=True)
+            ran.add(words[0])
+            if main(words) != 0:
+                failed.append(f"{where}\n{capsys.readouterr().err}")
+    assert not failed, "\n".join(failed)
+    assert ran >= {"prepare", "check-data", "mine", "compare", "report", "retrieve"}
+
+
+def test_options_may_stand_between_the_folder_and_the_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_passages(tmp_path / "corpus.tsv", [Passage("how to read a csv file", "", "right"), Passage("something else", "", "wrong")])
+    assert main(["search", "--corpus", str(tmp_path / "corpus.tsv"), "--mode", "bm25", "read=a csv file"]) == 0
+    assert "right" in capsys.readouterr().out
+    (tmp_path / "search.json").write_text("{}")
+    folder, mode = [str(tmp_path)], ["--mode", "bm25"]
+    for order in ([*folder, *mode, "csv file"], [*mode, *folder, "csv file"], [*folder, "csv file", *mode]):
+        assert main(["search", *order]) == 3  # it got as far as the file
+        assert "not search settings" in capsys.readouterr().err
