@@ -12,6 +12,7 @@ from dpr.config.embedding import CheckpointEncoderConfig
 from dpr.config.retrieval import IndexerConfig, RetrievalConfig
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
+from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import Retriever
@@ -96,5 +97,6 @@ def open_searcher(settings: SearchSettings, *, device: str | None = None) -> Sea
         hybrid_depth=settings.hybrid_depth,
         indexer=IndexerConfig(settings.indexer),
     )
-    retriever = build_retriever(config, settings.passages, form=settings.form, device=resolve_device(device))
+    with no_downloads():  # models that search.json names
+        retriever = build_retriever(config, settings.passages, form=settings.form, device=resolve_device(device))
     return Searcher(retriever, PassageLookup(settings.passages), settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
 from dpr.data.joining import JoinRule, crop_window
 from dpr.data.text import decorate_question
+from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats.token_store import StoredPassage
 
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
@@ -50,26 +53,13 @@ class Tensorizer:
         question_length: int = 0,
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
-        local_files_only: bool = False,
     ) -> Tensorizer:
-        """Loads the tokenizer of a Hugging Face model or folder, if ``local_files_only`` from this machine. Code in it is never run.
+        """Loads the tokenizer of a Hugging Face model or folder. Code in it is never run.
 
         Raises:
-            InputError: the folder holds no tokenizer, or the name is unknown here.
+            InputError: the folder holds no tokenizer, a damaged one, or the name is unknown here.
         """
-        from transformers import AutoTokenizer
-
-        options = {"local_files_only": local_files_only} | ({} if do_lower_case is None else {"do_lower_case": do_lower_case})
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
-        except Exception as error:  # the tokenizers package raises plain Exceptions over damaged files
-            raise InputError(
-                f"no tokenizer could be loaded ({(str(error).splitlines() or [type(error).__name__])[0]})",
-                file=name_or_folder,
-                hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
-            ) from error
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without tokenizer files
-            raise InputError("has no vocabulary", file=name_or_folder, expected="tokenizer.json or vocab.txt beside config.json")
+        tokenizer = load_tokenizer(name_or_folder, **({} if do_lower_case is None else {"do_lower_case": do_lower_case}))
         return cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
 
     def save(self, folder: Path) -> None:
@@ -275,6 +265,35 @@ def check_selector_type(selector: int | str | None) -> None:
         raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
     if selector < 0:
         raise ConfigError(f"selector={selector} is out of range; positions are counted from 0")
+
+
+def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
+    """The tokenizer of a Hugging Face model or folder; a folder is read without the network. Code in it is never run.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    from transformers import AutoTokenizer
+
+    is_local = Path(name_or_folder).exists()
+    if is_local:
+        check_tokenizer_files(Path(name_or_folder))
+    try:
+        with no_downloads() if is_local else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
+    except BaseException as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(
+            f"no tokenizer could be loaded ({(str(error).splitlines() or [type(error).__name__])[0]})",
+            file=name_or_folder,
+            hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
+        ) from error
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise InputError("model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json")
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without tokenizer files
+        raise InputError("has no vocabulary", file=name_or_folder, expected="tokenizer.json or vocab.txt beside config.json")
+    return tokenizer
 
 
 def _with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, InputError
 from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
+from dpr.data.tensorizer import load_tokenizer
 from dpr.formats.durable import describe_file
+from dpr.models.pretrained import load_weights, read_config
 from dpr.models.trials import first_position
 
 _LONGEST = 512
@@ -73,9 +75,14 @@ class CrossEncoder:
         Raises:
             CheckpointError: it holds no such model, not all of its weights, or no tokenizer.
         """
+        from transformers import AutoModelForSequenceClassification
+
         path = Path(folder).expanduser()
-        config = _config(path)
-        model, tokenizer = _weights(path, config), _tokenizer(path)
+        try:
+            model = load_weights(AutoModelForSequenceClassification, path, _config(path), use_safetensors=True)
+            tokenizer = load_tokenizer(path)
+        except InputError as error:
+            raise CheckpointError(error.found, file=error.file, expected=error.expected or EXPECTED) from error
         files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
         digest = hashlib.sha256(json.dumps([files, precision]).encode()).hexdigest()[:32]
         return cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
@@ -87,56 +94,13 @@ def _probabilities(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _config(path: Path) -> Any:
-    from transformers import AutoConfig
-
     if not (path / "config.json").is_file():
         raise CheckpointError("is not a cross-encoder" if path.exists() else "there is no such folder", file=path, expected=EXPECTED)
     if not any(path.glob("*.safetensors")):
         found = "has no model.safetensors" + ("; its pytorch_model.bin is a pickle" if any(path.glob("*.bin")) else "")
         raise CheckpointError(found, file=path, hint="save the model again with save_pretrained of a recent transformers")
-    try:
-        config = AutoConfig.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers checks some values, with errors of its own, and trips over others
-        raise CheckpointError(f"its config cannot be read ({_first_line(error)})", file=path / "config.json") from error
+    config = read_config(path)
     if config.num_labels not in (1, 2):
         found = f"the classifier has {config.num_labels} labels"
         raise CheckpointError(found, file=path / "config.json", expected="1 label, or 2 of which the second means relevant")
     return config
-
-
-def _weights(path: Path, config: Any) -> Any:
-    from transformers import AutoModelForSequenceClassification
-
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            str(path),
-            config=config,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        raise CheckpointError(f"its weights cannot be loaded ({_first_line(error)})", file=path, expected=EXPECTED) from error
-    missing = sorted(info["missing_keys"])
-    if missing or info.get("mismatched_keys"):
-        found = f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first: {', '.join(missing[:3])})"
-        raise CheckpointError(found, file=path, expected="a trained classifier; an encoder alone has no head that judges")
-    return model
-
-
-def _tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the tokenizers package raises plain Exceptions over damaged files
-        raise CheckpointError(f"its tokenizer cannot be loaded ({_first_line(error)})", file=path) from error
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without tokenizer files
-        raise CheckpointError("has no vocabulary", file=path, expected="tokenizer.json or vocab.txt beside config.json")
-    return tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

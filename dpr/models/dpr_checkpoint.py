@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, InputError
+from dpr.core.offline import no_downloads
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
+from dpr.models.pretrained import read_config
 from dpr.models.settings import EncoderSettings
 
 TOWERS = ("question_model", "ctx_model")
@@ -65,28 +68,18 @@ def read_model_parts(
 
 
 def _backbone_parts(path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]) -> tuple[Any, Tensorizer]:
-    from transformers import AutoConfig
-
     name = override or stored.pretrained_model_cfg
     if not name:
         raise CheckpointError("names no encoder", file=path, hint=f"set {OVERRIDE}")
-    local_only = override is None
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=local_only)
-        tensorizer = Tensorizer.load(
-            name,
-            sequence_length=stored.sequence_length,
-            do_lower_case=stored.do_lower_case,
-            special_tokens=special_tokens,
-            local_files_only=local_only,
-        )
-    except (OSError, ValueError) as error:
-        if override is not None:
-            raise (
-                error
-                if isinstance(error, InputError)
-                else InputError(f"no model config could be loaded ({str(error).splitlines()[0]})", file=name, hint=f"set {OVERRIDE}")
-            ) from error
+        with nullcontext() if override else no_downloads():
+            config = read_config(name)
+            tensorizer = Tensorizer.load(
+                name, sequence_length=stored.sequence_length, do_lower_case=stored.do_lower_case, special_tokens=special_tokens
+            )
+    except InputError as error:
+        if override:
+            raise
         found = f"its encoder is {name!r}, whose config and tokenizer are not on this machine"
         raise CheckpointError(found, file=path, hint=f"set {OVERRIDE}") from error
     return config, tensorizer

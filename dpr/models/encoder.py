@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch, spread
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.packing import plan_packs
 from dpr.models.dropout import replace_dropout
@@ -21,7 +20,7 @@ from dpr.models.fast.gelu import replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_reading
 from dpr.models.fast.varlen import VarlenLayout
 from dpr.models.pooling import pool_packed, pool_padded
-from dpr.models.quiet_loading import quiet_loading
+from dpr.models.pretrained import load_weights, read_config
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 from dpr.models.trials import first_position
 
@@ -169,44 +168,13 @@ def load_backbone(
     Raises:
         InputError: the model cannot be loaded, is no encoder, or weights it needs are missing from the file.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
-    try:
-        config = AutoConfig.from_pretrained(name_or_folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        is_missing_folder = (name_or_folder.startswith((".", "/")) or name_or_folder.count("/") > 1) and not Path(name_or_folder).exists()
-        reason = "there is no such folder" if is_missing_folder else str(error).splitlines()[0]
-        raise InputError(
-            f"no model config could be loaded ({reason})",
-            file=name_or_folder,
-            hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
-        ) from error
+    config = read_config(name_or_folder)
     if not pretrained:
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
     set_dropout(config, dropout, attention_dropout)
-    try:
-        with quiet_loading():
-            backbone, info = AutoModel.from_pretrained(
-                name_or_folder,
-                config=config,
-                dtype=torch.float32,
-                trust_remote_code=False,
-                output_loading_info=True,
-                **_without_pooler(type(config)),
-            )
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the weights could not be loaded ({str(error).splitlines()[0]})",
-            file=name_or_folder,
-            hint="encoder.pretrained=false starts from random weights",
-        ) from error
-    missing = sorted(info["missing_keys"])
-    if missing or info.get("mismatched_keys"):
-        raise InputError(
-            f"{len(missing)} weights of {type(backbone).__name__} are missing or of another shape (first: {', '.join(missing[:3])})",
-            file=name_or_folder,
-            expected="a file with all weights of that model",
-        )
+    backbone: nn.Module = load_weights(AutoModel, name_or_folder, config, **_without_pooler(type(config)))
     return backbone
 
 
@@ -249,19 +217,3 @@ def _without_pooler(config_class: type) -> dict[str, bool]:
     if model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters:
         return {"add_pooling_layer": False}
     return {}
-
-
-def config_from_folder(folder: Path) -> Any:
-    """The backbone's config stored in a checkpoint folder.
-
-    Raises:
-        InputError: it is damaged.
-    """
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # transformers checks some values, with errors of its own, and trips over others
-        raise InputError(
-            f"no model config ({(str(error).splitlines() or [type(error).__name__])[0]})", file=folder / "config.json"
-        ) from error

@@ -10,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from dpr.core.errors import CheckpointError, InputError
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.dpr_checkpoint import ModelParts
-from dpr.models.encoder import config_from_folder, load_backbone
+from dpr.models.encoder import load_backbone
+from dpr.models.pretrained import read_config, refuse_impossible_sizes
 from dpr.models.settings import EncoderSettings
 from dpr.models.trials import first_position
 
@@ -28,7 +27,6 @@ EXPECTED = (
 )
 _CONFIG = "config.json"
 _MODULES = "modules.json"
-_SIZES = ("num_attention_heads", "hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
 _LONGEST_CONTEXT = 1 << 17
 
 
@@ -56,10 +54,10 @@ def _checkpoint_parts(folder: Path) -> ModelParts:
     settings = _checked(stored, folder / checkpoints.SETTINGS_FILE)
     temperature = _temperature(stored.get("temperature"), folder / checkpoints.SETTINGS_FILE)
     encoder = folder / checkpoints.ENCODER_FOLDER
-    tensorizer = Tensorizer.load(encoder, sequence_length=settings.sequence_length, question_length=settings.question_length)
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
-    config = config_from_folder(encoder)
-    _refuse_impossible_sizes(config, weights, encoder / _CONFIG)
+    config = read_config(encoder)
+    refuse_impossible_sizes(config, {name: tuple(tensor.shape) for name, tensor in weights.items()}, encoder / _CONFIG)
+    tensorizer = Tensorizer.load(encoder, sequence_length=settings.sequence_length, question_length=settings.question_length)
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     return ModelParts(settings, config, tensorizer, weights, temperature, _temperature(learned, folder / checkpoints.MODEL_FILE))
 
@@ -79,16 +77,6 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
         if not is_right or (key == "pooling" and value not in ("cls", "mean")) or (key == "sequence_length" and value < 3):
             raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
     return replace(EncoderSettings(), **known)
-
-
-def _refuse_impossible_sizes(config: Any, weights: Mapping[str, Tensor], file: Path) -> None:
-    """A config may not ask for a larger model than the weights beside it, so that no file of a few bytes can take all memory."""
-    most = max((size for tensor in weights.values() for size in tensor.shape), default=0)
-    for name in _SIZES:
-        value = getattr(config, name, 1)
-        limit = {"num_hidden_layers": len(weights), "max_position_embeddings": max(most, _LONGEST_CONTEXT)}.get(name, most)
-        if isinstance(value, int) and not 1 <= value <= limit:
-            raise CheckpointError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}, as the weights have it")
 
 
 def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:

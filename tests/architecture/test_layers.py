@@ -33,7 +33,7 @@ LAYERS = {
 ROOMS = {
     "transformers": ("dpr/models/", "dpr/data/tensorizer.py", "dpr/preparation/"),
     "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/"),
-    "huggingface_hub": ("dpr/models/",),
+    "huggingface_hub": ("dpr/models/", "dpr/core/offline.py"),
     "safetensors": ("dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),
     "pyarrow": ("dpr/formats/",),

@@ -92,9 +92,9 @@ def _own_code(folder: Path) -> None:
     [
         (_pickle_only, "pytorch_model.bin is a pickle"),
         (_no_head, "weights of BertForSequenceClassification are missing"),
-        (_no_vocabulary, "tokenizer cannot be loaded|has no vocabulary"),
-        (_damaged, "weights cannot be loaded"),
-        (_own_code, "config cannot be read"),
+        (_no_vocabulary, "no tokenizer could be loaded|has no vocabulary"),
+        (_damaged, r"model\.safetensors: cannot be read"),
+        (_own_code, "model_type is the string 'mine'"),
     ],
 )
 def test_folders_that_cannot_be_trusted_are_refused(tmp_path: Path, spoil: Any, message: str) -> None:

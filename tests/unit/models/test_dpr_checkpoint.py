@@ -67,23 +67,6 @@ def test_the_override_stands_in_for_a_name_that_is_not_here(tmp_path: Path, monk
         BiEncoder.load(file, pretrained_model_cfg=str(tmp_path / "absent"))
 
 
-def test_a_file_cannot_cause_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoConfig
-
-    asked: list[dict[str, Any]] = []
-
-    def record(name: str, **options: Any) -> Any:
-        asked.append(options)
-        raise OSError("not here")
-
-    made = tiny_model(tmp_path / "bert", dtype=torch.float32)
-    file = file_of(made, tmp_path / "x.cp", flat_params("bert-base-uncased"))
-    monkeypatch.setattr(AutoConfig, "from_pretrained", record)
-    with pytest.raises(CheckpointError):
-        BiEncoder.load(file)
-    assert [options["local_files_only"] for options in asked] == [True]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

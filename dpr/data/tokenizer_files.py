@@ -1,0 +1,94 @@
+"""Checks of a tokenizer's files before the tokenizers library, which panics over some damages, sees them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.formats.durable import read_json
+from dpr.formats.json_records import describe
+
+_TOKENIZER = "tokenizer.json"
+_OBJECTS = (_TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+_MAX_ID = 1 << 24
+_NODES_AT_ONCE = 4096
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Refuses files of a folder that are not JSON objects, a vocabulary of another kind, and tables that point outside themselves.
+
+    Raises:
+        InputError: names the file.
+    """
+    for name in _OBJECTS:
+        if (folder / name).is_file():
+            state = read_json(folder / name)
+            if not isinstance(state, dict):
+                raise InputError(f"is {describe(state)}", file=folder / name, expected="an object")
+            if name == _TOKENIZER and (found := _fault(state)):
+                raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
+
+
+def _fault(state: dict[str, Any]) -> str | None:
+    model = state.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        is_sound = all(type(number) is int and 0 <= number < _MAX_ID for number in vocabulary.values())
+    else:
+        is_sound = isinstance(vocabulary, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocabulary)
+    if not is_sound:
+        return "its model has no vocabulary of tokens and their numbers"
+    return None if all(map(_is_sound, _charsmaps(state.get("normalizer")))) else "the precompiled_charsmap of its normalizer is damaged"
+
+
+def _charsmaps(normalizer: Any) -> Iterator[Any]:
+    waiting = [normalizer]
+    while waiting:
+        step = waiting.pop()
+        if isinstance(step, dict):
+            if step.get("type") == "Precompiled":
+                yield step.get("precompiled_charsmap")
+            waiting += step["normalizers"] if isinstance(step.get("normalizers"), list) else []
+
+
+def _is_sound(charsmap: Any) -> bool:
+    """Whether no text can lead the look-up outside the table.
+
+    The table is the size of a double array (4 bytes), the array's units of 4 bytes, then texts that end with NUL. A unit holds the byte it
+    stands for, the offset to its children, and whether a value, the place of a text, is the first of them.
+    """
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+        size = int.from_bytes(data[:4], "little")
+        texts = data[4 + size :]
+        texts.decode()
+        units = np.frombuffer(data, dtype="<u4", count=size // 4, offset=4).astype(np.int64)
+    except (TypeError, ValueError, binascii.Error):
+        return False
+    offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
+    starts = np.array([byte & 0xC0 != 0x80 for byte in texts] + [True])  # of characters, and the end
+    seen = np.zeros(len(units), dtype=bool)
+    waiting = offsets[:1] if size % 4 == 0 else np.empty(0, dtype=np.int64)
+    if not len(waiting):
+        return False
+    while len(waiting):
+        nodes, waiting = waiting[:_NODES_AT_ONCE], waiting[_NODES_AT_ONCE:]
+        if (nodes | 0xFF).max() >= len(units):
+            return False
+        seen[nodes] = True
+        places = nodes[:, None] ^ np.arange(1, 256)
+        places = places[(units[places] & (1 << 31 | 0xFF)) == np.arange(1, 256)[None, :]]
+        children = places ^ offsets[places]
+        if children.size and children.max() >= len(units):
+            return False
+        values = units[children[(units[places] >> 8) & 1 == 1]] & ((1 << 31) - 1)
+        if values.size and (values.max() > len(texts) or not starts[values].all()):
+            return False
+        waiting = np.concatenate([waiting, np.unique(children[~seen[children]])])
+    return True

@@ -1,0 +1,144 @@
+"""Models of others, as transformers reads them: from a folder, or by a name that a person typed.
+
+A folder says what the model is: sizes, weights, vocabulary. How it is run is not its business: attention, kernels, quantisation, parallel
+plans and code that a config names are dropped. Folders are read with the network switched off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpr.core.errors import InputError
+from dpr.core.offline import no_downloads
+from dpr.formats.durable import read_json
+from dpr.formats.json_records import describe
+from dpr.models.quiet_loading import quiet_loading
+
+CONFIG = "config.json"
+HINT = "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache"
+# Keys of a config that decide how a model is run and not what it is.
+_HOW_IT_IS_RUN = re.compile(
+    r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
+    r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
+    r"|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
+)
+# Numbers of parts that are made one by one, and the most there may be; a config of 100 bytes could ask for all memory.
+_MOST = {r"(.*_)?(layers?|blocks|depth)": 1000, r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000, r".*": 1 << 31}
+_MAX_SIZE = {"num_attention_heads": 1 << 12, "hidden_size": 1 << 17, "vocab_size": 1 << 24, "intermediate_size": 1 << 20}
+_MAX_POSITIONS = 1 << 24
+
+
+def read_config(source: str | Path) -> Any:
+    """The config of a model, without what decides how it is run.
+
+    Raises:
+        InputError: there is none, it is damaged, or asks for a model of impossible size.
+    """
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    folder = Path(source)
+    file: str | Path = folder / CONFIG if folder.is_dir() else source
+    try:
+        values = read_json(folder / CONFIG) if folder.is_dir() else PretrainedConfig.get_config_dict(str(source))[0]
+        values = _of_the_model(values, file)
+        if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
+            raise InputError(f"model_type is {describe(values.get('model_type'))}", file=file, expected="a family that transformers knows")
+        config = CONFIG_MAPPING[values["model_type"]].from_dict(values, name_or_path=str(source))
+    except InputError:
+        raise
+    except Exception as error:  # transformers checks some values, with errors of its own, and trips over others
+        is_missing = (str(source).startswith((".", "/")) or str(source).count("/") > 1) and not folder.exists()
+        reason = "there is no such folder" if is_missing else first_line(error)
+        raise InputError(f"no model config could be loaded ({reason})", file=file, hint=HINT) from error
+    refuse_impossible_sizes(config, {}, file)
+    return config
+
+
+def _of_the_model(values: Any, file: str | Path) -> dict[str, Any]:
+    """What a config says of the model, in parts too, after a look at numbers that take all memory as soon as a config is made of them."""
+    if not isinstance(values, dict):
+        raise InputError(f"is {describe(values)}", file=file, expected="an object")
+    for name, value in values.items():
+        most = next(most for pattern, most in _MOST.items() if re.fullmatch(pattern, name))
+        if isinstance(value, int) and abs(value) > most:
+            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
+    kept = {name: value for name, value in values.items() if not _HOW_IT_IS_RUN.fullmatch(name)}
+    return {name: _of_the_model(value, file) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:
+    """A config may not ask for a larger model than the weights beside it, so that no file of a few bytes can take all memory.
+
+    Raises:
+        InputError: names the size.
+    """
+    most = max((size for shape in shapes.values() for size in shape), default=0)
+    limits = {name: most or limit for name, limit in _MAX_SIZE.items()}
+    limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
+    for name, limit in limits.items():
+        value = getattr(config, name, 1)
+        if value is not None and (type(value) is not int or not 1 <= value <= limit):
+            expected = f"1 to {limit}" + (", as the weights have it" if shapes else "")
+            raise InputError(f"{name} is {describe(value)}", file=file, expected=expected)
+
+
+def load_weights(model_class: Any, source: str | Path, config: Any, **options: Any) -> Any:
+    """A model of ``model_class`` (one of transformers' Auto classes) in fp32 with the weights of ``source``.
+
+    Raises:
+        InputError: weights are damaged, missing, or of another shape than ``config`` says.
+    """
+    folder = Path(source)
+    if folder.is_dir() and (shapes := weight_shapes(folder)):
+        refuse_impossible_sizes(config, shapes, folder / CONFIG)
+    try:
+        with _network(source), quiet_loading():
+            model, info = model_class.from_pretrained(
+                str(source), config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
+            )
+    except Exception as error:
+        raise InputError(f"the weights could not be loaded ({first_line(error)})", file=source) from error
+    missing = sorted(info["missing_keys"])
+    if missing or info.get("mismatched_keys"):
+        found = f"{len(missing)} weights of {type(model).__name__} are missing or of another shape (first: {', '.join(missing[:3])})"
+        raise InputError(found, file=source, expected="a file with all weights of that model")
+    return model
+
+
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, of the safetensors files of a folder; empty where it has none.
+
+    Raises:
+        InputError: a file is damaged, or holds numbers that are no weights.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(str(file), "pt") as opened:
+                parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dictionary)
+                shapes |= {name: tuple(part.get_shape()) for name, part in parts.items()}
+                kinds = {str(part.get_dtype()) for name, part in parts.items() if name.endswith((".weight", ".bias"))}
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot be read ({first_line(error)})", file=file, expected="a safetensors file") from error
+        if other := kinds - {"F64", "F32", "F16", "BF16"}:
+            raise InputError(
+                f"holds weights of type {min(other)}", file=file, expected="F32, F16, BF16 or F64; quantised models are not read"
+            )
+    return shapes
+
+
+def _network(source: str | Path) -> AbstractContextManager[None]:
+    return no_downloads() if Path(source).exists() else nullcontext()
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, for a message of one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

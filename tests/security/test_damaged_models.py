@@ -1,0 +1,243 @@
+"""Model folders damaged in any way end in one line that names the file; nothing in them chooses code, kernels or the network."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.errors import InputError
+from dpr.data.tensorizer import Tensorizer
+from dpr.formats.durable import MANIFEST, durable_folder, write_manifest
+from dpr.models.biencoder import BiEncoder
+from dpr.models.cross_encoder import CrossEncoder
+from dpr.models.encoder import load_backbone
+from tests.helpers.tiny import encoder_folder, tiny_model
+
+Damage = Callable[[Path], None]
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+def content(name: str, data: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(data) and None
+
+
+def cut(name: str, share: float) -> Damage:
+    def damage(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(len(data) * share)])
+
+    return damage
+
+
+def changed(file: str, **values: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        state = json.loads((folder / file).read_text())
+        for path, value in values.items():
+            *parents, last = path.split("__")
+            place = state
+            for parent in parents:
+                place = place[parent]
+            place[last] = value
+        (folder / file).write_text(json.dumps(state))
+
+    return damage
+
+
+def header(change: Callable[[dict[str, Any]], Any], *, length: int | None = None) -> Damage:
+    """A safetensors file with another header."""
+
+    def damage(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        entries = json.loads(data[8 : 8 + size])
+        change(entries)
+        text = json.dumps(entries).encode()
+        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data[8 + size :])
+
+    return damage
+
+
+def first_weight(entries: dict[str, Any]) -> dict[str, Any]:
+    return next(value for key, value in entries.items() if "query" in key and "weight" in key)  # type: ignore[no-any-return]
+
+
+def charsmap(*, trie: bytes | None = None, texts: bytes = b"b\0", size: int | None = None) -> dict[str, Any]:
+    """A normalizer whose double array reads "a" as "b", or whatever else."""
+    units = [0] * 512
+    units[0], units[256 ^ 97], units[256] = 256 << 10, (97 << 10) | (1 << 8) | 97, 1 << 31
+    trie = struct.pack("<512I", *units) if trie is None else trie
+    table = struct.pack("<I", len(trie) if size is None else size) + trie + texts
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
+DAMAGES: dict[str, Damage] = {
+    "config: empty": content(CONFIG, b""),
+    "config: cut": cut(CONFIG, 0.5),
+    "config: not UTF-8": content(CONFIG, b'{"model_type": "\xff"}'),
+    "config: a list": content(CONFIG, b"[]"),
+    "config: null": content(CONFIG, b"null"),
+    "config: nested too deep": content(CONFIG, b'{"a":' * 5000),
+    "config: nested": content(CONFIG, b'{"a":' * 900 + b"1" + b"}" * 900),
+    "config: NaN": content(CONFIG, b'{"model_type": "bert", "layer_norm_eps": NaN}'),
+    "config: 1e999": content(CONFIG, b'{"model_type": "bert", "layer_norm_eps": 1e999}'),
+    "config: a directory": lambda folder: (folder / CONFIG).unlink() or (folder / CONFIG).mkdir(),  # type: ignore[func-returns-value]
+    "config: no model_type": content(CONFIG, b'{"hidden_size": 16}'),
+    "config: unknown model_type": changed(CONFIG, model_type="nonsense"),
+    "config: model_type is a number": changed(CONFIG, model_type=7),
+    "config: model_type is a list": changed(CONFIG, model_type=["bert"]),
+    "config: another model_type": changed(CONFIG, model_type="gpt2"),
+    "config: a million layers": changed(CONFIG, num_hidden_layers=10**6),
+    "config: a million layers of another family": changed(CONFIG, model_type="modernbert", num_hidden_layers=10**12),
+    "config: no layers": changed(CONFIG, num_hidden_layers=0),
+    "config: negative layers": changed(CONFIG, num_hidden_layers=-1),
+    "config: more layers than weights": changed(CONFIG, num_hidden_layers=900),
+    "config: layers are a text": changed(CONFIG, num_hidden_layers="2"),
+    "config: layers are a fraction": changed(CONFIG, num_hidden_layers=2.5),
+    "config: negative width": changed(CONFIG, hidden_size=-16),
+    "config: huge width": changed(CONFIG, hidden_size=1 << 40),
+    "config: width is null": changed(CONFIG, hidden_size=None),
+    "config: width is a list": changed(CONFIG, hidden_size=[16]),
+    "config: heads that do not divide": changed(CONFIG, num_attention_heads=3),
+    "config: no heads": changed(CONFIG, num_attention_heads=0),
+    "config: a huge vocabulary": changed(CONFIG, vocab_size=10**11),
+    "config: another vocabulary": changed(CONFIG, vocab_size=10),
+    "config: negative vocabulary": changed(CONFIG, vocab_size=-1),
+    "config: huge positions": changed(CONFIG, max_position_embeddings=10**11),
+    "config: positions are a text": changed(CONFIG, max_position_embeddings="64"),
+    "config: dropout is a text": changed(CONFIG, hidden_dropout_prob="much"),
+    "config: dropout of 7": changed(CONFIG, hidden_dropout_prob=7.0, attention_probs_dropout_prob=7.0),
+    "config: unknown activation": changed(CONFIG, hidden_act="nonsense"),
+    "config: eps is a text": changed(CONFIG, layer_norm_eps="1e-12"),
+    "config: a billion labels": changed(CONFIG, num_labels=10**9),
+    "weights: empty": content(WEIGHTS, b""),
+    "weights: cut": cut(WEIGHTS, 0.6),
+    "weights: cut in the header": cut(WEIGHTS, 0.01),
+    "weights: nonsense": content(WEIGHTS, b"nonsense" * 100),
+    "weights: header longer than the file": header(lambda entries: None, length=1 << 40),
+    "weights: header too short": header(lambda entries: None, length=10),
+    "weights: no tensors": header(lambda entries: entries.clear()),
+    "weights: offsets behind the end": header(lambda entries: first_weight(entries).update(data_offsets=[0, 1 << 40])),
+    "weights: another shape": header(lambda entries: first_weight(entries).update(shape=[8, 32])),
+    "weights: negative shape": header(lambda entries: first_weight(entries).update(shape=[-16, -16])),
+    "weights: a huge shape": header(lambda entries: first_weight(entries).update(shape=[1 << 40, 1 << 40])),
+    "weights: unknown type": header(lambda entries: first_weight(entries).update(dtype="F99")),
+    "weights: integers": header(lambda entries: first_weight(entries).update(dtype="I32")),
+    "weights: half as wide": header(lambda entries: first_weight(entries).update(dtype="F16")),
+    "weights: header is a list": header(lambda entries: entries.update(x=[])),
+    "weights: missing": lambda folder: (folder / WEIGHTS).unlink(),
+    "tokenizer: empty": content(TOKENIZER, b""),
+    "tokenizer: cut": cut(TOKENIZER, 0.5),
+    "tokenizer: a list": content(TOKENIZER, b"[]"),
+    "tokenizer: no model": content(TOKENIZER, b"{}"),
+    "tokenizer: model is a text": changed(TOKENIZER, model="x"),
+    "tokenizer: vocabulary is a list": changed(TOKENIZER, model__vocab=["a"]),
+    "tokenizer: negative ids": changed(TOKENIZER, model__vocab={"a": -1}),
+    "tokenizer: fractions as ids": changed(TOKENIZER, model__vocab={"a": 1.5}),
+    "tokenizer: huge ids": changed(TOKENIZER, model__vocab__ba=10**9),
+    "tokenizer: no vocabulary": changed(TOKENIZER, model__vocab={}, added_tokens=[]),
+    "tokenizer: unknown normalizer": changed(TOKENIZER, normalizer={"type": "Nonsense"}),
+    "tokenizer: unknown model": changed(TOKENIZER, model__type="Nonsense"),
+    "tokenizer: added tokens are a number": changed(TOKENIZER, added_tokens=7),
+    "tokenizer: post-processor is broken": changed(TOKENIZER, post_processor={"type": "TemplateProcessing", "single": 7}),
+    "tokenizer: charsmap is a number": changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": 7}),
+    "tokenizer: charsmap is empty": changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": ""}),
+    "tokenizer: charsmap is not base64": changed(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}),
+    "tokenizer: charsmap of one unit": changed(TOKENIZER, normalizer=charsmap(trie=bytes(4))),
+    "tokenizer: charsmap claims 4 GB": changed(TOKENIZER, normalizer=charsmap(size=0xFFFFFFFC)),
+    "tokenizer: charsmap points outside": changed(TOKENIZER, normalizer=charsmap(trie=struct.pack("<I", 0x7FFFFC00) * 256)),
+    "tokenizer: charsmap without texts": changed(
+        TOKENIZER, normalizer=charsmap(trie=struct.pack("<512I", *[256 << 10] * 512), texts=b"\xff")
+    ),
+    "tokenizer: charsmap in a sequence": changed(TOKENIZER, normalizer={"type": "Sequence", "normalizers": [charsmap(trie=bytes(4))]}),
+    "tokenizer: settings cut": cut("tokenizer_config.json", 0.5),
+    "tokenizer: settings are a list": content("tokenizer_config.json", b"[]"),
+    "tokenizer: class is a number": changed("tokenizer_config.json", tokenizer_class=7),
+    "tokenizer: length is a text": changed("tokenizer_config.json", model_max_length="long"),
+    "tokenizer: padding token is a number": changed("tokenizer_config.json", pad_token=7),
+}
+HARMLESS = {"config: nested", "config: dropout of 7"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An encoder, a classifier and one of our checkpoints."""
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+    top = tmp_path_factory.mktemp("good")
+    for name, kind in (("encoder", AutoModel), ("classifier", AutoModelForSequenceClassification)):
+        folder = encoder_folder(top / name)
+        torch.manual_seed(0)
+        kind.from_config(AutoConfig.from_pretrained(folder, num_labels=1)).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    with durable_folder(top / "checkpoint") as target:
+        tiny_model(top / "random", dtype=torch.float32).write_to(target)
+    return {name: top / name for name in ("encoder", "classifier", "checkpoint")}
+
+
+def damaged(good: Path, folder: Path, damage: Damage) -> Path:
+    import shutil
+
+    shutil.copytree(good, folder)
+    damage(folder)
+    return folder
+
+
+def message_of(load: Callable[[], object]) -> str:
+    """What the refusal says; "" where the folder is read."""
+    started = time.process_time()
+    try:
+        load()
+    except InputError as error:
+        found = str(error)
+    else:
+        found = ""
+    assert "\n" not in found
+    assert len(found) < 900
+    assert time.process_time() - started < 30
+    return found
+
+
+def uses(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "bi-encoder", lambda: BiEncoder.load(folder).encode_questions(["ba be"])
+    yield "backbone", lambda: (load_backbone(str(folder)), Tensorizer.load(folder, sequence_length=8).question_tokens(["ba be"]))
+
+
+def test_undamaged_folders_are_read(folders: dict[str, Path]) -> None:
+    for _, use in uses(folders["encoder"]):
+        use()
+    CrossEncoder.load(folders["classifier"])
+    BiEncoder.load(folders["checkpoint"])
+    assert len(DAMAGES) >= 20
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_each_damage_of_an_encoder_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = damaged(folders["encoder"], tmp_path / "model", DAMAGES[case])
+    for name, use in uses(folder):
+        message = message_of(use)
+        assert str(folder) in message or case in HARMLESS, f"{name}: {message or 'read'}"
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_each_damage_of_a_cross_encoder_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = damaged(folders["classifier"], tmp_path / "model", DAMAGES[case])
+    message = message_of(lambda: CrossEncoder.load(folder))
+    assert str(folder) in message or case in HARMLESS, message or "read"
+
+
+@pytest.mark.parametrize("case", [case for case in DAMAGES if not case.startswith("weights")])
+def test_each_damage_of_a_checkpoint_is_one_line(case: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Also where its manifest was made again."""
+    folder = damaged(folders["checkpoint"], tmp_path / "model", lambda folder: DAMAGES[case](folder / "encoder"))
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, {})
+    message = message_of(lambda: BiEncoder.load(folder))
+    assert str(folder) in message or case in HARMLESS, message or "read"

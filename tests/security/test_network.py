@@ -1,0 +1,138 @@
+"""What a file names is never looked up on the network; only what a person typed may be."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.assembly.search import open_searcher
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.data.tensorizer import Tensorizer
+from dpr.formats.corpora import write_passages
+from dpr.models.biencoder import BiEncoder
+from dpr.models.cross_encoder import CrossEncoder
+from dpr.models.encoder import load_backbone
+from dpr.retrieval.search_folder import SearchSettings
+from tests.helpers.original import flat_params, nested_params, original_extras, original_names, write_original
+from tests.helpers.tiny import encoder_folder, tiny_model
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The hosts that were looked up or connected to, with nothing else in the way of it."""
+    from huggingface_hub import constants
+
+    found: list[Any] = []
+
+    def refuse(*address: Any, **_: Any) -> Any:
+        found.append(address)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return found
+
+
+def original(tmp_path: Path, params: Any) -> Path:
+    made = tiny_model(tmp_path / "bert", dtype=torch.float32)
+    return write_original(tmp_path / "x.cp", original_extras(original_names(made.weights()), 16), params)
+
+
+def test_a_typed_name_is_looked_up(asked: list[Any]) -> None:
+    """Else the tests below would pass whatever is asked."""
+    with pytest.raises(InputError):
+        load_backbone("some/typed-name")
+    assert asked
+
+
+@pytest.mark.parametrize("params", [flat_params, nested_params])
+def test_the_encoder_that_a_checkpoint_of_the_original_names_is_not(tmp_path: Path, asked: list[Any], params: Any) -> None:
+    file = original(tmp_path, params("bert-base-uncased"))
+    with pytest.raises(InputError, match="encoder is 'bert-base-uncased'"):
+        BiEncoder.load(file)
+    assert not asked
+    with pytest.raises(InputError):
+        BiEncoder.load(file, pretrained_model_cfg="some/typed-name")
+    assert asked
+
+
+def test_models_that_a_search_folder_names_are_not(tmp_path: Path, asked: list[Any]) -> None:
+    file = original(tmp_path, flat_params("bert-base-uncased"))
+    write_passages(tmp_path / "c.tsv", [Passage("a", "b", "1")])
+    stored = {"schema": 1, "indexer": "exact", "encoded_ctx_files": [str(tmp_path / "v_*")], "hybrid": "none", "hybrid_weight": 0.5}
+    for model in ({"model_file": str(file), "pretrained_model_cfg": "org/from-the-file"}, {"model_file": "org/from-the-file"}):
+        (tmp_path / "search.json").write_text(json.dumps(stored | model | {"passages": [passage_source(tmp_path / "c.tsv")]}))
+        with pytest.raises(InputError):
+            open_searcher(SearchSettings.read(tmp_path))
+    assert not asked
+
+
+def passage_source(file: Path) -> dict[str, Any]:
+    return {"file": str(file), "name": "c", "id_col": 0, "text_col": 1, "title_col": 2, "id_prefix": "", "normalize": False}
+
+
+EVIL_CONFIG = {
+    "attn_implementation": "org/kernel",
+    "_attn_implementation": "org/kernel",
+    "_attn_implementation_internal": "org/kernel",
+    "experts_implementation": "org/kernel",
+    "_experts_implementation": "org/kernel",
+    "use_kernels": True,
+    "kernel_config": {"RMSNorm": "org/kernel:RMSNorm"},
+    "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "fusion_config": {"patch_embeddings": True},
+    "tp_plan": "auto",
+    "base_model_tp_plan": {"layers.*": "colwise"},
+    "device_map": "auto",
+    "distributed_config": {"tp_size": 2},
+    "auto_map": {"AutoConfig": "org/code--code.Config", "AutoModel": "org/code--code.Model", "AutoTokenizer": ["code.T", None]},
+    "_name_or_path": "org/from-the-file",
+    "output_attentions": True,
+    "return_dict": False,
+}
+
+
+def evil_folder(folder: Path, kind: str, values: dict[str, Any]) -> Path:
+    import transformers
+
+    encoder_folder(folder)
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
+    getattr(transformers, kind).from_config(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    for name in ("config.json", "tokenizer_config.json"):
+        state = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(state | values))
+    (folder / "code.py").write_text("raise SystemExit('was run')")
+    adapter = {"base_model_name_or_path": "org/from-the-file", "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    return folder
+
+
+@pytest.mark.parametrize("key", [*EVIL_CONFIG, "all"])
+def test_a_folder_chooses_neither_kernels_nor_quantisation_nor_code(tmp_path: Path, asked: list[Any], key: str) -> None:
+    # The tokenizer's loader reads the config too, and refuses the two together.
+    values = (
+        {name: value for name, value in EVIL_CONFIG.items() if name != "output_attentions"} if key == "all" else {key: EVIL_CONFIG[key]}
+    )
+    clean, evil = (evil_folder(tmp_path / name, "AutoModel", given) for name, given in (("clean", {}), ("evil", values)))
+    vectors = [BiEncoder.load(folder).encode_questions(["ba be"]) for folder in (clean, evil)]
+    assert vectors[0].tobytes() == vectors[1].tobytes()
+    load_backbone(str(evil))
+    Tensorizer.load(evil, sequence_length=8)
+    random = BiEncoder.from_pretrained(str(evil), pretrained=False)
+    assert random.question_model.config._attn_implementation in ("sdpa", "eager", "dpr_packed")
+    assert random.encode_questions(["ba be"]).shape == (1, 16)
+    classifiers = [
+        evil_folder(tmp_path / f"{name}-c", "AutoModelForSequenceClassification", given) for name, given in (("a", {}), ("b", values))
+    ]
+    scores = [CrossEncoder.load(folder).score([("ba be", Passage("bi bo"))]) for folder in classifiers]
+    assert scores[0] == scores[1]
+    assert not asked
