@@ -71,7 +71,7 @@ class TemperatureSettings(Settings):
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """Scores are divided by it. 1 for dot products as DPR; about 0.05 for normalised vectors. Absent = that of model_file, else 1."""
-    learn_temperature: bool = setting(False, on_resume=TOLD)
+    learn_temperature: bool = setting(False, on_resume=IDENTITY)
     """Start from ``temperature`` and learn its logarithm."""
 
 

@@ -105,24 +105,31 @@ def environment_facts(world_size: int, device: torch.device) -> dict[str, Any]:
 
 
 def _consequence(key: str) -> str:
+    if key == "train.batch_size":
+        return "; the pool stays as it was (train.global_batch_size)"
     return "; the weights will not be bitwise those of an uninterrupted run" if key.startswith("environment.") else ""
 
 
-_DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.")
+_DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.") | {"encoder.dpr_trailing_sep": False}
+del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state tells
 
 
 def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What differs, as it was and as it is; what one of the two does not name is taken from ``absent``."""
     was, now, absent = (_flat(json.loads(json.dumps(values))) for values in (stored, own, absent))
-    pairs = {key: (was.get(key, absent.get(key)), now.get(key, absent.get(key))) for key in sorted(was.keys() | now.keys())}
-    return {key: (old, new) for key, (old, new) in pairs.items() if (old or None) != (new or None)}
+    pairs = {}
+    for key in sorted(was.keys() | now.keys()):
+        usual = absent.get(key, now.get(key))
+        pairs[key] = was.get(key, usual), now.get(key, usual)
+    return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted keys."""
+    """Nested dictionaries as one, with dotted keys; the value of a setting stays whole."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+        is_section = isinstance(value, dict) and prefix + key not in _DEFAULTS
+        found |= _flat(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
     return found
 
 

@@ -1,0 +1,198 @@
+"""What a changed setting means for a run that is resumed is what the setting says of itself: refused, told, or nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.assembly.sources import resolve_training_files
+from dpr.assembly.training import build_model, build_trainer, open_sets
+from dpr.config.training import BiEncoderTrainConfig
+from dpr.core.errors import CheckpointError
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Setting, flat_values, settings
+from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
+from dpr.formats.durable import describe_file
+from dpr.formats.training_sets import write_training_set
+from dpr.models.biencoder import BiEncoder
+from dpr.training.callbacks import Callback
+from dpr.training.metrics import Metrics
+from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.validations.protocol import Validation
+from tests.helpers.tiny import encoder_folder, make_samples
+
+SETTINGS = settings(BiEncoderTrainConfig)
+HERE = "tests.unit.training.test_roles"
+CHANGED: dict[str, Any] = {
+    "init": "resume",
+    "compat": "dpr",
+    "resume": "force",
+    "train_sampling_rates": [2.0],
+    "loss_scale_factors": [2.0],
+    "val_av_rank_start_epoch": 0,
+    "special_tokens": ["[Q]"],
+    "loss.name": {"use": "dpr.losses.nll:BiEncoderNllLoss", "max_scores": 1000},
+    "loss.candidates": "dpr",
+    "loss.temperature": 0.5,
+    "train.warmup_steps": 2,
+    "train.warmup_ratio": 0.9,
+    "train.adam_betas": "(0.9, 0.98)",
+    "train.eval_epochs": [0],
+    "train.metrics": [f"{HERE}:a_metric"],
+    "train.validation": "tests.unit.training.test_roles:AValidation",
+    "train.callbacks": f"{HERE}:ACallback",
+    "train.best_metric": "eval/in_batch_acc",
+    "train.early_stopping.metric": "eval/in_batch_acc",
+    "train.sampling.weights": [1.0],
+    "train.sampling.temperature": 2.0,
+    "train.gradient_accumulation_steps": 3,
+    "train.precision": "bf16",
+    "train.lr_schedule": "cosine",
+    "encoder.pooling": "mean",
+    "encoder.attention_dropout": 0.3,
+    "encoder.dpr_trailing_sep": True,
+    "encoder.question_length": 12,
+    "encoder.projection_dim": 8,
+}
+IN_EFFECT = {"train.warmup_ratio": "train.warmup_steps", "loss_scale_factors": "datasets", "compat": "encoder.dpr_trailing_sep"}
+"""Settings of which what they lead to is compared, by its name."""
+WITH_ANOTHER = {"encoder.attention": "needs a GPU's precision too"}
+
+
+class ACallback(Callback):
+    pass
+
+
+class AValidation(Validation):
+    def __call__(self, model: BiEncoder) -> Metrics:
+        return {"eval/one": 1.0}
+
+
+def a_metric(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return scores.argmax(dim=1) == labels
+
+
+def other(entry: Setting) -> Any:
+    """Another value than the base configuration has."""
+    if entry.key in CHANGED:
+        return CHANGED[entry.key]
+    value = flat_values(BASE)[entry.key] if entry.rule.on_resume else entry.default
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value * 2 or 1
+    return value / 2 if value else 0.25
+
+
+BASE = BiEncoderTrainConfig(device="cpu", seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("roles")
+    encoder_folder(folder / "encoder")
+    write_training_set(folder / "train.json", make_samples(12))
+    start(folder, config_of(folder)).train()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainConfig:
+    config = BiEncoderTrainConfig(output_dir=str(folder / "run"), device="cpu", seed=3)
+    config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
+    config.encoder.pretrained = False
+    config.train.num_workers, config.train.batch_size, config.train.max_steps, config.train.token_store = 0, 4, 2, "off"
+    if key:
+        *path, name = key.split(".")
+        part: Any = config
+        for section in path:
+            part = getattr(part, section)
+        setattr(part, name, value)
+    config.check()
+    return config
+
+
+def start(folder: Path, config: BiEncoderTrainConfig) -> BiEncoderTrainer:
+    sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config, config.loss_scale_factors)
+    return build_trainer(config, build_model(config), sets, sets)
+
+
+def test_every_setting_says_what_a_change_means() -> None:
+    assert not [entry.key for entry in SETTINGS if entry.rule.on_resume not in (IDENTITY, TOLD, START, CONTENT, NO_EFFECT)]
+
+
+@pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry.rule.on_resume in (IDENTITY, TOLD)], ids=lambda entry: entry.key)
+def test_a_changed_setting_is_refused_or_told(folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    if entry.key in WITH_ANOTHER:
+        pytest.skip(WITH_ANOTHER[entry.key])
+    config, named = config_of(folder, entry.key, other(entry)), IN_EFFECT.get(entry.key, entry.key)
+    if entry.rule.on_resume == IDENTITY or entry.key == "compat":
+        with pytest.raises(CheckpointError, match=rf"{named}\S* was ") as error:
+            start(folder, config)
+        assert "resume=force" in str(error.value)
+    else:
+        assert start(folder, config).progress.step == 2
+        assert f"resuming with {named} changed from" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "key", ["train.log_batch_step", "train.num_workers", "train.keep_last", "rank_timeout_s", "init", "encoder.pretrained"]
+)
+def test_a_setting_without_effect_is_changed_without_a_word(folder: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    entry = next(entry for entry in SETTINGS if entry.key == key)
+    assert start(folder, config_of(folder, key, other(entry))).progress.step == 2
+    assert "changed" not in caplog.text
+
+
+def test_the_same_settings_bring_no_word(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert start(folder, config_of(folder)).progress.step == 2
+    assert "changed" not in caplog.text
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed_without_a_word(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names less, and only what was on; the settings beside it say the rest."""
+    shutil.copytree(folder, tmp_path / "old")
+    (checkpoint,) = checkpoint_folders(tmp_path / "old" / "run", "dpr_biencoder")[:1]
+    edit_json(checkpoint / STATE_FILE, as_before)
+    edit_json(checkpoint / CONFIG_FILE, lambda config: config["train"].pop("warmup_ratio"))
+    config = config_of(tmp_path / "old")
+    config.encoder.pretrained_model_cfg = str(folder / "encoder")
+    config.train.warmup_steps = 0
+    assert start(tmp_path / "old", config).progress.step == 2
+    assert "changed" not in caplog.text
+    config.train.embedding_lr_factor = 5.0
+    start(tmp_path / "old", config)
+    assert "train.embedding_lr_factor changed from 1.0 to 5.0" in caplog.text
+    config.train.overfit_batches = 1
+    with pytest.raises(CheckpointError, match=r"train\.overfit_batches was 0, is now 1"):
+        start(tmp_path / "old", config)
+
+
+def as_before(state: dict[str, Any]) -> None:
+    fixed, free = state["identity"]["fixed"], state["identity"]["free"]
+    names = "seed train_datasets datasets train_sampling_rates train.global_batch_size train.gradient_accumulation_steps "
+    names += "train.hard_negatives train.other_negatives local_shards_dataloader loss.candidates loss.temperature encoder"
+    kept = {name: fixed[name] for name in names.split()}
+    state["identity"]["fixed"] = {**kept, "train.augment": {"crop_tokens": 0, "mask_probability": 0.0}}
+    names = "train.max_steps train.precision encoder.dropout encoder.attention_dropout train.learning_rate train.weight_decay "
+    names += "train.max_grad_norm train.warmup_steps train.lr_schedule"
+    kept = {name: free[name] for name in names.split()} | {name: value for name, value in free.items() if name.startswith("environment.")}
+    state["identity"]["free"] = kept
+
+
+def edit_json(file: Path, change: Any) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+    manifest = file.parent / "manifest.json"
+    described = json.loads(manifest.read_text())
+    described.pop("sha256", None)
+    described["files"][file.name] = describe_file(file)
+    manifest.write_text(json.dumps(described))
