@@ -171,7 +171,7 @@ def _hydra_message(error: Exception) -> str | None:
         return f"{what} cannot be read ({text[0]})\nquote a value with special characters: \"key='value'\""
     key = getattr(cause, "full_key", None)
     if key and "is not Optional" in text[0]:
-        return f"{key}: null is no value for it; leave it out to take the default"
+        return f"{key} does not accept null; leave it out for the default"
     return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])
 
 

@@ -30,7 +30,7 @@ _MODELS_ONLY = ("device", "precision", "batch_tokens")
 def main(argv: list[str]) -> int:
     """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and says what they are like.
 
-    A run that was killed goes on when the same command is given again; one that is finished is not done again.
+    Rerun the same command to resume a killed run; a finished one is not repeated.
     """
     options = _parser().parse(argv)
     _refuse_what_does_nothing(options)

@@ -80,7 +80,7 @@ class RoundsConfig(Settings):
     rounds: int = setting(2, least=1)
     """Trainings; negatives are mined with the model of each but the last."""
     mode: str = setting("fresh", choices=("fresh", "continue"))
-    """fresh: each round trains a new model, on what all rounds so far have mined; continue: one run goes on, with the negatives renewed."""
+    """fresh: each round trains a new model, on what all rounds so far have mined; continue: one run continues with renewed negatives."""
     bm25: bool = True
     """Begin with negatives found by BM25; false: with those that the training data have."""
     keep_earlier: bool = True
@@ -116,7 +116,7 @@ class RoundsConfig(Settings):
 @dataclass
 class LadderConfig(BiEncoderTrainConfig):
     """Trains, mines hard negatives with the model, and trains again, as often as asked. All settings of ``dpr train`` work as there. A
-    ladder that was killed goes on when the same command is given again."""
+    killed ladder resumes when you rerun the same command."""
 
     corpus: str | None = None
     """Passages to mine from: TSV or JSON lines."""

@@ -18,7 +18,7 @@ class DprError(Exception):
 
 
 class ConfigError(DprError, ValueError):
-    """A setting is unknown, of the wrong type, out of range, or contradicts another. Names the override that mends it."""
+    """A setting is unknown, of the wrong type, out of range, or conflicts with another. Names the override that fixes it."""
 
     exit_code = 2
 
@@ -86,7 +86,7 @@ class LostRankError(DprError):
 
 
 class StopRequested(DprError):
-    """A signal asked the run to stop; a checkpoint was written first. Running the same command again goes on.
+    """A signal asked the run to stop; a checkpoint was written first. Rerunning the same command resumes.
 
     Where none could be written, ``exit_code`` is that of a process which the signal ended.
     """

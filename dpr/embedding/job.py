@@ -73,7 +73,7 @@ def embed_shard(
     settings: EmbedSettings | None = None,
     token_folder: Path | None = None,
 ) -> EmbedReport:
-    """Writes the vectors of one shard to the folder ``<out_file>_<shard_id>``; goes on where an interrupted run stopped.
+    """Writes the vectors of one shard to the folder ``<out_file>_<shard_id>``; resumes an interrupted run.
 
     Called by every rank of a group, or by a single process. In ``token_folder`` the tokens are kept for the next embedding of the corpus.
 

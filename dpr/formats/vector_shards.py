@@ -48,7 +48,7 @@ _DECODED_ROWS = 8192
 
 
 class VectorShardWriter:
-    """Writes one shard, chunk by chunk, in any order; goes on with what an earlier, killed writer of the same metadata left.
+    """Writes one shard, chunk by chunk, in any order; resumes what an earlier, killed writer of the same metadata left.
 
     A finished shard is verified first; when it is damaged it is unfinished again, and its damaged chunks have to be rewritten.
 

@@ -87,7 +87,7 @@ def _inputs(record: Record, records: dict[str, Record]) -> Facts | None:
 
 
 def _refuse_if_costly(record: Record, reasons: list[str]) -> None:
-    """Unfinished mining or embedding may be begun anew; what is finished, and any training, is not thrown away unasked."""
+    """Unfinished mining or embedding may be started over; finished stages and trainings are removed only on request."""
     if not (record.is_done or record.stage.is_training):
         return
     shown = "; ".join(reasons[:3]) + (f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else "")
@@ -150,7 +150,7 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
     else:
         raise StageError(
             f"{stage.name} ended with exit code {code}; its output is above and in {stage.folder / LOG_FILE}\n"
-            "when what it says is mended, the same command goes on from here",
+            "fix the error above and rerun the same command to resume",
             exit_code=code,
         )
 

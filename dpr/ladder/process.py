@@ -1,4 +1,4 @@
-"""Runs a stage's command: its output goes on to the console and into a file, signals go on to it."""
+"""Runs a stage's command: passes its output to the console and a file, and signals to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dpr mine``: hard negatives for a training set, block by block, so that a run that was killed goes on where it was.
+"""``dpr mine``: hard negatives for a training set, block by block, so that a killed run resumes where it was.
 
 1. A work folder beside the output holds what the search needs and one file per finished block; it is of exactly these data and settings.
 2. Each block of questions is searched, filtered and written; several processes take blocks side by side.
@@ -121,7 +121,7 @@ def _mine_missing(job: BlockJob, blocks: Sequence[range], processes: int, scorer
 def _claim(folder: Path, facts: Facts) -> None:
     """Makes the folder one of unfinished work of these facts; what is there of others goes."""
     if folder.is_dir() and not _is_of(folder, facts):
-        logger.warning("%s is of other data or settings and is begun anew", folder)
+        logger.warning("%s belongs to other data or settings; starting over", folder)
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)

@@ -56,7 +56,7 @@ class Search(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What decides the result, as JSON; work of other facts is begun anew."""
+        """What decides the result, as JSON; work with other values is started over."""
         ...
 
     def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedSearch:

@@ -34,13 +34,13 @@ CALLBACKS_FILE = "callbacks.json"
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run resumes from."""
 
     folder: Path
     progress: Progress
     identity: dict[str, Any]
     is_other: bool = False
-    """It is another run's, which goes on in this output folder."""
+    """It belongs to another run, which continues in this output folder."""
 
     @property
     def pool_size(self) -> int:
@@ -117,7 +117,7 @@ def _succeed(trainer: BiEncoderTrainer, stored: StoredRun) -> dict[str, Any]:
         raise CheckpointError(
             "does not say which questions it was trained on",
             file=stored.folder,
-            hint="a run to be gone on with is started with train.stop_at_epoch",
+            hint="start a run that you want to continue elsewhere with train.stop_at_epoch",
         )
     if lineage["questions"] != own.lineage["questions"]:
         raise CheckpointError(

@@ -59,7 +59,7 @@ class FiniteGuard:
         if in_row >= self._most:
             raise DivergedError(
                 f"the gradient was not a number in {in_row} updates in a row, the last at step {step}; lower train.learning_rate, raise "
-                "train.warmup_steps, or use train.precision=fp32. None of these updates was made; the checkpoints are whole"
+                "train.warmup_steps, or use train.precision=fp32. Those updates were skipped; saved checkpoints are intact"
             )
 
     @property

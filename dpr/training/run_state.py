@@ -249,7 +249,7 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row",
                 file=folder,
-                hint="make room and run the same command again, which goes on from the last checkpoint",
+                hint="free some space and rerun the same command to resume from the last checkpoint",
             )
         if failures:
             logger.warning("%s cannot be written%s; the checkpoints before it are whole, the next is tried when it is due", folder, reason)

@@ -186,7 +186,7 @@ class TestMistakes:
             ("train.adam_betas=(0.9)", "two numbers"),
             ("encoder.shared=maybe", "encoder.shared"),
             ("train_sampling_rates=[a]", "train_sampling_rates"),
-            ("seed=null", "seed: null is no value"),
+            ("seed=null", "seed does not accept null"),
             ("train.batch_size=1,2", "train.batch_size=1,2"),
             ("train.batch_size=[3", "train.batch_size=[3"),
             ("train.batch_size={", "train.batch_size={"),
