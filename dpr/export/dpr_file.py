@@ -37,7 +37,7 @@ def export_dpr_file(
         f"its questions end at {settings.question_length} tokens": settings.question_length not in (0, settings.sequence_length),
     }
     if not allow_other_vectors and (found := [what for what, is_so in differing.items() if is_so]):
-        hint = "allow_other_vectors=true writes the file all the same"
+        hint = "allow_other_vectors=true writes the file anyway; models trained with encoder.dpr_trailing_sep=true are the same there"
         raise InputError(f"the original would give other vectors: {' and '.join(found)}", file=source, hint=hint)
     name = pretrained_model_cfg or str(getattr(config, "_name_or_path", "") or "")
     if not name:

@@ -90,3 +90,12 @@ def test_other_vectors_can_be_allowed_and_files_are_not_overwritten(tmp_path: Pa
     with pytest.raises(InputError, match="exists already, made with another model"):
         export_dpr_file(other, tmp_path / "y.cp", source="runs/second", allow_other_vectors=True)
     assert BiEncoder.load(tmp_path / "y.cp").settings.dpr_trailing_sep
+
+
+def test_the_documented_line_exports_a_model_trained_with_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = [line.split() for line in Path("docs/from_dpr.md").read_text().splitlines() if "dpr export to=dpr" in line]
+    with durable_folder(tmp_path / "runs" / "nq") as folder:
+        tiny_model(tmp_path / "bert", dtype=torch.float32).write_to(folder)
+    monkeypatch.chdir(tmp_path)
+    assert main(line[2:]) == 0
+    assert BiEncoder.load("nq.cp", pretrained_model_cfg="bert").settings.dpr_trailing_sep
