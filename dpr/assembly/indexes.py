@@ -24,6 +24,7 @@ from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.faiss_index import FaissIndex, FaissSettings
+from dpr.indexer.fusion import DEFAULT_WEIGHT
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
@@ -52,7 +53,8 @@ def build_retriever(
     if config.hybrid == "none":
         return dense
     lexical = LexicalRetriever(open_bm25(sources, config.indexer, config.bm25_index_path))
-    fusion = Fusion(config.hybrid, config.hybrid_weight, config.hybrid_normalisation, config.hybrid_depth)
+    weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
+    fusion = Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth)
     return HybridRetriever(dense, lexical, fusion)
 
 

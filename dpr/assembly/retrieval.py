@@ -13,7 +13,7 @@ from dpr.assembly.passage_sources import resolve_passage_source
 from dpr.assembly.question_sets import QuestionSet, resolve_question_set
 from dpr.config.retrieval import RetrievalConfig
 from dpr.core.distributed import resolve_device
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
@@ -28,6 +28,7 @@ from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, rele
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.tuning import weight_values
 
 logger = get_logger(__name__)
 
@@ -61,12 +62,13 @@ def run(config: RetrievalConfig) -> float | None:
     logger.info("%d questions searched in %.1f s", len(texts), time.monotonic() - start)
     shown = _example_rows(inputs) if config.metrics_file else []
     first_hits = {passage for row in shown for passage, _ in rankings[row][:NUM_HITS]}
-    passages = _look_up(inputs, rankings, with_texts=bool(config.out_file or inputs.answer_match), also=first_hits)
+    passages = _look_up(inputs, rankings, with_texts=bool((config.out_file and config.out_texts) or inputs.answer_match), also=first_hits)
     judged = _judge(config, inputs, rankings, passages)
     for line in judged.notes:
         logger.info(line)
     if config.out_file:
-        write_results(config.out_file, to_results(inputs.questions, texts, rankings, passages or {}, judged.matched))
+        results = to_results(inputs.questions, texts, rankings, (passages or {}) if config.out_texts else None, judged.matched)
+        write_results(config.out_file, results, with_texts=config.out_texts)
         logger.info("results written to %s", config.out_file)
     if config.trec_run_file:
         run_by_id = {question.id: ranking for question, ranking in zip(inputs.questions, rankings, strict=True)}
@@ -122,26 +124,33 @@ def _retrieve(config: RetrievalConfig, inputs: _Inputs, retriever: Retriever, te
         return retriever.retrieve(texts, config.n_docs), None
     dense, lexical = retriever.retrieve_sides(texts, config.n_docs)
     fusion = retriever.fusion
+    why = "as set"
     if config.tune_hybrid_weight:
         fusion = replace(fusion, weight=_tune(config, inputs, fusion, dense, lexical))
+        why = f"the best {config.tune_metric} on these questions"
+    elif config.hybrid_weight is None:
+        why = "the default for two sides of unknown quality; tune_hybrid_weight=true chooses one on a dev set"
+    if fusion.method == "linear":
+        logger.info("hybrid_weight=%g, the dense side's share: %s", fusion.weight, why)
     return fusion.fuse(dense, lexical, config.n_docs), fusion.weight if fusion.method == "linear" else None
 
 
 def _tune(config: RetrievalConfig, inputs: _Inputs, fusion: Fusion, dense: list[Ranking], lexical: list[Ranking]) -> float:
     """The weight with the best ``tune_metric``; of equal ones the smallest."""
-    passages = _look_up(inputs, [*dense, *lexical], with_texts=inputs.answer_match is not None)
-    values: dict[float, float] = {}
-    for step in range(21):
-        weight = step / 20
-        fused = replace(fusion, weight=weight).fuse(dense, lexical, config.n_docs)
-        metrics = _judge(config, inputs, fused, passages).metrics
-        if config.tune_metric not in metrics:
-            raise ConfigError(f"tune_metric={config.tune_metric} is not measured here; choose one of {', '.join(metrics) or 'none'}")
-        values[weight] = metrics[config.tune_metric]
-    best = max(values, key=lambda weight: (values[weight], -weight))
+    values = weight_values(
+        inputs.questions,
+        dense,
+        lexical,
+        metric=config.tune_metric,
+        k=config.n_docs,
+        normalisation=fusion.normalisation,
+        qrels=inputs.qrels,
+        answer_match=inputs.answer_match,
+        passages=(_look_up(inputs, [*dense, *lexical], with_texts=True) or {}) if inputs.answer_match else {},
+        workers=config.validation_workers,
+    )
     logger.info("hybrid_weight: %s", ", ".join(f"{weight:g} {value:.3f}" for weight, value in values.items()))
-    logger.info("hybrid_weight=%g has the best %s", best, config.tune_metric)
-    return best
+    return max(values, key=lambda weight: (values[weight], -weight))
 
 
 def _look_up(inputs: _Inputs, rankings: Sequence[Ranking], *, with_texts: bool, also: Collection[str] = ()) -> dict[str, Passage] | None:
@@ -223,7 +232,7 @@ def _search_settings(config: RetrievalConfig, sources: Sequence[PassageSource], 
         index_path=config.index_path,
         bm25_index_path=config.bm25_index_path,
         hybrid=config.hybrid,
-        hybrid_weight=config.hybrid_weight if weight is None else weight,
+        hybrid_weight=weight,
         hybrid_normalisation=config.hybrid_normalisation,
         hybrid_depth=config.hybrid_depth,
         form=form,

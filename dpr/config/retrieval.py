@@ -99,7 +99,9 @@ class RetrievalConfig:
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""
     out_file: str | None = None
-    """DPR's results JSON to write: questions with the texts of their hits."""
+    """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
+    out_texts: bool = True
+    """Write title and text of every hit to out_file; without them it takes about a tenth of the space and needs no corpus."""
     trec_run_file: str | None = None
     """TREC run file to write."""
     metrics_file: str | None = None
@@ -124,8 +126,9 @@ class RetrievalConfig:
     """Folder of a BM25 index: loaded when it is there, else built and saved."""
     hybrid: str = "none"
     """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking with BM25's."""
-    hybrid_weight: float = 0.5
-    """Share of the dense side in hybrid=linear, 0 to 1."""
+    hybrid_weight: float | None = None
+    """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.3, with which a poor dense side costs little; tune_hybrid_weight on a
+    dev set finds a better one."""
     hybrid_normalisation: str = "minmax"
     """minmax or zscore, per question."""
     hybrid_depth: int = 100
@@ -164,7 +167,7 @@ class RetrievalConfig:
         require_choice("hybrid_normalisation", self.hybrid_normalisation, ("minmax", "zscore"))
         for key in ("n_docs", "batch_size", "validation_workers", "hybrid_depth"):
             require_at_least(key, getattr(self, key), 1)
-        if not 0 <= self.hybrid_weight <= 1:
+        if self.hybrid_weight is not None and not 0 <= self.hybrid_weight <= 1:
             raise ConfigError(f"hybrid_weight={self.hybrid_weight} is out of range; it must be in [0, 1]")
         if self.encoder_path not in (None, "question_model", "ctx_model"):
             raise ConfigError(f"encoder_path={self.encoder_path} is not known; choose question_model or ctx_model")
@@ -189,11 +192,15 @@ class RetrievalConfig:
         if self.index_path and self.indexer.kind not in FAISS_KINDS:
             instead = "; use bm25_index_path" if self.indexer.kind == "bm25" else "; exact search needs no index"
             raise ConfigError(f"index_path is for {', '.join(FAISS_KINDS)}, not indexer={self.indexer.kind}{instead}")
-        if (self.indexer.kind == "bm25" or self.hybrid != "none" or self.out_file) and not self.passage_names():
-            raise ConfigError("ctx_datatsets is not set; BM25, hybrid and out_file need the texts, e.g. ctx_datatsets=[corpus.tsv]")
+        needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
+        if needs_texts and not self.passage_names():
+            found = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
+            raise ConfigError(f"ctx_datatsets is not set; {found}, e.g. ctx_datatsets=[corpus.tsv]")
         if self.tune_hybrid_weight and self.hybrid != "linear":
             raise ConfigError(f"tune_hybrid_weight=true needs hybrid=linear, not {self.hybrid}")
-        if self.hybrid == "rrf" and self.hybrid_weight != 0.5:
+        if self.tune_hybrid_weight and self.hybrid_weight is not None:
+            raise ConfigError("tune_hybrid_weight=true and hybrid_weight are mutually exclusive; leave one of them out")
+        if self.hybrid == "rrf" and self.hybrid_weight is not None:
             raise ConfigError("hybrid=rrf has no weight; leave hybrid_weight out, or use hybrid=linear")
 
     def _check_judging(self) -> None:

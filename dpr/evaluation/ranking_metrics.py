@@ -6,8 +6,11 @@ from the rank, and what it judges is the order of the list. A run read back from
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from dpr.core.errors import InputError
 
@@ -56,6 +59,41 @@ def evaluate_questions(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS)
             values[f"ndcg@{k}"] = found[f"ndcg_cut_{k}"]
         result[question] = values | {"map": found["map"]}
     return result
+
+
+def metric_names(cutoffs: Iterable[int]) -> list[str]:
+    """Names of what ``evaluate_run`` measures."""
+    return [f"{kind}@{k}" for k in sorted(set(cutoffs)) for kind in ("accuracy", "recall", "mrr", "ndcg")] + ["map"]
+
+
+def metric_by_rank(name: str, grades: np.ndarray, relevant: Sequence[Sequence[int]]) -> list[float]:
+    """One of the metrics of each question, bit by bit as ``evaluate_questions`` has it, from the grades that stand at its ranks.
+
+    Args:
+        name: such as ``mrr@10`` or ``map``.
+        grades: (Q, K), best first; 0 where nothing is judged or listed.
+        relevant: for each question the grades above 0 of all passages, in the corpus or not.
+    """
+    kind, _, cutoff = name.partition("@")
+    found = grades[:, : int(cutoff)] if cutoff else grades
+    hits = found > 0
+    ranks = np.arange(1, found.shape[1] + 1)
+    if kind == "accuracy":
+        return hits.any(axis=1).astype(float).tolist()
+    if kind == "mrr":
+        return (hits / ranks).max(axis=1, initial=0.0).tolist()
+    totals = np.array([len(listed) for listed in relevant])
+    if kind == "recall":
+        return (hits.sum(axis=1) / totals).tolist()
+    if kind == "map":  # cumsum adds one after the other, as trec_eval does; sum would not
+        return ((hits * np.cumsum(hits, axis=1) / ranks).cumsum(axis=1)[:, -1] / totals).tolist()
+    discounts = np.array([math.log2(rank + 1) for rank in ranks.tolist()])
+    ideal = np.zeros(found.shape)
+    for line, listed in zip(ideal, relevant, strict=True):
+        best = sorted(listed, reverse=True)[: len(line)]
+        line[: len(best)] = best
+    gained, possible = ((values / discounts).cumsum(axis=1)[:, -1] for values in (np.maximum(found, 0), ideal))
+    return (gained / possible).tolist()
 
 
 @dataclass(frozen=True)

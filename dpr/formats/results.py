@@ -16,7 +16,7 @@ from dpr.formats.text_input import has_lone_surrogate, iter_lines
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A retrieved passage. ``has_answer`` is None where it was not judged."""
+    """A retrieved passage; title and text are empty where results were written without. ``has_answer`` is None where it was not judged."""
 
     id: str
     title: str
@@ -35,12 +35,15 @@ class RetrievedQuestion:
     hits: list[Hit]
 
 
-def write_results(path: str | Path, results: Iterable[RetrievedQuestion]) -> None:
-    """Writes DPR's results JSON: an array, indented by 4, scores as strings, and its checksum. Packed where the name ends in ``.gz``."""
+def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, with_texts: bool = True) -> None:
+    """Writes DPR's results JSON: an array, indented by 4, scores as strings, and its checksum. Packed where the name ends in ``.gz``.
+
+    Without texts a hit has neither ``title`` nor ``text``, which takes about a tenth of the space.
+    """
     with write_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
-            out.write(separator + indented_record(_to_json(result)))
+            out.write(separator + indented_record(_to_json(result, with_texts)))
             separator = ","
         out.write("[]\n" if separator == "[" else "\n]\n")
 
@@ -100,16 +103,17 @@ def read_trec_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
     return {question: sorted(hits.items(), key=lambda hit: (-hit[1], hit[0])) for question, hits in run.items()}
 
 
-def _to_json(result: RetrievedQuestion) -> dict[str, Any]:
-    return {
-        "question": result.question,
-        "id": result.id,
-        "answers": list(result.answers),
-        "ctxs": [
-            {"id": hit.id, "title": hit.title, "text": hit.text, "score": repr(float(hit.score)), "has_answer": hit.has_answer}
-            for hit in result.hits
-        ],
-    }
+def _to_json(result: RetrievedQuestion, with_texts: bool) -> dict[str, Any]:
+    hits = [
+        {
+            "id": hit.id,
+            **({"title": hit.title, "text": hit.text} if with_texts else {}),
+            "score": repr(float(hit.score)),
+            "has_answer": hit.has_answer,
+        }
+        for hit in result.hits
+    ]
+    return {"question": result.question, "id": result.id, "answers": list(result.answers), "ctxs": hits}
 
 
 def _from_json(record: JsonRecord, file: Path, number: int) -> RetrievedQuestion:
@@ -138,7 +142,7 @@ def _hit(context: Any, file: Path, line: int) -> Hit:
     return Hit(
         id=str(key) if isinstance(key, int) else _string(context, "id", file, line),
         title="" if context.get("title") is None else _string(context, "title", file, line),
-        text=_string(context, "text", file, line),
+        text="" if "text" not in context else _string(context, "text", file, line),
         score=_number(context.get("score"), file, line),
         has_answer=has_answer,
     )

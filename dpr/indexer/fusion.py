@@ -12,25 +12,70 @@ Reciprocal-rank fusion looks at ranks alone: the sum of 1 / (60 + rank), over th
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+import numpy as np
 
 from dpr.indexer.ranking import Ranking
 
 NORMALISATIONS = ("minmax", "zscore")
 RRF_CONSTANT = 60  # of the paper (Cormack, Clarke, Buettcher 2009); large, so that the first ranks do not decide alone
+DEFAULT_WEIGHT = 0.3
+"""The dense side's share where none was chosen. On three collections with dense sides from poor to equal to BM25, the result was at worst
+3 % below BM25 alone and gained where the dense side had something to add; equal shares lost a quarter with a poor one."""
+_AT_ONCE = 256
 
 
-def fuse_linear(first: Ranking, second: Ranking, *, weight: float, k: int, normalisation: str = "minmax") -> Ranking:
-    """The ``k`` best by ``weight`` times the first side's normalised score plus ``1 - weight`` times the second's."""
-    normalise = _NORMALISE[normalisation]
-    (ours, our_rest), (theirs, their_rest) = normalise(first), normalise(second)
-    scores = {
-        passage: weight * ours.get(passage, our_rest) + (1.0 - weight) * theirs.get(passage, their_rest)
-        for passage in ours.keys() | theirs.keys()
-    }
-    return _best(scores, k)
+class FusedLists:
+    """Two rankings of each of Q questions side by side, normalised once, so that trying a weight takes milliseconds.
+
+    Attributes:
+        ids: the passages of each question, ascending; column c of its row in an array of shape (Q, longest list) is the c-th of them.
+    """
+
+    def __init__(self, first: Sequence[Ranking], second: Sequence[Ranking], *, normalisation: str = "minmax") -> None:
+        normalised = [[_normalised(ranking, normalisation) for ranking in side] for side in (first, second)]
+        self.ids = [sorted(ours.keys() | theirs.keys()) for (ours, _), (theirs, _) in zip(*normalised, strict=True)]
+        shape = len(self.ids), max(map(len, self.ids), default=0)
+        self._is_there = np.zeros(shape, dtype=bool)
+        self._sides = np.zeros((2, *shape))
+        for row, ids in enumerate(self.ids):
+            self._is_there[row, : len(ids)] = True
+            for side, (scores, rest) in zip(self._sides, (normalised[0][row], normalised[1][row]), strict=True):
+                side[row, : len(ids)] = [scores.get(passage, rest) for passage in ids]
+
+    def best(self, weight: float, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the second.
+
+        Returns:
+            Rows, ranks from 0, columns and scores (n,), in the order of rows and ranks.
+        """
+        scores = weight * self._sides[0] + (1.0 - weight) * self._sides[1]
+        chosen = self._is_there
+        if scores.shape[1] > k:  # ties with the last one kept stay in until they are sorted
+            scores[~chosen] = -np.inf
+            chosen = chosen & (scores >= np.partition(scores, -k, axis=1)[:, -k, None])
+        rows, columns = np.nonzero(chosen)
+        found = scores[rows, columns]
+        order = np.lexsort((-found, rows))  # stable, so equal scores stay in the order of ids
+        ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        kept = ranks < k
+        return rows[kept], ranks[kept], columns[order][kept], found[order][kept]
+
+
+def fuse_linear(
+    first: Sequence[Ranking], second: Sequence[Ranking], *, weight: float, k: int, normalisation: str = "minmax"
+) -> list[Ranking]:
+    """For each question the ``k`` best by ``weight`` times the first side's normalised score plus ``1 - weight`` times the second's."""
+    fused: list[Ranking] = []
+    for start in range(0, len(first), _AT_ONCE):
+        lists = FusedLists(first[start : start + _AT_ONCE], second[start : start + _AT_ONCE], normalisation=normalisation)
+        part: list[Ranking] = [[] for _ in lists.ids]
+        for row, _, column, score in zip(*(values.tolist() for values in lists.best(weight, k)), strict=True):
+            part[row].append((lists.ids[row][column], score))
+        fused += part
+    return fused
 
 
 def fuse_reciprocal_ranks(rankings: Sequence[Ranking], *, k: int) -> Ranking:
@@ -39,33 +84,18 @@ def fuse_reciprocal_ranks(rankings: Sequence[Ranking], *, k: int) -> Ranking:
     for ranking in rankings:
         for rank, (passage, _) in enumerate(ranking, 1):
             scores[passage] = scores.get(passage, 0.0) + 1.0 / (RRF_CONSTANT + rank)
-    return _best(scores, k)
-
-
-def _best(scores: dict[str, float], k: int) -> Ranking:
-    if len(scores) > k > 0:
-        # Sorting thousands to keep a hundred is most of the work otherwise; ties with the last one kept stay in.
-        least = heapq.nlargest(k, scores.values())[-1]
-        scores = {passage: score for passage, score in scores.items() if score >= least}
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
 
 
-def _minmax(ranking: Ranking) -> tuple[dict[str, float], float]:
+def _normalised(ranking: Ranking, how: str) -> tuple[dict[str, float], float]:
+    """Scores by passage, and what a passage that is not listed gets."""
     if not ranking:
         return {}, 0.0
-    high, low = max(score for _, score in ranking), min(score for _, score in ranking)
-    if high == low:
-        return {passage: 1.0 for passage, _ in ranking}, 0.0
-    return {passage: (score - low) / (high - low) for passage, score in ranking}, 0.0
-
-
-def _zscore(ranking: Ranking) -> tuple[dict[str, float], float]:
-    if not ranking:
-        return {}, 0.0
-    mean = math.fsum(score for _, score in ranking) / len(ranking)
-    deviation = math.sqrt(math.fsum((score - mean) ** 2 for _, score in ranking) / len(ranking))
+    values = [score for _, score in ranking]
+    if how == "minmax":
+        low, high = min(values), max(values)
+        return {passage: (score - low) / (high - low) if high > low else 1.0 for passage, score in ranking}, 0.0
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in values) / len(values))
     scores = {passage: (score - mean) / deviation if deviation else 0.0 for passage, score in ranking}
     return scores, min(scores.values())
-
-
-_NORMALISE: dict[str, Callable[[Ranking], tuple[dict[str, float], float]]] = {"minmax": _minmax, "zscore": _zscore}

@@ -7,11 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.core.errors import InputError
+from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.evaluation.answer_match import match_hits, top_k_accuracy, top_k_hits
-from dpr.evaluation.ranking_metrics import CUTOFFS, Qrels, coverage, evaluate_run
+from dpr.evaluation.ranking_metrics import CUTOFFS, Coverage, Qrels, coverage, evaluate_run
 from dpr.formats.results import Hit, RetrievedQuestion
 from dpr.indexer.ranking import Ranking
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,33 @@ def judge_by_qrels(
     """accuracy, recall, mrr and ndcg at the usual cut-offs, and map; the note says what did not fit together.
 
     Judgements of questions that were not asked do not count.
+
+    Raises:
+        InputError: no question asked has a relevant passage, or no relevant passage is in the corpus.
     """
     run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
     asked = {question: grades for question, grades in qrels.items() if question in run}
     metrics = evaluate_run(run, asked, cutoffs_up_to(num_docs))
     matched = [[asked.get(question.id, {}).get(passage, 0) > 0 for passage, _ in run[question.id]] for question in questions]
     rows = tuple(row for row, question in enumerate(questions) if any(grade > 0 for grade in asked.get(question.id, {}).values()))
-    return Judged(matched, metrics, (f"judgements: {coverage(run, asked, corpus_ids)}",), matched, rows)
+    fit = coverage(run, asked, corpus_ids)
+    _refuse_foreign_judgements(fit, asked, rankings, any(map(any, matched)))
+    return Judged(matched, metrics, (f"judgements: {fit}",), matched, rows)
+
+
+def _refuse_foreign_judgements(fit: Coverage, asked: Qrels, rankings: Sequence[Ranking], is_any_found: bool) -> None:
+    """Judgements whose ids are not those of the corpus give 0 for every metric, which nobody should take for a measurement."""
+    relevant = relevant_ids(asked)
+    retrieved = next((ranking[0][0] for ranking in rankings if ranking), None)
+    ids = f"a passage judged relevant is {min(relevant)!r}, a retrieved one {retrieved!r}"
+    if fit.num_judged_passages_not_in_corpus == len(relevant):
+        hint = "judgements, corpus and vectors must use the same ids, an id_prefix included"
+        raise InputError(f"none of the {len(relevant)} passages judged relevant is in the corpus: {ids}", hint=hint)
+    if fit.num_judged_passages_not_in_corpus:
+        missing = fit.num_judged_passages_not_in_corpus
+        logger.warning("%d of %d passages judged relevant are not in the corpus and cannot be found", missing, len(relevant))
+    if not is_any_found:
+        logger.warning("no passage judged relevant was retrieved for any question: %s; every metric is 0", ids)
 
 
 def relevant_ids(qrels: Qrels) -> set[str]:
@@ -94,15 +118,15 @@ def to_results(
     questions: Sequence[Question],
     texts: Sequence[str],
     rankings: Sequence[Ranking],
-    passages: Mapping[str, Passage],
+    passages: Mapping[str, Passage] | None,
     matched: Sequence[Sequence[bool]] | None,
 ) -> list[RetrievedQuestion]:
-    """DPR's result records; ``texts`` are the questions as they were asked."""
+    """DPR's result records; ``texts`` are the questions as they were asked. Without ``passages``, hits have neither title nor text."""
     results = []
     for row, (question, text, ranking) in enumerate(zip(questions, texts, rankings, strict=True)):
         hits = []
         for rank, (passage_id, score) in enumerate(ranking):
-            passage = passages[passage_id]
+            passage = Passage("", "") if passages is None else passages[passage_id]
             hits.append(Hit(passage_id, passage.title, passage.text, score, None if matched is None else matched[row][rank]))
         results.append(RetrievedQuestion(text, question.id, question.answers, hits))
     return results

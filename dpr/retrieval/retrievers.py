@@ -14,7 +14,7 @@ from dpr.data.text import decorate_question
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.fusion import fuse_linear, fuse_reciprocal_ranks
+from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_ranks
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
 from dpr.models.biencoder import BiEncoder
 
@@ -102,15 +102,14 @@ class Fusion:
     """
 
     method: str = "linear"
-    weight: float = 0.5
+    weight: float = DEFAULT_WEIGHT
     normalisation: str = "minmax"
     depth: int = 100
 
     def fuse(self, dense: Sequence[Ranking], lexical: Sequence[Ranking], k: int) -> list[Ranking]:
-        pairs = zip(dense, lexical, strict=True)
         if self.method == "rrf":
-            return [fuse_reciprocal_ranks(pair, k=k) for pair in pairs]
-        return [fuse_linear(ours, theirs, weight=self.weight, k=k, normalisation=self.normalisation) for ours, theirs in pairs]
+            return [fuse_reciprocal_ranks(pair, k=k) for pair in zip(dense, lexical, strict=True)]
+        return fuse_linear(dense, lexical, weight=self.weight, k=k, normalisation=self.normalisation)
 
 
 class HybridRetriever:

@@ -28,7 +28,7 @@ class SearchSettings:
     index_path: str | None = None
     bm25_index_path: str | None = None
     hybrid: str = "none"
-    hybrid_weight: float = 0.5
+    hybrid_weight: float | None = None
     hybrid_normalisation: str = "minmax"
     hybrid_depth: int = 100
     form: QuestionForm = field(default_factory=QuestionForm)

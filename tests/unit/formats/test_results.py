@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
+from dpr.evaluation.report.reading import read_retrieval
 from dpr.formats.results import Hit, RetrievedQuestion, read_results, read_trec_run, write_results, write_trec_run
 from tests.helpers.examples import examples
 
@@ -42,6 +43,18 @@ def test_results_file_is_dprs_byte_for_byte_layout(tmp_path: Path) -> None:
     ]
     write_results(tmp_path / "r.json", [])
     assert json.loads((tmp_path / "r.json").read_text()) == []
+
+
+@pytest.mark.parametrize("name", ["r.json", "r.json.gz"])
+def test_results_without_texts_are_small_and_read_as_hits_without_texts(tmp_path: Path, name: str) -> None:
+    whole, bare = tmp_path / f"whole-{name}", tmp_path / f"bare-{name}"
+    hits = [Hit(str(number), f"title {number}", f"{number} is a long text. " * 40, 0.5, False) for number in range(50)]
+    results = [RetrievedQuestion("who?", "0", ("a",), hits)]
+    write_results(whole, results)
+    write_results(bare, results, with_texts=False)
+    assert bare.stat().st_size < whole.stat().st_size / 3
+    assert read_results(bare) == [RetrievedQuestion("who?", "0", ("a",), [Hit(hit.id, "", "", hit.score, hit.has_answer) for hit in hits])]
+    assert read_retrieval("bare", bare).metrics == read_retrieval("whole", whole).metrics
 
 
 def test_results_of_dpr_are_read(tmp_path: Path) -> None:

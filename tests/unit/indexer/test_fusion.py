@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
-from dpr.indexer.fusion import fuse_linear, fuse_reciprocal_ranks
+from dpr.indexer.fusion import FusedLists, fuse_reciprocal_ranks
+from dpr.indexer.fusion import fuse_linear as fuse_lists
+from dpr.indexer.ranking import Ranking
 
 DENSE = [("a", 90.0), ("b", 80.0), ("c", 70.0)]
 WORDS = [("c", 12.0), ("d", 9.0), ("a", 4.0)]
+
+
+def fuse_linear(first: Ranking, second: Ranking, **options: Any) -> Ranking:
+    """Of one question."""
+    return fuse_lists([first], [second], **options)[0]
 
 
 def test_linear_minmax_by_hand() -> None:
@@ -49,3 +59,23 @@ def test_reciprocal_ranks_by_hand() -> None:
     assert [passage for passage, _ in fused] == ["a", "c", "b"], "a and c tie, b and d tie"
     assert dict(fused) == pytest.approx({"a": 1 / 61 + 1 / 63, "c": 1 / 63 + 1 / 61, "b": 1 / 62})
     assert [passage for passage, _ in fuse_reciprocal_ranks([[("b", 1.0)], [("a", 1.0)]], k=2)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("k", [1, 5, 100])
+def test_questions_fused_together_are_fused_as_each_alone(k: int) -> None:
+    """Lists of different lengths, with ties within and between the sides; the reference sorts by (score descending, id)."""
+    rng = random.Random(0)
+
+    def ranking() -> Ranking:
+        ids = rng.sample([f"p{number}" for number in range(40)], rng.randint(0, 30))
+        return sorted(((key, float(rng.randint(0, 6))) for key in ids), key=lambda hit: -hit[1])
+
+    first, second = [ranking() for _ in range(30)], [ranking() for _ in range(30)]
+    for weight in (0.0, 0.35, 1.0):
+        fused = fuse_lists(first, second, weight=weight, k=k)
+        assert fused == [fuse_linear(ours, theirs, weight=weight, k=k) for ours, theirs in zip(first, second, strict=True)]
+        for row, (ours, theirs) in enumerate(zip(first, second, strict=True)):
+            sides = FusedLists([ours], [[]]), FusedLists([[]], [theirs])
+            (mine, yours) = ({side.ids[0][c]: s for c, s in zip(*side.best(share, 99)[2:])} for side, share in zip(sides, (1.0, 0.0)))
+            scores = {key: weight * mine.get(key, 0.0) + (1.0 - weight) * yours.get(key, 0.0) for key in mine.keys() | yours.keys()}
+            assert fused[row] == sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:k]

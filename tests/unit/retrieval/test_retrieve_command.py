@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from dpr.evaluation.ranking_metrics import evaluate_run
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder, read_manifest, write_manifest
-from dpr.formats.question_sets import read_qrels, write_questions
+from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_results, read_trec_run
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import to_rankings
@@ -103,6 +104,38 @@ def test_hybrid_weights_0_and_1_are_the_two_sides_and_tuning_is_at_least_as_good
     assert tuned >= lexical
     assert mrr("hybrid=linear", f"hybrid_weight={chosen}") == pytest.approx(tuned)
     assert 0 < mrr("hybrid=rrf") < 1
+
+
+def test_the_weight_of_a_hybrid_is_said_with_its_reason(world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = dense(world, f"ctx_datasets=[{world.path('corpus.tsv')}]", f"qrels={world.path('qrels.tsv')}", "hybrid=linear", "n_docs=10")
+    reasons = {"": "hybrid_weight=0.3, the dense side's share: the default", "hybrid_weight=0.45": "hybrid_weight=0.45, .*: as set"}
+    for override, said in {**reasons, "tune_hybrid_weight=true": "the best mrr@10 on these questions"}.items():
+        assert main([*arguments, *filter(None, [override])]) == 0
+        assert re.search(said, capfd.readouterr().err)
+    assert main([*arguments, "tune_hybrid_weight=true", "hybrid_weight=0.5"]) == 2
+    assert "mutually exclusive" in capfd.readouterr().err
+
+
+def test_results_without_texts_need_no_corpus(world: World, tmp_path: Path) -> None:
+    assert main(dense(world, f"out_file={tmp_path / 'r.json.gz'}", "out_texts=false", "n_docs=3")) == 0
+    for result in read_results(tmp_path / "r.json.gz"):
+        assert [(hit.title, hit.text) for hit in result.hits] == [("", "")] * 3
+
+
+@pytest.mark.parametrize("corpus", [True, False])
+def test_judgements_of_another_corpus_are_refused_or_a_loud_warning(
+    world: World, tmp_path: Path, corpus: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_qrels(tmp_path / "qrels.tsv", {question.id: {"d1": 1} for question in world.questions})
+    texts = [f"ctx_datasets=[{world.path('corpus.tsv')}]"] if corpus else []
+    code = main(dense(world, f"qrels={tmp_path / 'qrels.tsv'}", "match=qrels", "n_docs=5", *texts))
+    error = capfd.readouterr().err
+    if corpus:
+        assert code == 3
+        assert "none of the 1 passages judged relevant is in the corpus: a passage judged relevant is 'd1', a retrieved one 'p0" in error
+    else:
+        assert code == 0
+        assert "no passage judged relevant was retrieved for any question" in error
 
 
 def test_more_documents_asked_than_the_corpus_has(world: World, tmp_path: Path) -> None:
