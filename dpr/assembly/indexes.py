@@ -6,25 +6,23 @@ import fnmatch
 import glob
 import hashlib
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from dpr.config.retrieval import FAISS_KINDS, IndexerConfig, RetrievalConfig
+from dpr.config.retrieval import IndexerConfig, RetrievalConfig
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import PassageSource
 from dpr.formats.durable import MANIFEST, describe_file
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.vector_shards import VectorShard, open_shards
-from dpr.indexer.bm25 import Bm25Index
-from dpr.indexer.exact import ExactIndex
-from dpr.indexer.faiss_index import FaissIndex, FaissSettings
 from dpr.indexer.fusion import DEFAULT_WEIGHT
+from dpr.indexer.registry import Index, IndexChoice, Texts, index_class
+from dpr.indexer.settings import KINDS
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import lexical_texts
@@ -35,7 +33,6 @@ from dpr.retrieval.retrievers import (
     LexicalRetriever,
     QuestionForm,
     Retriever,
-    VectorIndex,
     check_vectors_are_of,
 )
 
@@ -45,23 +42,37 @@ logger = get_logger(__name__)
 def build_retriever(
     config: RetrievalConfig, sources: Sequence[PassageSource], *, form: QuestionForm | None = None, device: torch.device | str = "cpu"
 ) -> Retriever:
-    """The retriever that the settings describe: dense, BM25 or both."""
-    if config.indexer.kind == "bm25":
-        return LexicalRetriever(open_bm25(sources, config.indexer, config.bm25_index_path))
+    """The retriever that the settings describe: dense, over words, or both."""
+    choice = index_choice(config.indexer)
+    if choice.index_class.reads == "texts":
+        if config.hybrid != "none":
+            raise ConfigError(f"hybrid={config.hybrid} adds BM25 to a dense indexer; indexer={choice.kind} searches texts itself")
+        return LexicalRetriever(open_text_index(choice, sources, config.bm25_index_path or config.index_path))
+    if not config.model_file:
+        raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
     model = BiEncoder.load(str(config.model_file), device=device, pretrained_model_cfg=config.encoder.pretrained_model_cfg)
-    dense = DenseRetriever(model, open_vector_index(config, model, sources, device), form=form, batch_size=config.batch_size)
+    dense = DenseRetriever(model, open_vector_index(config, choice, model, sources, device), form=form, batch_size=config.batch_size)
     if config.hybrid == "none":
         return dense
-    lexical = LexicalRetriever(open_bm25(sources, config.indexer, config.bm25_index_path))
+    words = index_choice(replace(config.indexer, kind="bm25"))
+    lexical = LexicalRetriever(open_text_index(words, sources, config.bm25_index_path))
     weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
     fusion = Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth)
     return HybridRetriever(dense, lexical, fusion)
 
 
+def index_choice(config: IndexerConfig) -> IndexChoice:
+    """The index that the settings name; those of a kind that has a name stand beside each other, those of a user's class in ``options``."""
+    if config.kind not in KINDS:
+        return IndexChoice.of(config.kind, config.options, key="indexer.options.")
+    names = [item.name for item in fields(index_class(config.kind).Settings)]
+    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
+
+
 def open_vector_index(
-    config: RetrievalConfig, model: BiEncoder, sources: Sequence[PassageSource], device: torch.device | str
-) -> VectorIndex:
-    """Exact search over the shards, or a faiss index: loaded from ``index_path`` where that is there, else built, and saved there.
+    config: RetrievalConfig, choice: IndexChoice, model: BiEncoder, sources: Sequence[PassageSource], device: torch.device | str
+) -> Index:
+    """An index of the vectors: opened from ``index_path`` where that is there, else built, and saved there.
 
     Raises:
         InputError: the vectors are of another model, or the saved index is of other vectors.
@@ -69,48 +80,25 @@ def open_vector_index(
     patterns = config.vector_patterns()
     shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
     vectors = _with_prefixes(shards, patterns, sources)
-    indexer = config.indexer
-    if indexer.kind not in FAISS_KINDS:
-        return ExactIndex(vectors, device=device, block_rows=indexer.block_rows)
-    identity = {"model_fingerprint": model.fingerprint} | ({"vectors": _digest(shards, vectors)} if shards else {})
     folder = Path(config.index_path) if config.index_path else None
-    if folder is not None and _is_filled(folder):
-        return FaissIndex.load(folder, source=identity, kind=indexer.kind)
-    if not shards:
-        raise InputError("there is no index", file=folder, hint="set encoded_ctx_files=[<vectors>] to build it")
-    settings = FaissSettings(
-        indexer.kind,
-        store_n=indexer.store_n,
-        ef_search=indexer.ef_search,
-        ef_construction=indexer.ef_construction,
-        buffer_size=indexer.buffer_size,
-    )
-    start = time.monotonic()
-    index = FaissIndex.build(vectors, settings, source=identity)
-    logger.info("%s index of %d vectors built in %.1f s", indexer.kind, index.num_vectors, time.monotonic() - start)
-    if folder is not None:
-        index.save(folder)
-        logger.info("index saved to %s", folder)
+    if folder is not None and not choice.index_class.is_saved:
+        raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
+    identity = {"model_fingerprint": model.fingerprint}
+    if shards and folder is not None:
+        identity["vectors"] = _digest(shards, vectors)
+    index = choice.open((lambda: vectors) if shards else None, folder=folder, source=identity, device=device)
+    if shards and index.num_passages != (expected := sum(shard.num_vectors for shard in shards)):
+        raise InputError(f"holds {index.num_passages} passages", file=folder, expected=f"the {expected} of encoded_ctx_files")
     return index
 
 
-def open_bm25(sources: Sequence[PassageSource], settings: IndexerConfig, path: str | None) -> Bm25Index:
-    """A BM25 index of the corpus: loaded from ``path`` where that is there, else built, and saved there."""
-    identity = {
-        # Words are searched without the prefix of what is embedded.
-        "corpus": _hash(*(json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources)),
-        "k1": str(settings.k1),
-        "b": str(settings.b),
-    }
-    folder = Path(path) if path else None
-    if folder is not None and _is_filled(folder):
-        return Bm25Index.load(folder, metadata=identity)
-    start = time.monotonic()
-    index = Bm25Index.build(*lexical_texts(sources), k1=settings.k1, b=settings.b)
-    logger.info("BM25 index of %d passages built in %.1f s", index.num_passages, time.monotonic() - start)
-    if folder is not None:
-        index.save(folder, metadata=identity)
-    return index
+def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
+    """An index of the corpus's words: opened from ``path`` where that is there, else built, and saved there."""
+    if not sources:
+        raise ConfigError(f"ctx_datatsets is not set; indexer={choice.kind} searches texts, e.g. ctx_datatsets=[corpus.tsv]")
+    # Words are searched without the prefix of what is embedded.
+    texts = [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources] if path else []
+    return choice.open(lambda: Texts(*lexical_texts(sources)), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
 
 
 def _open_vectors(patterns: Sequence[str], model: BiEncoder, model_file: str) -> list[VectorShard] | list[PickledVectors]:
@@ -159,7 +147,3 @@ def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[Ve
 
 def _hash(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def _is_filled(folder: Path) -> bool:
-    return folder.is_file() or (folder.is_dir() and any(folder.iterdir()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.source import PassageSource
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, open_shards
+from dpr.indexer.registry import IndexChoice
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import mine
 from dpr.mining.lexical import LexicalSearch
@@ -45,9 +46,9 @@ def run(
     return mine(train, out, settings, search=search, scorer=scorer, corpus=corpus, processes=processes, overwrite=overwrite)
 
 
-def lexical_search(**constants: float) -> Search:
-    """BM25; ``k1`` and ``b`` may be given."""
-    return LexicalSearch(**constants)
+def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float) -> Search:
+    """BM25, of which ``k1`` and ``b`` may be given, or another index over texts with its ``options``."""
+    return LexicalSearch(_index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>"))
 
 
 def dense_search(
@@ -61,14 +62,17 @@ def dense_search(
     pretrained_model_cfg: str | None = None,
     query_prefix: str = "",
     passage_prefix: str = "",
+    indexer: str = "exact",
+    options: Mapping[str, Any] | None = None,
 ) -> Search:
-    """A bi-encoder's search, over vectors that ``dpr embed`` made, or over its own.
+    """A bi-encoder's search, by an index with its ``options``, over vectors that ``dpr embed`` made, or over its own.
 
     Raises:
-        ConfigError: vectors without a corpus.
+        ConfigError: vectors without a corpus, or an index over texts.
         InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
         CheckpointError: there is no model.
     """
+    index = _index(indexer, options or {}, reads="vectors", else_hint="leave model_file out")
     if vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
     for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
@@ -86,7 +90,15 @@ def dense_search(
         precision=precision,
         query_prefix=query_prefix,
         passage_prefix=passage_prefix,
+        index=index,
     )
+
+
+def _index(kind: str, options: Mapping[str, Any], *, reads: str, else_hint: str) -> IndexChoice:
+    choice = IndexChoice.of(kind, options, key="indexer.options.")
+    if (found := choice.index_class.reads) != reads:
+        raise ConfigError(f"indexer={kind} searches {found}; {else_hint}")
+    return choice
 
 
 def open_cross_encoder(folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0) -> PairScorer:

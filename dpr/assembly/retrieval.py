@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.indexes import build_retriever
+from dpr.assembly.indexes import build_retriever, index_choice
 from dpr.assembly.passage_sources import resolve_passage_source
 from dpr.assembly.question_sets import QuestionSet, resolve_question_set
 from dpr.config.retrieval import RetrievalConfig
@@ -223,12 +223,14 @@ def _report(
 
 
 def _search_settings(config: RetrievalConfig, sources: Sequence[PassageSource], form: QuestionForm, weight: float | None) -> SearchSettings:
+    reads_texts = index_choice(config.indexer).index_class.reads == "texts"
+    is_kept = reads_texts or config.index_path is not None
     return SearchSettings(
-        model_file=config.model_file if config.indexer.kind != "bm25" else None,
+        model_file=None if reads_texts else config.model_file,
         encoded_ctx_files=config.vector_patterns(),
         passages=list(sources),
         # An index that was not saved would be built again for every question.
-        indexer=config.indexer.kind if config.index_path or config.indexer.kind == "bm25" else "exact",
+        indexer=asdict(config.indexer) | ({} if is_kept else {"kind": "exact", "options": {}}),
         index_path=config.index_path,
         bm25_index_path=config.bm25_index_path,
         hybrid=config.hybrid,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from dpr.assembly.indexes import build_retriever
 from dpr.assembly.passage_sources import resolve_passage_source
@@ -14,6 +15,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
+from dpr.indexer.settings import KINDS
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import Retriever
 from dpr.retrieval.search_folder import FILE, SearchSettings
@@ -50,11 +52,12 @@ def search_settings(
     corpus: Sequence[str] = (),
     mode: str | None = None,
     weight: float | None = None,
+    indexer: str | None = None,
 ) -> SearchSettings:
     """The folder's ``search.json``, with what is given here in its place; without a folder, what is given here.
 
     Raises:
-        ConfigError: no corpus, or no model and vectors for a mode that needs them.
+        ConfigError: no corpus, no model and vectors for a mode that needs them, or a class named by the folder alone.
     """
     named_enough = bool(corpus) and (mode == "bm25" or (model and vectors))
     settings = SearchSettings() if folder is None or (named_enough and not (folder / FILE).is_file()) else SearchSettings.read(folder)
@@ -63,19 +66,24 @@ def search_settings(
     if model:
         settings = replace(settings, model_file=model)
     if vectors:
-        settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer="exact")
+        settings = replace(settings, encoded_ctx_files=list(vectors), index_path=None, indexer={"kind": "exact"})
+    if indexer is not None and indexer != settings.indexer.get("kind"):
+        settings = replace(settings, indexer={"kind": indexer}, index_path=None)
     if weight is not None:
         settings = replace(settings, hybrid_weight=weight, hybrid="linear")
     has_dense = bool(settings.model_file and (settings.encoded_ctx_files or settings.index_path))
     if mode is None and not has_dense:
         mode = "bm25"
     if mode == "bm25":
-        settings = replace(settings, indexer="bm25", hybrid="none", index_path=None)
+        settings = replace(settings, indexer=settings.indexer | {"kind": "bm25", "options": {}}, hybrid="none", index_path=None)
     elif mode is not None:
+        is_bm25 = settings.indexer.get("kind") == "bm25"
         hybrid = "none" if mode == "dense" else settings.hybrid if settings.hybrid != "none" else "linear"
-        settings = replace(settings, hybrid=hybrid, indexer="exact" if settings.indexer == "bm25" else settings.indexer)
-    if settings.indexer != "bm25" and not has_dense:
+        settings = replace(settings, hybrid=hybrid, indexer=settings.indexer | ({"kind": "exact"} if is_bm25 else {}))
+    if settings.indexer.get("kind") in KINDS.keys() - {"bm25"} and not has_dense:
         raise ConfigError(f"--mode {mode} needs a model and its vectors; name them with --model and --vectors, or use --mode bm25")
+    if (kind := settings.indexer.get("kind")) not in KINDS and indexer != kind:
+        raise ConfigError(f"{FILE} names the class {kind!r}; code is run for names that you give only: --indexer {kind}")
     if not settings.passages:
         raise ConfigError("there is no corpus to show texts of; name it with --corpus")
     return settings
@@ -95,8 +103,16 @@ def open_searcher(settings: SearchSettings, *, device: str | None = None) -> Sea
         hybrid_weight=settings.hybrid_weight,
         hybrid_normalisation=settings.hybrid_normalisation,
         hybrid_depth=settings.hybrid_depth,
-        indexer=IndexerConfig(settings.indexer),
+        indexer=_indexer(settings.indexer),
     )
+    config.check()
     with no_downloads():  # models that search.json names
         retriever = build_retriever(config, settings.passages, form=settings.form, device=resolve_device(device))
     return Searcher(retriever, PassageLookup(settings.passages), settings)
+
+
+def _indexer(values: dict[str, Any]) -> IndexerConfig:
+    known = [item.name for item in fields(IndexerConfig)]
+    if unknown := sorted(values.keys() - set(known)):
+        raise ConfigError(f"{FILE}: indexer has no setting {unknown[0]}; it has {', '.join(known)}")
+    return IndexerConfig(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -80,9 +81,17 @@ def _given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
 def _search(options: Namespace) -> Search:
     from dpr.assembly.mining import dense_search, lexical_search
 
+    index = {"options": options.indexer_options} | _given(options, ("indexer",))
     if not options.model_file:
-        return lexical_search(**_given(options, _BM25_ONLY))
-    return dense_search(options.model_file, corpus=options.corpus, **_given(options, _DENSE_ONLY + _MODELS_ONLY))
+        return lexical_search(**index, **_given(options, _BM25_ONLY))
+    return dense_search(options.model_file, corpus=options.corpus, **index, **_given(options, _DENSE_ONLY + _MODELS_ONLY))
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
 
 
 def _parser() -> PlainParser:
@@ -119,6 +128,12 @@ def _parser() -> PlainParser:
     parser.setting("batch_tokens", type=int, metavar="N", help="tokens of a forward pass (default: 65,536 on a GPU, 4,096 on a CPU)")
     legacy = "whose config and tokenizer belong to a checkpoint file of the original DPR"
     parser.setting("pretrained_model_cfg", also=("encoder.pretrained_model_cfg",), metavar="FOLDER", help=legacy)
+    indexer = (
+        "bm25, with model_file exact, flat, hnsw or hnsw_sq, or your own dpr.indexer.registry.Index as module:Class (default: the first)"
+    )
+    parser.setting("indexer", also=("indexer.kind",), metavar="KIND", help=indexer)
+    options = "settings of the indexer as JSON, e.g. indexer.options='{\"store_n\": 32}'"
+    parser.setting("indexer_options", also=("indexer.options",), type=_mapping, default={}, metavar="JSON", help=options)
     parser.setting("k1", type=float, metavar="X", help="BM25's k1 (default 0.9)")
     parser.setting("b", type=float, metavar="X", help="BM25's b (default 0.4)")
     processes = "processes that search and filter, which share the CPU's cores (default %(default)s)"

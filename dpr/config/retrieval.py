@@ -9,39 +9,29 @@ from dpr.config.checks import require_at_least, require_choice
 from dpr.config.embedding import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.core.errors import ConfigError
 from dpr.core.settings import setting
-
-FAISS_KINDS = ("flat", "hnsw", "hnsw_sq")
+from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings
 
 
 @dataclass
-class IndexerConfig:
+class _IndexKind:
     """How passages are searched."""
 
     kind: str = "exact"
-    """exact (blocks from disk, nothing held in memory), flat, hnsw, hnsw_sq (faiss, in memory), or bm25 (words, no model)."""
-    store_n: int = 0
-    """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq."""
-    ef_search: int = 128
-    """Breadth of a search in an HNSW graph; n_docs where that is larger."""
-    ef_construction: int = 200
-    """Breadth of the search while an HNSW graph is built."""
-    buffer_size: int = 50000
-    """Vectors added to a faiss index at a time."""
-    block_rows: int = 65536
-    """Passages per matrix product of the exact search."""
-    k1: float = 0.9
-    """BM25: how soon more occurrences of a word stop counting."""
-    b: float = 0.4
-    """BM25: how much long passages are marked down, 0 to 1."""
+    """exact (blocks from disk, nothing held in memory), flat, hnsw, hnsw_sq (faiss, in memory), bm25 (words, no model), or your own
+    subclass of dpr.indexer.registry.Index as module:Class."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of a class of your own."""
 
-    def check(self) -> None:
-        require_choice("indexer", self.kind, ("exact", *FAISS_KINDS, "bm25"))
-        for key in ("store_n", "k1"):
-            require_at_least(f"indexer.{key}", getattr(self, key), 0)
-        for key in ("ef_search", "ef_construction", "buffer_size", "block_rows"):
-            require_at_least(f"indexer.{key}", getattr(self, key), 1)
-        if not 0 <= self.b <= 1:
-            raise ConfigError(f"indexer.b={self.b} is out of range; it must be in [0, 1]")
+
+@dataclass
+class IndexerConfig(Bm25Settings, GraphSettings, ExactSettings, _IndexKind):
+    """How passages are searched."""
+
+    def check_together(self, prefix: str = "") -> None:
+        if self.kind not in KINDS and ":" not in self.kind:
+            raise ConfigError(f"indexer={self.kind} is not known; choose one of {', '.join(KINDS)}, or module:Class")
+        if self.options and self.kind in KINDS:
+            raise ConfigError(f"indexer.options is for a class of your own; {self.kind} is set beside it, e.g. indexer.ef_search=64")
 
 
 @dataclass
@@ -161,7 +151,7 @@ class RetrievalConfig:
         Raises:
             ConfigError: names the key, the value and what it may be.
         """
-        self.indexer.check()
+        self.indexer.check("indexer.")
         require_choice("match", self.match, ("auto", "string", "regex", "qrels", "none"))
         require_choice("hybrid", self.hybrid, ("none", "linear", "rrf"))
         require_choice("hybrid_normalisation", self.hybrid_normalisation, ("minmax", "zscore"))
@@ -179,19 +169,19 @@ class RetrievalConfig:
         self._check_judging()
 
     def _check_search(self) -> None:
-        if self.indexer.kind == "bm25":
+        kind = self.indexer.kind
+        if kind == "bm25":
             if self.hybrid != "none":
-                raise ConfigError(
-                    f"indexer=bm25 and hybrid={self.hybrid} are mutually exclusive; hybrid adds BM25 to a dense indexer, e.g. indexer=exact"
-                )
-        else:
+                found = f"indexer=bm25 and hybrid={self.hybrid} are mutually exclusive"
+                raise ConfigError(f"{found}; hybrid adds BM25 to a dense indexer, e.g. indexer=exact")
+        elif kind in KINDS:  # a class of your own says itself what it reads
             if not self.model_file:
                 raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
-            if not self.vector_patterns() and not (self.index_path and self.indexer.kind in FAISS_KINDS):
+            if not self.vector_patterns() and (kind == "exact" or not self.index_path):
                 raise ConfigError("encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]")
-        if self.index_path and self.indexer.kind not in FAISS_KINDS:
-            instead = "; use bm25_index_path" if self.indexer.kind == "bm25" else "; exact search needs no index"
-            raise ConfigError(f"index_path is for {', '.join(FAISS_KINDS)}, not indexer={self.indexer.kind}{instead}")
+        if self.index_path and kind in ("exact", "bm25"):
+            instead = "use bm25_index_path" if kind == "bm25" else "exact search needs no index"
+            raise ConfigError(f"index_path is not for indexer={kind}; {instead}")
         needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
         if needs_texts and not self.passage_names():
             found = "BM25, hybrid and out_file (unless out_texts=false) need the texts"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import math
+import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -96,7 +96,7 @@ class Rule:
 
     def _holds(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            abs(value) <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
             and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
             and (self.above is None or value > self.above)

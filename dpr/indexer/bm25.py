@@ -7,17 +7,20 @@ A word counts once per query. Only passages that share a word with the query are
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import regex
+import torch
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import durable_folder, read_manifest, verify_folder
+from dpr.formats.durable import durable_file
 from dpr.formats.shard_checks import map_ids
 from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids
+from dpr.indexer.registry import Index, Texts
+from dpr.indexer.settings import Bm25Settings
 
 _STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
@@ -26,7 +29,6 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 """Lucene's English list."""
 
 _WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+")
-_KIND = "bm25"
 
 
 def lexical_tokens(text: str) -> list[str]:
@@ -37,8 +39,11 @@ def lexical_tokens(text: str) -> list[str]:
     return [word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in words]
 
 
-class Bm25Index:
-    """An index in memory (or memory-mapped, when loaded). Make one with ``build`` or ``load``."""
+class Bm25Index(Index):
+    """An index in memory (or memory-mapped, when opened)."""
+
+    reads = "texts"
+    Settings = Bm25Settings
 
     def __init__(self, engine: Any, ids: np.ndarray) -> None:
         self._engine = engine
@@ -51,14 +56,15 @@ class Bm25Index:
         return len(self._ids)
 
     @classmethod
-    def build(cls, ids: Sequence[str], texts: Iterable[str], *, k1: float = 0.9, b: float = 0.4) -> Bm25Index:
-        """Indexes ``texts``, one per id; they are read once and not kept.
+    def build(cls, corpus: Texts, settings: Bm25Settings | None = None, *, device: torch.device | str = "cpu") -> Bm25Index:
+        """Indexes texts, one per id; they are read once and not kept.
 
         Raises:
             InputError: nothing to index, no text holds a word, or an id occurs twice.
         """
         import bm25s
 
+        (ids, texts), settings = corpus, settings or Bm25Settings()
         vocabulary: dict[str, int] = {}
         rows = [[vocabulary.setdefault(word, len(vocabulary)) for word in lexical_tokens(text)] for text in texts]
         if len(rows) != len(ids):
@@ -69,7 +75,7 @@ class Bm25Index:
         distinct, counts = np.unique(encoded, return_counts=True)
         if len(distinct) != len(encoded):
             raise InputError(f"passage id {decode_ids(distinct[counts > 1][:1])[0]!r} occurs more than once")
-        engine = bm25s.BM25(k1=k1, b=b, method="lucene")
+        engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
         engine.index((rows, vocabulary), create_empty_token=False, show_progress=False)
         return cls(engine, encoded)
 
@@ -108,31 +114,17 @@ class Bm25Index:
             rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
         return np.asarray(rows[np.lexsort((self._id_order[rows], -scores[rows]))[:k]])
 
-    def save(self, folder: Path, *, overwrite: bool = False, metadata: dict[str, str] | None = None) -> None:
-        """Writes the index as a folder with a manifest; ``metadata`` says what was indexed, and is checked by ``load``."""
-        settings = {"kind": _KIND, "num_passages": self.num_passages, "source": metadata or {}}
-        with durable_folder(Path(folder), overwrite=overwrite, metadata=settings) as temporary:
-            self._engine.save(temporary, show_progress=False)
-            np.save(temporary / "ids.npy", self._ids, allow_pickle=False)
+    def save(self, folder: Path) -> None:
+        self._engine.save(folder, show_progress=False)
+        with durable_file(folder / "ids.npy", "wb") as out:
+            np.save(out, self._ids, allow_pickle=False)
 
     @classmethod
-    def load(cls, folder: Path, *, metadata: dict[str, str] | None = None) -> Bm25Index:
-        """Opens a saved index, its arrays memory-mapped.
-
-        Raises:
-            InputError: files are missing or changed since they were written, the folder holds something else, or it was made from
-                something other than ``metadata`` says.
-        """
+    def open(cls, folder: Path, settings: Bm25Settings) -> Bm25Index:
+        """The saved index, its arrays memory-mapped."""
         import bm25s
 
-        folder = Path(folder)
-        settings = read_manifest(folder)["metadata"]
-        if settings.get("kind") != _KIND:
-            raise InputError(f"holds an index of kind {settings.get('kind')!r}", file=folder, expected=_KIND)
-        if metadata is not None and settings.get("source") != metadata:
-            raise InputError(
-                f"is an index of {settings.get('source')}", file=folder, expected=str(metadata), hint="remove it to build it again"
-            )
-        if problems := verify_folder(folder):
-            raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
-        return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), map_ids(folder / "ids.npy"))
+        engine, ids = bm25s.BM25.load(folder, mmap=True, show_progress=False), map_ids(folder / "ids.npy")
+        if engine.scores["num_docs"] != len(ids):
+            raise InputError(f"{len(ids)} ids for {engine.scores['num_docs']} passages", file=folder)
+        return cls(engine, ids)

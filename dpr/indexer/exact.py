@@ -21,10 +21,21 @@ from torch import Tensor
 from dpr.core.errors import InputError
 from dpr.indexer.products import Products
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids
-from dpr.indexer.vectors import ArraySource, VectorSource, as_tensor, blocks, check_finite, check_queries, paired_dots
+from dpr.indexer.registry import Index
+from dpr.indexer.settings import ExactSettings
+from dpr.indexer.vectors import (
+    ArraySource,
+    VectorSource,
+    as_tensor,
+    blocks,
+    check_finite,
+    check_queries,
+    common_dimension,
+    paired_dots,
+)
 
 
-class ExactIndex:
+class ExactIndex(Index):
     """Searches shards of vectors, or arrays, by brute force.
 
     Args:
@@ -34,19 +45,26 @@ class ExactIndex:
         block_rows, query_rows: Passages and queries that are compared at a time; block_rows * (6 * D + 5 * query_rows) bytes are in use.
     """
 
+    is_saved = False  # it is the vectors themselves
+    Settings = ExactSettings
+
     def __init__(
         self, sources: Sequence[VectorSource], *, device: torch.device | str = "cpu", block_rows: int = 65536, query_rows: int = 512
     ) -> None:
-        dimensions = {source.dimension for source in sources}
-        if len(dimensions) != 1:
-            found = f"vectors of dimensions {sorted(dimensions)}" if dimensions else "no vectors to search"
-            raise InputError(found, expected="one dimension")
         self.sources = list(sources)
-        self.dimension = dimensions.pop()
+        self.dimension = common_dimension(sources)
         self.num_vectors = sum(source.num_vectors for source in sources)
         self.device = torch.device(device)
         self.block_rows, self.query_rows = block_rows, query_rows
         self._lengths: defaultdict[int, dict[bool, Tensor]] = defaultdict(dict)
+
+    @classmethod
+    def build(cls, corpus: Sequence[VectorSource], settings: ExactSettings, *, device: torch.device | str = "cpu") -> ExactIndex:
+        return cls(corpus, device=device, block_rows=settings.block_rows)
+
+    @property
+    def num_passages(self) -> int:
+        return self.num_vectors
 
     @classmethod
     def from_arrays(

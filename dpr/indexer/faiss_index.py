@@ -1,97 +1,87 @@
-"""Search by faiss: ``flat`` (exact, in memory), ``hnsw`` (approximate, a graph) and ``hnsw_sq`` (the same over 8-bit vectors).
+"""Search by faiss: ``flat`` (all products, in memory), ``hnsw`` (approximate, a graph) and ``hnsw_sq`` (the same over 8-bit vectors).
 
 HNSW finds the smallest L2 distance, not the largest dot product. As in DPR, phi is the largest squared norm of all passage vectors; a
 passage gets the extra coordinate sqrt(phi - |x|^2), a query 0. Then all passages are equally long and both orders agree. Scores returned
 are dot products of the query with the stored vector (for ``hnsw_sq`` the one that 8 bits could hold), not distances.
+
+faiss chooses the k passages by float32 products or distances. Among passages whose scores differ by less than their rounding (copies of one
+text, near ties) it may choose others than exact search does where the list is cut off; what is listed is scored and ordered exactly.
 
 Building reads the vectors as a stream: once for phi and the ranges of the 8-bit quantiser, once to add them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
-from dpr.core.errors import ConfigError, InputError
-from dpr.formats.durable import durable_folder, read_manifest, verify_folder
+from dpr.core.errors import InputError
+from dpr.formats.durable import durable_file, read_json, write_json
 from dpr.formats.shard_checks import map_ids
 from dpr.indexer.ranking import RunningTopK, SearchResult
-from dpr.indexer.vectors import VectorSource, blocks, check_finite, check_queries, paired_dots
+from dpr.indexer.registry import Index
+from dpr.indexer.settings import FlatSettings, GraphSettings
+from dpr.indexer.vectors import VectorSource, blocks, check_finite, check_queries, common_dimension, paired_dots, refuse_overflow
 
-KINDS = ("flat", "hnsw", "hnsw_sq")
-_INDEX_FILE, _IDS_FILE = "index.faiss", "ids.npy"
+_INDEX_FILE, _IDS_FILE, _FACTS_FILE = "index.faiss", "ids.npy", "facts.json"
 
 
-@dataclass(frozen=True, slots=True)
-class FaissSettings:
-    """Defaults are DPR's. ``store_n``: links per vector, 0 = 512 for hnsw and 128 for hnsw_sq. ``ef_*``: breadth of a search."""
+class FlatIndex(Index):
+    """An index in memory that takes every product."""
 
-    kind: str = "flat"
-    store_n: int = 0
-    ef_search: int = 128
-    ef_construction: int = 200
-    buffer_size: int = 50_000
-    """Vectors added at a time."""
+    Settings = FlatSettings
+    _augments: ClassVar[bool] = False
+    """Whether vectors have the extra coordinate."""
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"indexer={self.kind} is not a faiss index; choose one of {', '.join(KINDS)}")
+    def __init__(self, engine: Any, ids: np.ndarray, settings: Any, longest: float) -> None:
+        self._engine, self._ids, self._settings, self._longest = engine, ids, settings, longest
+        self.dimension = int(engine.d) - self._augments
 
     @property
-    def links(self) -> int:
-        return self.store_n or (512 if self.kind == "hnsw" else 128)
-
-
-class FaissIndex:
-    """An index in memory. Make one with ``build`` or ``load``."""
-
-    def __init__(self, engine: Any, ids: np.ndarray, settings: FaissSettings, source: Mapping[str, Any]) -> None:
-        self._engine, self._ids = engine, ids
-        self.settings, self.source = settings, dict(source)
-        self._is_augmented = settings.kind != "flat"
-        self.dimension = int(engine.d) - self._is_augmented
-        self.num_vectors = int(engine.ntotal)
+    def num_passages(self) -> int:
+        return int(self._engine.ntotal)
 
     @classmethod
-    def build(cls, sources: Sequence[VectorSource], settings: FaissSettings, *, source: Mapping[str, Any] | None = None) -> FaissIndex:
-        """Indexes all vectors of ``sources``; ``source`` says what they are (model, corpus) and is kept with the index.
+    def build(cls, corpus: Sequence[VectorSource], settings: Any, *, device: torch.device | str = "cpu") -> FlatIndex:
+        """Indexes all vectors.
 
-        With several threads the graph, and so what an approximate search misses, can differ between builds; a saved index does not change.
+        With several threads a graph, and so what an approximate search misses, can differ between builds; a saved index does not change.
         """
-        dimensions = {item.dimension for item in sources}
-        if len(dimensions) != 1 or not sum(item.num_vectors for item in sources):
-            raise InputError(
-                f"vectors of dimensions {sorted(dimensions)}" if dimensions else "no vectors to index", expected="one dimension"
-            )
-        dimension = dimensions.pop()
-        phi = 0.0
-        if settings.kind != "flat":
-            phi, low, high = _ranges(sources, settings.buffer_size, dimension)
-        engine = _new_engine(settings, dimension)
-        if settings.kind == "hnsw_sq":
-            # The quantiser learns the range of each coordinate and nothing else, so the two corners stand for all vectors.
-            engine.train(np.stack([low, high]))
+        dimension = common_dimension(corpus)
+        if not sum(source.num_vectors for source in corpus):
+            raise InputError("no vectors to index")
+        phi, corners = _ranges(corpus, settings.buffer_size, dimension) if cls._augments else (0.0, None)
+        refuse_overflow(phi)
+        engine = cls._engine_for(dimension, settings)
+        if not engine.is_trained:
+            engine.train(corners)  # the quantiser learns the range of each coordinate and nothing else
         ids = []
-        for block_ids, vectors in blocks(sources, settings.buffer_size):
+        for block_ids, vectors in blocks(corpus, settings.buffer_size):
             check_finite(block_ids, vectors)
-            engine.add(vectors if settings.kind == "flat" else _augmented(vectors, phi))
+            phi = max(phi, float(_squared_norms(vectors).max()))
+            engine.add(_augmented(vectors, phi) if cls._augments else vectors)
             ids.append(block_ids)
-        return cls(engine, np.concatenate(ids), settings, source or {})
+        return cls(engine, np.concatenate(ids), settings, float(np.sqrt(phi)))
 
-    def search(self, queries: np.ndarray, k: int, *, query_rows: int = 256) -> SearchResult:
-        """Up to ``k`` passages per query (Q, D), best first by (score descending, id ascending). ``flat`` finds the true ones."""
-        queries = check_queries(queries, self.dimension)
-        best = RunningTopK(len(queries), min(k, self.num_vectors) if k >= 1 else k)
-        if self._is_augmented:
-            self._engine.hnsw.efSearch = max(self.settings.ef_search, best.k)
+    def search(self, questions: np.ndarray, k: int, *, query_rows: int = 256) -> SearchResult:
+        """Up to ``k`` passages per query (Q, D).
+
+        Raises:
+            InputError: queries of another width, that are not finite, or so long that a float32 product or distance overflows.
+        """
+        queries = check_queries(questions, self.dimension)
+        best = RunningTopK(len(queries), min(k, self.num_passages) if k >= 1 else k)
         for start in range(0, len(queries), query_rows):
             tile = queries[start : start + query_rows]
-            asked = np.hstack([tile, np.zeros((len(tile), 1), dtype=np.float32)]) if self._is_augmented else tile
-            _, found = self._engine.search(asked, best.k)
+            lengths = np.sqrt(_squared_norms(tile))
+            refuse_overflow(float(((lengths + self._longest) ** 2 if self._augments else lengths * self._longest * self.dimension).max()))
+            _, found = self._nearest(tile, best.k)
+            if (found < 0).all(axis=1).any():  # an index of an earlier version does not say how long its vectors are
+                refuse_overflow(np.inf)
             rows, places = np.nonzero(found >= 0)
             positions = found[rows, places]
             distinct, columns = np.unique(positions, return_inverse=True)
@@ -99,67 +89,143 @@ class FaissIndex:
             best.add(rows + start, paired_dots(tile, rows, stored, columns), self._ids[positions])
         return best.result()
 
-    def save(self, folder: Path, *, overwrite: bool = False) -> None:
-        """Writes the index as a folder with a manifest."""
+    def save(self, folder: Path) -> None:
         import faiss
 
-        metadata = {"kind": "faiss", "num_vectors": self.num_vectors, "settings": asdict(self.settings), "source": self.source}
-        with durable_folder(Path(folder), overwrite=overwrite, metadata=metadata) as temporary:
-            faiss.write_index(self._engine, str(temporary / _INDEX_FILE))
-            np.save(temporary / _IDS_FILE, self._ids, allow_pickle=False)
+        faiss.write_index(self._engine, str(folder / _INDEX_FILE))
+        with durable_file(folder / _IDS_FILE, "wb") as out:
+            np.save(out, self._ids, allow_pickle=False)
+        write_json(folder / _FACTS_FILE, {"dimension": self.dimension, "longest": self._longest})
 
     @classmethod
-    def load(cls, folder: Path, *, source: Mapping[str, Any] | None = None, kind: str | None = None) -> FaissIndex:
-        """Opens a saved index. Checksums are compared before faiss reads a byte: faiss itself loads most damaged files without a word.
-
-        Raises:
-            InputError: damaged, of another kind, or made from other vectors than ``source`` says (only keys given there are compared).
-        """
+    def open(cls, folder: Path, settings: Any) -> FlatIndex:
+        """The saved index. faiss loads most damaged files without a word, so everything its search relies on is compared here."""
         import faiss
 
-        folder = Path(folder)
-        metadata = read_manifest(folder)["metadata"]
-        if metadata.get("kind") != "faiss":
-            raise InputError(f"holds an index of kind {metadata.get('kind')!r}", file=folder, expected="faiss")
-        settings = FaissSettings(**metadata["settings"])
-        if kind is not None and settings.kind != kind:
-            raise InputError(f"holds a {settings.kind} index", file=folder, expected=kind, hint=f"set indexer={settings.kind}")
-        for key, value in (source or {}).items():
-            if metadata["source"].get(key) != value:
-                found = f"was built from other vectors ({key} {metadata['source'].get(key)!r})"
-                raise InputError(found, file=folder, expected=repr(value), hint="remove it to build it again, or set another index_path")
-        if problems := verify_folder(folder):
-            raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
-        faiss.set_deserialization_vector_byte_limit((folder / _INDEX_FILE).stat().st_size)
+        file = folder / _INDEX_FILE
+        faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
         try:
-            engine = faiss.read_index(str(folder / _INDEX_FILE))
+            engine = faiss.read_index(str(file))
         except RuntimeError as error:
-            raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=folder / _INDEX_FILE) from None
+            raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=file) from None
         ids = map_ids(folder / _IDS_FILE)
         if len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
-        return cls(engine, ids, settings, metadata["source"])
+        facts = read_json(folder / _FACTS_FILE) if (folder / _FACTS_FILE).is_file() else {}  # earlier versions wrote none
+        dimension = facts.get("dimension", engine.d - cls._augments)
+        if problem := cls._unlike(engine, dimension):
+            raise InputError(f"is not an index of {len(ids)} vectors of {dimension} dimensions: {problem}", file=file)
+        return cls(engine, ids, settings, float(facts.get("longest", 0.0)))
 
+    @classmethod
+    def _engine_for(cls, dimension: int, settings: Any) -> Any:
+        import faiss
 
-def _new_engine(settings: FaissSettings, dimension: int) -> Any:
-    import faiss
-
-    if settings.kind == "flat":
         return faiss.IndexFlatIP(dimension)
-    kinds: dict[str, Any] = {"hnsw": (faiss.IndexHNSWFlat, ()), "hnsw_sq": (faiss.IndexHNSWSQ, (faiss.ScalarQuantizer.QT_8bit,))}
-    make, storage = kinds[settings.kind]
-    engine = make(dimension + 1, *storage, settings.links)
-    engine.hnsw.efSearch = settings.ef_search
-    engine.hnsw.efConstruction = settings.ef_construction
-    return engine
+
+    def _nearest(self, tile: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._engine.search(tile, k)
+
+    @classmethod
+    def _unlike(cls, engine: Any, dimension: int) -> str | None:
+        return _header_problem(engine, cls._engine_for(dimension, None), engine.ntotal)
+
+
+class HnswIndex(FlatIndex):
+    """An index in memory that follows a graph."""
+
+    Settings = GraphSettings
+    _augments = True
+    _links: ClassVar[int] = 512
+
+    @classmethod
+    def _engine_for(cls, dimension: int, settings: Any) -> Any:
+        engine = cls._empty(dimension + 1, settings.store_n or cls._links)
+        engine.hnsw.efConstruction = settings.ef_construction
+        return engine
+
+    @classmethod
+    def _empty(cls, dimension: int, links: int) -> Any:
+        import faiss
+
+        return faiss.IndexHNSWFlat(dimension, links)
+
+    def _nearest(self, tile: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        self._engine.hnsw.efSearch = max(self._settings.ef_search, k)
+        return self._engine.search(np.hstack([tile, np.zeros((len(tile), 1), dtype=np.float32)]), k)
+
+    @classmethod
+    def _unlike(cls, engine: Any, dimension: int) -> str | None:
+        import faiss
+
+        if type(engine) is not type(cls._empty(dimension + 1, 4)):
+            return f"it is {type(engine).__name__}"
+        graph, count = engine.hnsw, engine.ntotal
+        levels, offsets, neighbors, steps = (
+            faiss.rev_swig_ptr(values.data(), values.size()) if values.size() else np.zeros(0, dtype=np.int64)
+            for values in (graph.levels, graph.offsets, graph.neighbors, graph.cum_nneighbor_per_level)
+        )
+        fresh = cls._empty(dimension + 1, int(steps[1]) // 2 if len(steps) > 1 and steps[1] > 1 else 4)
+        storages = faiss.downcast_index(engine.storage), faiss.downcast_index(fresh.storage)
+        problem = _header_problem(engine, fresh, count) or _header_problem(*storages, count)
+        if problem:
+            return problem
+        is_graph = (
+            np.array_equal(steps, faiss.vector_to_array(fresh.hnsw.cum_nneighbor_per_level))
+            and len(levels) == count
+            and len(offsets) == count + 1
+            and offsets[0] == 0
+            and levels.min() >= 1
+            and levels.max() == graph.max_level + 1 < len(steps)
+            and np.array_equal(np.diff(offsets), steps[levels])
+            and len(neighbors) == offsets[-1]
+            and neighbors.min() >= -1
+            and neighbors.max() < count
+            and 0 <= graph.entry_point < count
+            and levels[graph.entry_point] == graph.max_level + 1
+        )
+        return None if is_graph else "the links of its graph lead outside"
+
+
+class HnswSqIndex(HnswIndex):
+    """The same over vectors of 8 bits a coordinate."""
+
+    _links = 128
+
+    @classmethod
+    def _empty(cls, dimension: int, links: int) -> Any:
+        import faiss
+
+        make: Any = faiss.IndexHNSWSQ  # its stub has the arguments of another constructor
+        return make(dimension, faiss.ScalarQuantizer.QT_8bit, links)
+
+
+def _header_problem(engine: Any, fresh: Any, count: int) -> str | None:
+    """How an index differs from an empty one of the same kind in what does not depend on the vectors; then its sizes."""
+    if type(engine) is not type(fresh):
+        return f"it is {type(engine).__name__}"
+    for name in ("d", "metric_type", "metric_arg", "code_size"):
+        if getattr(engine, name, None) != getattr(fresh, name, None):
+            return f"{name} is {getattr(engine, name)}"
+    if not engine.is_trained or engine.ntotal != count:
+        return f"ntotal is {engine.ntotal}" if engine.is_trained else "it is not trained"
+    if hasattr(engine, "codes") and engine.codes.size() != count * engine.code_size:
+        return f"it holds {engine.codes.size()} bytes of vectors"
+    if hasattr(engine, "sq"):
+        ours, theirs = engine.sq, fresh.sq
+        if any(getattr(ours, name) != getattr(theirs, name) for name in ("d", "qtype", "code_size", "rangestat", "bits")):
+            return "its quantiser is another"
+        if ours.trained.size() != 2 * engine.d:
+            return "its quantiser lacks the ranges of the coordinates"
+    return None
 
 
 def _squared_norms(vectors: np.ndarray) -> np.ndarray:
     return np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
 
 
-def _ranges(sources: Sequence[VectorSource], buffer_size: int, dimension: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """phi, and the least and largest value of each augmented coordinate."""
+def _ranges(sources: Sequence[VectorSource], buffer_size: int, dimension: int) -> tuple[float, np.ndarray]:
+    """phi, and the least and the largest value of each augmented coordinate (2, D + 1)."""
     least_norm, phi = np.inf, 0.0
     low, high = np.full(dimension, np.inf), np.full(dimension, -np.inf)
     for ids, vectors in blocks(sources, buffer_size):
@@ -168,7 +234,7 @@ def _ranges(sources: Sequence[VectorSource], buffer_size: int, dimension: int) -
         least_norm, phi = min(least_norm, float(norms.min())), max(phi, float(norms.max()))
         low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
     low, high = np.append(low, 0.0), np.append(high, np.sqrt(phi - least_norm))
-    return phi, low.astype(np.float32), high.astype(np.float32)
+    return phi, np.stack([low, high]).astype(np.float32)
 
 
 def _augmented(vectors: np.ndarray, phi: float) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpr.core.errors import InputError
+from dpr.indexer.vectors import refuse_overflow
 
 _LEAST_QUERIES = 2  # libraries multiply by two columns faster than by one
 _MANY_QUERIES = 32  # with fewer, the time goes into reading the passages
@@ -106,8 +106,7 @@ class Products:
         """
         dimension = self._queries.shape[1]
         bound = self._norms[tile] * lengths[0]
-        if not bool(torch.isfinite(bound * dimension).all()):
-            raise InputError("the product of a query and a passage vector is too large for float32", hint="the model has diverged")
+        refuse_overflow(float((bound * dimension).max()))
         unit = (dimension + 8) * 2.0**-23
         if self._half:  # of rounded factors; the rounding of the product to bfloat16 is left to who compares it
             lost = self._half_norms[tile] * lengths[0] + self._norms[tile] * lengths[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -111,6 +111,14 @@ def as_tensor(vectors: np.ndarray) -> Tensor:
         return torch.from_numpy(vectors)
 
 
+def common_dimension(sources: Sequence[VectorSource]) -> int:
+    """The dimension of all sources; raises InputError where they differ, or there are none."""
+    dimensions = {source.dimension for source in sources}
+    if len(dimensions) != 1:
+        raise InputError(f"vectors of dimensions {sorted(dimensions)}" if dimensions else "no vectors to search", expected="one dimension")
+    return dimensions.pop()
+
+
 def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
     """Raises InputError where a vector holds NaN or infinity; names the first id."""
     finite = np.isfinite(vectors).all(axis=1)
@@ -120,6 +128,12 @@ def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
             f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of id {first!r}",
             hint="embed the corpus again with a sound model",
         )
+
+
+def refuse_overflow(bound: float) -> None:
+    """Raises InputError where numbers up to ``bound`` do not fit into float32: what overflows is neither found nor ordered."""
+    if not bound < float(np.finfo(np.float32).max):
+        raise InputError("the product of a query and a passage vector is too large for float32", hint="the model has diverged")
 
 
 def check_queries(queries: np.ndarray, dimension: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Search by a bi-encoder: exact, over vectors of the corpus that are there or are made here.
+"""Search by a bi-encoder: exact unless another index is chosen, over vectors of the corpus that are there or are made here.
 
 The model runs in one process, on all threads or on the GPU, so that the bits of vectors do not depend on how many processes search.
 """
@@ -22,7 +22,8 @@ from dpr.embedding.job import EmbedSettings, embed_shard
 from dpr.formats.durable import MANIFEST, describe_file, durable_folder
 from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.exact import ExactIndex
+from dpr.indexer.registry import Index, IndexChoice
+from dpr.indexer.settings import ExactSettings
 from dpr.indexer.vectors import paired_dots
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.search import Asked, Found
@@ -33,6 +34,7 @@ logger = get_logger(__name__)
 BLOCK_ROWS = 4096
 """Questions for which the vectors of the corpus are read once."""
 _AT_ONCE = 8192
+EXACT = IndexChoice("exact", ExactSettings())
 
 
 class DenseSearch:
@@ -41,6 +43,7 @@ class DenseSearch:
     Args:
         shards: vectors of the corpus by this model, in the order of the corpus; none = they are made in the work folder.
         batch_tokens, precision: of the forward passes.
+        index: over the vectors; exact search if absent.
         query_prefix, passage_prefix: put before what is encoded here, as in training; the shards must have been made with the latter.
     """
 
@@ -53,7 +56,9 @@ class DenseSearch:
         precision: str = "fp32",
         query_prefix: str = "",
         passage_prefix: str = "",
+        index: IndexChoice = EXACT,
     ) -> None:
+        self._index = index
         self._model, self._shards = model, list(shards)
         self._batch_tokens, self._precision = batch_tokens, precision
         self._query_prefix, self._passage_prefix = query_prefix, passage_prefix
@@ -69,7 +74,9 @@ class DenseSearch:
 
     def facts(self) -> dict[str, Any]:
         vectors = [describe_file(shard.path / MANIFEST)["sha256"] for shard in self._shards]
-        facts = {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self._precision, "vectors": vectors}
+        facts: dict[str, Any] = {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self._precision, "vectors": vectors}
+        if self._index.kind != "exact":
+            facts["indexer"] = self._index.facts()
         prefixes = {"query_prefix": self._query_prefix, "passage_prefix": self._passage_prefix}
         return facts | {name: prefix for name, prefix in prefixes.items() if prefix}
 
@@ -81,7 +88,10 @@ class DenseSearch:
         for rows in missing:
             progress.advance(len(rows), self._encode_questions(train, rows, corpus, work))
         progress.close()
-        return PreparedDense(tuple(shard.path for shard in shards), work, str(self._model.device))
+        prepared = PreparedDense(tuple(shard.path for shard in shards), work, str(self._model.device), self._index)
+        if self._index.index_class.is_saved:
+            prepared.open()  # before several processes ask for it
+        return prepared
 
     def _embed(self, corpus: MiningCorpus, work: Path) -> VectorShard:
         settings = EmbedSettings(batch_tokens=self._batch_tokens, precision=self._precision)
@@ -127,17 +137,18 @@ class PreparedDense:
     folders: tuple[Path, ...]
     work: Path
     device: str
+    index: IndexChoice = EXACT
 
     def open(self) -> DenseFinder:
-        return DenseFinder([VectorShard(folder, verify=False) for folder in self.folders], self.work, self.device)
+        shards = [VectorShard(folder, verify=False) for folder in self.folders]
+        return DenseFinder(shards, self.work, self.index.open(lambda: shards, folder=self.work / "index", device=self.device))
 
 
 class DenseFinder:
     """A positive's score is its vector's dot product with the question's: of the corpus where it is there, else made for it."""
 
-    def __init__(self, shards: Sequence[VectorShard], work: Path, device: str) -> None:
-        self._shards, self._work = list(shards), work
-        self._index = ExactIndex(shards, device=device)
+    def __init__(self, shards: Sequence[VectorShard], work: Path, index: Index) -> None:
+        self._shards, self._work, self._index = list(shards), work, index
 
     def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
         folder = question_folder(self._work, rows)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dpr.core.records import Passage
 from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import Texts
 
 
 def lexical_negatives(
@@ -17,7 +18,7 @@ def lexical_negatives(
     the question. Passages need ids.
     """
     by_id = {str(passage.id): passage for passage in pool}
-    index = Bm25Index.build(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()])
+    index = Bm25Index.build(Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()]))
     # One more than asked, for the positive; texts that repeat it are rare enough to cost a negative.
     _, found = index.search(questions, num_negatives + 1)
     negatives = []

@@ -13,16 +13,10 @@ from dpr.core.errors import InputError
 from dpr.data.text import decorate_question
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
-from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_ranks
-from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
+from dpr.indexer.ranking import Ranking, to_rankings
+from dpr.indexer.registry import Index
 from dpr.models.biencoder import BiEncoder
-
-
-class VectorIndex(Protocol):
-    """Exact search or faiss."""
-
-    def search(self, queries: np.ndarray, k: int) -> SearchResult: ...
 
 
 class Retriever(Protocol):
@@ -60,7 +54,7 @@ class DenseRetriever:
     """A bi-encoder's question tower in front of an index of its passage vectors."""
 
     def __init__(
-        self, model: BiEncoder, index: VectorIndex, *, form: QuestionForm | None = None, batch_size: int = 128, batch_tokens: int = 8192
+        self, model: BiEncoder, index: Index, *, form: QuestionForm | None = None, batch_size: int = 128, batch_tokens: int = 8192
     ) -> None:
         self.model, self.index, self.form = model, index, form or QuestionForm()
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
@@ -85,9 +79,9 @@ class DenseRetriever:
 
 
 class LexicalRetriever:
-    """BM25 over the words of titles and texts."""
+    """An index over the words of titles and texts."""
 
-    def __init__(self, index: Bm25Index) -> None:
+    def __init__(self, index: Index) -> None:
         self.index = index
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.settings import check_type
 from dpr.embedding.source import PassageSource
-from dpr.formats.durable import read_json, write_json
+from dpr.formats.checksums import verify_file
+from dpr.formats.durable import CHECKSUM, read_json, write_json
+from dpr.formats.text_input import has_lone_surrogate
 from dpr.retrieval.retrievers import QuestionForm
 
 FILE = "search.json"
 _SCHEMA = 1
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class SearchSettings:
     model_file: str | None = None
     encoded_ctx_files: list[str] = field(default_factory=list)
     passages: list[PassageSource] = field(default_factory=list)
-    indexer: str = "exact"
+    indexer: dict[str, Any] = field(default_factory=lambda: {"kind": "exact"})
+    """Kind and settings of the index."""
     index_path: str | None = None
     bm25_index_path: str | None = None
     hybrid: str = "none"
@@ -41,14 +46,14 @@ class SearchSettings:
         value = asdict(relative) | {"schema": _SCHEMA}
         for passage_source in value["passages"]:
             passage_source["file"] = str(passage_source["file"])
-        write_json(folder / FILE, value)
+        write_json(folder / FILE, value, note={})
 
     @classmethod
     def read(cls, folder: Path) -> SearchSettings:
-        """Reads ``search.json``.
+        """Reads ``search.json``, and compares it with the checksum beside it where there is one (earlier versions wrote none).
 
         Raises:
-            InputError: there is none, or it is not one of this toolkit.
+            InputError: there is none, it is not one of this toolkit, or it has changed since it was written.
         """
         file = folder / FILE
         if not file.is_file():
@@ -57,12 +62,19 @@ class SearchSettings:
         value = read_json(file)
         if not isinstance(value, dict) or value.pop("schema", None) != _SCHEMA:
             raise InputError("not search settings", file=file, expected=f"an object with schema {_SCHEMA}")
+        if file.with_name(FILE + CHECKSUM).is_file() and (problems := verify_file(file)):
+            hint = f"run dpr retrieve ... search_folder={folder} again, or remove {FILE}{CHECKSUM} if you changed it yourself"
+            raise InputError("; ".join(problems), file=file, hint=hint)
+        if isinstance(value.get("indexer"), str):  # of earlier versions, which kept no settings of it
+            value["indexer"] = {"kind": value["indexer"]}
         try:
-            passages = [PassageSource(**{**item, "file": Path(item["file"])}) for item in value.pop("passages")]
-            stored = cls(**value | {"passages": passages, "form": QuestionForm(**value.pop("form"))})
+            passages = [_typed(PassageSource, item, f"passages[{place}].") for place, item in enumerate(_list(value, "passages"))]
+            stored = _typed(cls, value | {"passages": passages, "form": _typed(QuestionForm, value.get("form", {}), "form.")}, "")
+            check_type("indexer.kind", stored.indexer.get("kind"), str)
+            _list({"encoded_ctx_files": stored.encoded_ctx_files}, "encoded_ctx_files", str)
             return stored._with_paths(lambda path: os.path.normpath(folder / path))
-        except (TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"not search settings ({error})", file=file) from None
+        except (ConfigError, TypeError, ValueError) as error:  # TypeError: a passage source without a file
+            raise InputError(f"not search settings: {error}", file=file) from None
 
     def _with_paths(self, convert: Callable[[str], str]) -> SearchSettings:
         def optional(path: str | None) -> str | None:
@@ -73,10 +85,26 @@ class SearchSettings:
             "index_path": optional(self.index_path),
             "bm25_index_path": optional(self.bm25_index_path),
             "encoded_ctx_files": [convert(pattern) for pattern in self.encoded_ctx_files],
-            "passages": [_moved(source, Path(convert(str(source.file)))) for source in self.passages],
+            "passages": [replace(source, file=Path(convert(str(source.file)))) for source in self.passages],
         }
-        return SearchSettings(**{**{name: getattr(self, name) for name in self.__dataclass_fields__}, **changed})
+        return replace(self, **changed)
 
 
-def _moved(source: PassageSource, file: Path) -> PassageSource:
-    return PassageSource(**{**asdict(source), "file": file})
+def _list(value: dict[str, Any], key: str, kind: type = object) -> list[Any]:
+    found = value.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+        raise ConfigError(f"{key}={found!r} is not a list" + (" of texts" if kind is str else ""))
+    return found
+
+
+def _typed(made: type[Made], value: Any, key: str) -> Made:
+    """An object of a dataclass, its fields compared with their types."""
+    hints = get_type_hints(made)
+    if not isinstance(value, dict) or not value.keys() <= hints.keys():
+        raise ConfigError(f"{key.rstrip('.') or 'the file'} is not an object of {', '.join(hints)}")
+    for name, item in value.items():
+        check_type(key + name, item, str if hints[name] is Path else hints[name])
+        if isinstance(item, str) and ("\0" in item or has_lone_surrogate(item)):
+            raise ConfigError(f"{key}{name}={item!r} is no text")
+    paths = {name: Path(item) for name, item in value.items() if hints[name] is Path}
+    return made(**value | paths)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.assembly.indexes import open_bm25
+from dpr.assembly.indexes import index_choice, open_text_index
 from dpr.config.retrieval import IndexerConfig
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
@@ -16,20 +16,24 @@ def corpus_of(path: Path, middle: str = "lamp") -> Path:
     return path
 
 
+def opened(sources: list[PassageSource], index: str) -> None:
+    open_text_index(index_choice(IndexerConfig(kind="bm25")), sources, index)
+
+
 @pytest.mark.parametrize("options", [{"text_col": 2, "title_col": 1}, {"title_col": 5}, {"normalize": True}, {"id_prefix": "w:"}])
 def test_a_saved_bm25_index_of_other_passage_settings_is_refused(tmp_path: Path, options: dict[str, object]) -> None:
     corpus, index = corpus_of(tmp_path / "c.tsv"), str(tmp_path / "index")
-    open_bm25([PassageSource(corpus)], IndexerConfig(), index)
-    open_bm25([PassageSource(corpus, name="another", passage_prefix="passage: ")], IndexerConfig(), index)  # changes no word of it
+    opened([PassageSource(corpus)], index)
+    opened([PassageSource(corpus, name="another", passage_prefix="passage: ")], index)  # changes no word of it
     with pytest.raises(InputError, match="remove it to build it again"):
-        open_bm25([PassageSource(corpus, **options)], IndexerConfig(), index)  # type: ignore[arg-type]
+        opened([PassageSource(corpus, **options)], index)  # type: ignore[arg-type]
 
 
 def test_a_saved_bm25_index_of_a_corpus_whose_middle_changed_is_refused(tmp_path: Path) -> None:
     corpus, index = corpus_of(tmp_path / "c.tsv"), str(tmp_path / "index")
     times = corpus.stat()
-    open_bm25([PassageSource(corpus)], IndexerConfig(), index)
+    opened([PassageSource(corpus)], index)
     corpus_of(corpus, "sofa")
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(InputError, match="remove it to build it again"):
-        open_bm25([PassageSource(corpus)], IndexerConfig(), index)
+        opened([PassageSource(corpus)], index)

@@ -17,7 +17,8 @@ from dpr.formats.durable import verify_folder
 from dpr.formats.vector_codes import DTYPES, decode, encode
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.faiss_index import FaissIndex, FaissSettings
+from dpr.indexer.faiss_index import FlatIndex
+from dpr.indexer.settings import FlatSettings
 
 _NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False)
 
@@ -86,7 +87,7 @@ def test_every_index_searches_what_was_stored(tmp_path: Path, dtype: str, monkey
     queries = np.random.default_rng(9).standard_normal((7, 48)).astype("f4")
     expected = [[f"p{row}" for row in np.argsort(-line)[:5]] for line in queries.astype("f8") @ vectors.T.astype("f8")]
     assert ExactIndex([shard], block_rows=64).search(queries, 5)[1] == expected
-    assert FaissIndex.build([shard], FaissSettings("flat")).search(queries, 5)[1] == expected
+    assert FlatIndex.build([shard], FlatSettings()).search(queries, 5)[1] == expected
 
 
 def test_int8_finds_what_float32_finds(tmp_path: Path) -> None:
@@ -154,5 +155,5 @@ def test_the_setting_takes_what_the_format_knows() -> None:
 def test_arrays_of_another_shape_or_type_are_refused(tmp_path: Path, name: str, array: np.ndarray) -> None:
     target = _shard(tmp_path / "v_0", "int8", rows=100)
     np.save(target / f"{name}-00000.npy", array)
-    with pytest.raises(InputError, match=rf"{name}-00000\.npy holds float"):
+    with pytest.raises(InputError, match=rf"{name}-00000\.npy: holds float"):
         list(VectorShard(target, verify=False).chunks())

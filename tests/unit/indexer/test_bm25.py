@@ -13,6 +13,8 @@ from dpr.core.errors import InputError
 from dpr.formats.durable import MANIFEST, write_manifest
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
 from dpr.indexer.ranking import to_rankings
+from dpr.indexer.registry import Index, IndexChoice, Texts
+from dpr.indexer.settings import Bm25Settings
 
 TEXTS = {
     "d1": "The cat sat on the mat with another cat",
@@ -23,7 +25,7 @@ TEXTS = {
 
 
 def build(texts: dict[str, str] = TEXTS) -> Bm25Index:
-    return Bm25Index.build(list(texts), texts.values())
+    return Bm25Index.build(Texts(list(texts), texts.values()))
 
 
 def test_words_are_lower_case_without_stop_words_and_plural_s() -> None:
@@ -79,40 +81,46 @@ def test_what_cannot_be_indexed_is_refused() -> None:
     with pytest.raises(InputError, match="no passage holds a word"):
         build({"a": "the of", "b": ""})
     with pytest.raises(InputError, match="'x' occurs more than once"):
-        Bm25Index.build(["x", "y", "x"], ["a1", "b1", "c1"])
+        Bm25Index.build(Texts(["x", "y", "x"], ["a1", "b1", "c1"]))
     with pytest.raises(ValueError, match="2 ids for 1 texts"):
-        Bm25Index.build(["x", "y"], ["a1"])
+        Bm25Index.build(Texts(["x", "y"], ["a1"]))
+
+
+def saved(folder: Path) -> Index:
+    """Built and saved, or opened when it is there."""
+    corpus = Texts(list(TEXTS), TEXTS.values())
+    return IndexChoice("bm25", Bm25Settings()).open(lambda: corpus, folder=folder, source={"corpus": "abc"})
 
 
 def test_a_saved_index_answers_the_same(tmp_path: Path) -> None:
-    index = build()
-    index.save(tmp_path / "index", metadata={"corpus": "abc"})
-    loaded = Bm25Index.load(tmp_path / "index", metadata={"corpus": "abc"})
+    index, opened = saved(tmp_path / "index"), saved(tmp_path / "index")
     questions = ["cat csv", "dog"]
-    assert to_rankings(loaded.search(questions, 3)) == to_rankings(index.search(questions, 3))
+    assert to_rankings(opened.search(questions, 3)) == to_rankings(index.search(questions, 3))
 
 
 def test_a_changed_or_foreign_index_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "index"
-    build().save(folder, metadata={"corpus": "abc"})
+    saved(folder)
     with pytest.raises(InputError, match=r"expected .*other"):
-        Bm25Index.load(folder, metadata={"corpus": "other"})
+        IndexChoice("bm25", Bm25Settings()).open(None, folder=folder, source={"corpus": "other"})
+    with pytest.raises(InputError, match=r"was built with k1=0\.9, expected 1\.2"):
+        IndexChoice("bm25", Bm25Settings(k1=1.2)).open(None, folder=folder, source={"corpus": "abc"})
     data = next(folder.glob("data*.npy"))
     content = bytearray(data.read_bytes())
     content[-3] ^= 1
     data.write_bytes(bytes(content))
     with pytest.raises(InputError, match="content has changed"):
-        Bm25Index.load(folder)
+        saved(folder)
 
 
 @pytest.mark.parametrize(
     "ids", [np.array(["a", 1], dtype=object), np.zeros(4, dtype="S1025"), np.arange(4)], ids=["objects", "long", "numbers"]
 )
 def test_ids_of_another_kind_are_refused(tmp_path: Path, ids: np.ndarray) -> None:
-    build().save(tmp_path / "index")
+    saved(tmp_path / "index")
     metadata = json.loads((tmp_path / "index" / MANIFEST).read_text())["metadata"]
     (tmp_path / "index" / MANIFEST).unlink()
     np.save(tmp_path / "index" / "ids.npy", ids, allow_pickle=True)
     write_manifest(tmp_path / "index", metadata)
     with pytest.raises(InputError, match=r"ids\.npy"):
-        Bm25Index.load(tmp_path / "index")
+        saved(tmp_path / "index")

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.formats.durable import read_manifest, write_manifest
 from dpr.indexer.exact import ExactIndex
-from dpr.indexer.faiss_index import FaissIndex, FaissSettings
 from dpr.indexer.ranking import encode_ids
+from dpr.indexer.registry import IndexChoice, index_class
+from dpr.indexer.settings import ExactSettings, FlatSettings, GraphSettings
 from dpr.indexer.vectors import ArraySource
 
-SMALL = {kind: FaissSettings(kind, store_n=links, ef_search=512) for kind, links in (("flat", 0), ("hnsw", 64), ("hnsw_sq", 64))}
+SMALL = {
+    "flat": IndexChoice("flat", FlatSettings()),
+    "hnsw": IndexChoice("hnsw", GraphSettings(store_n=64, ef_search=512)),
+    "hnsw_sq": IndexChoice("hnsw_sq", GraphSettings(store_n=64, ef_search=512)),
+}
 
 
 def make(num_vectors: int = 1500, dimension: int = 24) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -28,10 +35,19 @@ def make(num_vectors: int = 1500, dimension: int = 24) -> tuple[list[str], np.nd
     )
 
 
-def build(kind: str, ids: list[str], vectors: np.ndarray, parts: int = 3) -> FaissIndex:
+def sources_of(ids: list[str], vectors: np.ndarray, parts: int = 3) -> list[ArraySource]:
     edges = np.linspace(0, len(ids), parts + 1).astype(int)
-    sources = [ArraySource(encode_ids(ids[start:stop]), vectors[start:stop]) for start, stop in pairwise(edges)]
-    return FaissIndex.build(sources, SMALL[kind], source={"model_fingerprint": "abc"})
+    return [ArraySource(encode_ids(ids[start:stop]), vectors[start:stop]) for start, stop in pairwise(edges)]
+
+
+def build(kind: str, ids: list[str], vectors: np.ndarray, parts: int = 3) -> Any:
+    return SMALL[kind].open(lambda: sources_of(ids, vectors, parts))
+
+
+def saved(folder: Path, kind: str, vectors: np.ndarray) -> Any:
+    """Built and saved, or opened when it is there."""
+    ids = [f"p{number}" for number in range(len(vectors))]
+    return SMALL[kind].open(lambda: sources_of(ids, vectors), folder=folder, source={"model_fingerprint": "abc"})
 
 
 def test_flat_equals_exact_search_bit_for_bit() -> None:
@@ -68,8 +84,8 @@ def test_more_passages_asked_than_there_are_gives_shorter_lists(kind: str) -> No
 def test_what_a_graph_cannot_reach_is_left_out_not_repeated() -> None:
     """faiss fills up with id -1, which as a list index would be the last passage."""
     ids, vectors, queries = make(num_vectors=400)
-    sparse = FaissSettings("hnsw", store_n=2, ef_construction=2)
-    scores, found = FaissIndex.build([ArraySource(encode_ids(ids), vectors)], sparse).search(queries, 400)
+    sparse = IndexChoice("hnsw", GraphSettings(store_n=2, ef_construction=2))
+    scores, found = sparse.open(lambda: sources_of(ids, vectors)).search(queries, 400)
     assert min(len(row) for row in found) < 400, "nothing was unreachable, so nothing was tested"
     for line, row in zip(scores, found, strict=True):
         assert len(set(row)) == len(row)
@@ -79,12 +95,22 @@ def test_what_a_graph_cannot_reach_is_left_out_not_repeated() -> None:
 
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_a_saved_index_answers_the_same(kind: str, tmp_path: Path) -> None:
-    ids, vectors, queries = make(num_vectors=300)
-    index = build(kind, ids, vectors)
-    index.save(tmp_path / "index")
-    loaded = FaissIndex.load(tmp_path / "index", source={"model_fingerprint": "abc"}, kind=kind)
-    assert loaded.search(queries, 10)[1] == index.search(queries, 10)[1]
-    assert loaded.source == {"model_fingerprint": "abc"}
+    _, vectors, queries = make(num_vectors=300)
+    index, opened = saved(tmp_path / "index", kind, vectors), saved(tmp_path / "index", kind, vectors)
+    assert opened.search(queries, 10)[1] == index.search(queries, 10)[1]
+
+
+def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ids, vectors, queries = make()
+    found = {}
+    for breadth in (1, 512):
+        choice = IndexChoice("hnsw", GraphSettings(store_n=4, ef_search=breadth))
+        found[breadth] = choice.open(lambda: sources_of(ids, vectors), folder=tmp_path / "index").search(queries, 1)[1]
+    truth = ExactIndex.from_arrays(ids, vectors).search(queries, 1)[1]
+    right = {breadth: sum(ours == theirs for ours, theirs in zip(rows, truth, strict=True)) for breadth, rows in found.items()}
+    assert right[1] < right[512]
+    IndexChoice("hnsw", GraphSettings(store_n=8)).open(None, folder=tmp_path / "index")
+    assert "was built with store_n=4; store_n=8 has no effect on it" in caplog.text
 
 
 def test_a_quantiser_learns_the_same_from_a_stream_as_from_all_vectors() -> None:
@@ -104,28 +130,60 @@ def test_a_quantiser_learns_the_same_from_a_stream_as_from_all_vectors() -> None
 def test_a_changed_file_is_refused_before_faiss_reads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import faiss
 
-    ids, vectors, _ = make(num_vectors=50)
+    _, vectors, _ = make(num_vectors=50)
     folder = tmp_path / "index"
-    build("flat", ids, vectors).save(folder)
+    saved(folder, "flat", vectors)
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(bytes(content))
     monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("faiss was given a damaged file"))
     with pytest.raises(InputError, match=f"{name}: content has changed"):
-        FaissIndex.load(folder)
+        saved(folder, "flat", vectors)
+
+
+@pytest.mark.parametrize("kind", list(SMALL))
+def test_a_changed_header_with_a_manifest_made_anew_is_refused_or_finds_the_same(kind: str, tmp_path: Path) -> None:
+    """Of a graph also bytes of its levels, links and storage: those may change what is found, but never crash."""
+    _, vectors, queries = make(num_vectors=60, dimension=4)
+    folder = tmp_path / "index"
+    expected = saved(folder, kind, vectors).search(queries[:, :4], 5)[1]
+    whole, metadata = (folder / "index.faiss").read_bytes(), read_manifest(folder)["metadata"]
+    header = 45  # then the vectors come, or what differs between kinds
+    places = [*range(header), *range(header, len(whole), len(whole) // 25)]
+    accepted = 0
+    for place in places:
+        for bit in (1, 128) if place < header else (64,):
+            (folder / "index.faiss").write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            (folder / "manifest.json").unlink()
+            write_manifest(folder, metadata)
+            try:
+                found = saved(folder, kind, vectors).search(queries[:, :4], 5)[1]
+            except InputError:
+                continue
+            accepted += 1
+            assert found == expected or place >= header, f"byte {place} of the header is accepted and changes what is found"
+    assert accepted < len(places)
+
+
+@pytest.mark.parametrize("kind", [*SMALL, "exact"])
+def test_products_that_overflow_are_refused_by_every_index(kind: str) -> None:
+    vectors = np.full((3, 2), 1e25, dtype=np.float32)
+    choice = SMALL.get(kind, IndexChoice("exact", ExactSettings()))
+    with pytest.raises(InputError, match="too large for float32"):
+        choice.open(lambda: sources_of(["a", "b", "c"], vectors, 1)).search(vectors[:1], 2)
 
 
 def test_an_index_of_other_vectors_or_another_kind_is_refused(tmp_path: Path) -> None:
-    ids, vectors, _ = make(num_vectors=50)
+    _, vectors, _ = make(num_vectors=50)
     folder = tmp_path / "index"
-    build("flat", ids, vectors).save(folder)
+    saved(folder, "flat", vectors)
     with pytest.raises(InputError, match=r"model_fingerprint 'abc'.*expected 'other'"):
-        FaissIndex.load(folder, source={"model_fingerprint": "other"})
+        SMALL["flat"].open(None, folder=folder, source={"model_fingerprint": "other"})
     with pytest.raises(InputError, match="indexer=flat"):
-        FaissIndex.load(folder, kind="hnsw")
+        SMALL["hnsw"].open(None, folder=folder)
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"manifest\.json"):
-        FaissIndex.load(folder)
+        SMALL["flat"].open(None, folder=folder)
 
 
 def test_bad_vectors_and_settings_are_refused() -> None:
@@ -133,9 +191,12 @@ def test_bad_vectors_and_settings_are_refused() -> None:
     with pytest.raises(InputError, match="query vectors"):
         build("flat", ids, vectors).search(queries[:, :5], 3)
     vectors[3, 3] = np.nan
-    with pytest.raises(InputError, match="'p3'"):
-        build("hnsw", ids, vectors)
+    for kind in SMALL:
+        with pytest.raises(InputError, match="'p3'"):
+            build(kind, ids, vectors)
     with pytest.raises(ConfigError, match="ivf"):
-        FaissSettings("ivf")
+        index_class("ivf")
+    with pytest.raises(ConfigError, match=r"indexer\.ef_search=0 is out of range"):
+        IndexChoice.of("hnsw", {"ef_search": 0}, key="indexer.")
     with pytest.raises(InputError, match="no vectors"):
-        FaissIndex.build([], SMALL["flat"])
+        SMALL["flat"].open(list)

@@ -21,6 +21,7 @@ from dpr.evaluation.answer_match import has_answer
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import Texts
 from dpr.mining import dense
 from dpr.mining.blocks import BlockMiner
 from dpr.mining.dense import DenseSearch
@@ -81,7 +82,7 @@ def dense_scores(model: BiEncoder) -> Scores:
 
 
 def lexical_scores() -> Scores:
-    index = Bm25Index.build([str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()])
+    index = Bm25Index.build(Texts([str(p.id) for p in repeating_corpus()], [f"{p.title} {p.text}" for p in repeating_corpus()]))
 
     def score(question: str, passages: list[Passage]) -> np.ndarray:
         values, (ids,) = index.search([question], 1000)

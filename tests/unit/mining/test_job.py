@@ -15,6 +15,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import Texts
 from dpr.mining import job, lexical
 from dpr.mining.blocks import BlockMiner
 from dpr.mining.job import mine
@@ -55,7 +56,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 def test_negatives_are_bm25_s_with_scores_ranks_and_ids(tmp_path: Path) -> None:
     write_passages(tmp_path / "corpus.tsv", corpus())
     mine(train_set(tmp_path), tmp_path / "out.jsonl", MiningSettings(keep_answers=True, per_question=3), corpus=tmp_path / "corpus.tsv")
-    index = Bm25Index.build([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()])
+    index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
     for number, record in enumerate(records(tmp_path / "out.jsonl")):
         scores, (found,) = index.search([record["question"]], 100)
         ranks = {key: (rank, float(score)) for rank, (key, score) in enumerate(zip(found, scores[0], strict=False), 1)}

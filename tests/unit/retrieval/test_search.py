@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dpr.assembly.search import FoundPassage
+from dpr.assembly.search import FoundPassage, open_searcher, search_settings
 from dpr.cli.main import main as dpr
 from dpr.cli.retrieve import main as retrieve
 from dpr.cli.search import format_hit
-from dpr.core.errors import InputError
+from dpr.cli.verify import main as verify
+from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
+from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import QuestionForm
 from dpr.retrieval.search_folder import SearchSettings
@@ -116,8 +119,80 @@ def test_foreign_search_settings_are_refused(tmp_path: Path, change: dict[str, o
     SearchSettings().write(tmp_path)
     stored = json.loads((tmp_path / "search.json").read_text())
     (tmp_path / "search.json").write_text(json.dumps(stored | change))
+    (tmp_path / "search.json.sha256").unlink()
     with pytest.raises(InputError, match="not search settings"):
         SearchSettings.read(tmp_path)
+
+
+ODD = [None, 5, -1, 1.5, True, "x", "a\0b", "\ud800", "", [], ["x"], [5], {}, {"kind": 3}, 10**400]
+
+
+def places_of(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    yield at
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places_of(item, (*at, key))
+
+
+def test_search_settings_of_wrong_types_are_one_line(run_folder: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every value in turn is replaced by values of other types: an answer, or one line and no traceback."""
+    model = world.model
+    known, load = str(run_folder / "model"), BiEncoder.load
+    monkeypatch.setattr(BiEncoder, "load", lambda path, **options: model if path == known else load(path, **options))
+    stored = json.loads((run_folder / "search.json").read_text())
+    (run_folder / "search.json.sha256").unlink()
+    refused, said, tracebacks = 0, "", []
+    for place in [place for place in places_of(stored) if place]:
+        for odd in ODD:
+            changed = json.loads(json.dumps(stored))
+            holder = changed
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = odd
+            (run_folder / "search.json").write_text(json.dumps(changed))
+            try:
+                open_searcher(search_settings(run_folder), device="cpu").search("anything", 1)
+            except DprError as error:
+                refused, said = refused + 1, said + str(error)
+            except Exception as error:
+                tracebacks.append(f"{place} = {odd!r}: {type(error).__name__}: {error}")
+    assert not tracebacks, "\n".join(tracebacks)
+    assert refused > 200
+    assert "\n" not in said
+
+
+def test_changed_search_settings_are_noticed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run_folder / "search.json"
+    whole = file.read_text()
+    try:
+        file.write_text(whole.replace('"hybrid_weight": 0', '"hybrid_weight": 1'))
+        assert main([str(run_folder), "anything"]) == 3
+        assert "search.json: content has changed" in capsys.readouterr().err
+        assert verify([str(run_folder)]) == 3
+    finally:
+        file.write_text(whole)
+    assert verify([str(file)]) == 0
+
+
+def test_what_retrieve_indexed_with_its_settings_is_searched_so(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = [f"qa_dataset={world.path('questions.jsonl')}", f"ctx_datasets=[{world.path('corpus.tsv')}]", f"search_folder={tmp_path}"]
+    bm25 = ["indexer=bm25", f"bm25_index_path={tmp_path / 'words'}", "indexer.k1=1.7", "indexer.b=0.9"]
+    assert retrieve([*questions, *bm25]) == 0
+    assert main([str(tmp_path), world.questions[0].text]) == 0
+    vectors = [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
+    graph = ["indexer=hnsw", "indexer.store_n=4", "indexer.ef_search=3", f"index_path={tmp_path / 'graph'}"]
+    assert retrieve([*questions, *vectors, *graph]) == 0
+    assert search_settings(tmp_path).indexer["ef_search"] == 3
+    capsys.readouterr()
+    assert main([str(tmp_path), world.questions[0].text]) == 0
+    assert "has no effect" not in capsys.readouterr().err
+
+
+def test_a_class_that_a_folder_names_is_not_run(run_folder: Path, tmp_path: Path) -> None:
+    stored = json.loads((run_folder / "search.json").read_text())
+    (tmp_path / "search.json").write_text(json.dumps(stored | {"indexer": {"kind": "os:system"}}))
+    with pytest.raises(ConfigError, match="--indexer os:system"):
+        search_settings(tmp_path)
 
 
 def test_a_corpus_cannot_drive_the_terminal() -> None:
