@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.checksums import content_sha256
 from dpr.formats.durable import read_manifest
+from dpr.formats.outputs import require_writable
+from dpr.formats.run_lock import alone_with
 
 logger = get_logger(__name__)
 
@@ -37,7 +38,13 @@ def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Cal
     problem_of = problem_of or _problem
     if folder.is_dir() and problem_of(folder) is None:
         return
-    with _exclusive(folder.parent, folder.name):
+    cache = folder.parent
+    try:
+        require_writable(cache, folder=True)
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the cache folder {cache} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
+    with alone_with(cache / f"{folder.name}.lock"):  # without locks in the file system, processes may build it side by side
         if folder.exists() and (found := problem_of(folder)) is not None:
             logger.warning("the cache %s is damaged or unfinished (%s); making it again", folder, found)
         elif folder.exists():
@@ -57,21 +64,3 @@ def _problem(folder: Path) -> str | None:
 
 def _differs(file: Path, entry: dict[str, Any]) -> bool:
     return file.is_symlink() or content_sha256(file) != entry["sha256"]
-
-
-@contextmanager
-def _exclusive(cache: Path, name: str) -> Iterator[None]:
-    """Holds a lock among the processes of this machine (and of others, where the file system carries locks)."""
-    import fcntl
-
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = open(cache / f"{name}.lock", "ab")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"the cache folder {cache} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            logger.debug("no locks in %s; ranks may parse the same file side by side", cache)
-        yield

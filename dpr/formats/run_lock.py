@@ -77,7 +77,7 @@ class RunLock:
 
     def _take(self, processes: list[ProcessName]) -> str | None:
         """Writes the lock file and returns None, or returns who holds it."""
-        with writing(self._file), _alone_with(self._file) as (file, is_alone):
+        with writing(self._file), alone_with(self._file) as (file, is_alone):
             seen = _parsed(file.read())
             if (holder := self._holder(seen)) is not None:
                 return holder
@@ -137,8 +137,8 @@ def lock_of(output: Path) -> Path:
 
 
 @contextmanager
-def _alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
-    """The file, made where it is missing and open for reading and writing, and whether all others are really kept out."""
+def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
+    """The file, made where it is missing and open for reading and writing, and whether all others are really kept out meanwhile."""
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             try:

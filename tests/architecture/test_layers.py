@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.architecture.source_files import REPOSITORY, Source, imports, package_sources, parse
+from tests.helpers.patience import patient
 
 LAYERS = {
     "core": 0,
@@ -147,5 +148,5 @@ def test_importing_every_command_loads_nothing_heavy() -> None:
         "        importlib.import_module(found.name)\n"
         f"print(sorted({HEAVY | {'hydra', 'omegaconf', 'numpy'}!r} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60))
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -18,6 +18,7 @@ from dpr.cli.train import main
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.formats.training_sets import write_training_set
 from tests.architecture.source_files import REPOSITORY
+from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, make_samples
 
 PAGE = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
@@ -109,7 +110,9 @@ def test_a_sweep_from_outside_starts_a_launcher_for_each_value() -> None:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dpr", "train"]
         command = [*launcher, f"train.learning_rate={rate}", "dev_datasets=dev.json", f"output_dir=runs/lr-{rate}", *SMALL]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run([*command, "train.global_batch_size=4"], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [*command, "train.global_batch_size=4"], env=environment, capture_output=True, text=True, timeout=patient(120)
+        )
         assert done.returncode == 0, done.stderr
         best.append(json.loads(Path(f"runs/lr-{rate}/metrics.json").read_text())["best_value"])
     assert best[0] != best[1]

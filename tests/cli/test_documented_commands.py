@@ -25,6 +25,7 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.beir import write as write_beir
 from dpr.formats.training_sets import write_training_set
 from tests.architecture.source_files import REPOSITORY
+from tests.helpers.patience import patient
 from tests.helpers.tiny import make_samples
 
 SCRIPTS = {
@@ -69,7 +70,9 @@ def quickstart(folder: Path) -> Iterator[str]:
         (folder / "bin" / name).write_text('#!/bin/sh\n[ "$1" = -c ] && echo 0.5\nexit 0\n')
         (folder / "bin" / name).chmod(0o755)
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "VIRTUAL_ENV": str(folder)}
-    done = subprocess.run(["bash", "examples/quickstart.sh"], cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        ["bash", "examples/quickstart.sh"], cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(60)
+    )
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         if found := re.search(r"(?:\$ |: +|^ +)((?:dpr|python \w+\.py) .+?)(?:  +\(.*)?$", line):

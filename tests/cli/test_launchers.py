@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.patience import patient
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DRY_JOB = str(REPOSITORY / "tests" / "cli" / "dry_job.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
@@ -27,7 +29,9 @@ def environment(*paths: Path) -> dict[str, str]:
 
 
 def run(argv: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, cwd=folder, env=environment(*paths), capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        argv, cwd=folder, env=environment(*paths), capture_output=True, text=True, timeout=patient(120), stdin=subprocess.DEVNULL
+    )
 
 
 class TestPlain:
@@ -96,7 +100,7 @@ run_and_leave(main)
 
     def leave(self, how: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         argv, env = [sys.executable, "-c", self.JOB, how], {**environment(REPOSITORY), **variables}
-        return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=patient(60))
 
     @pytest.mark.parametrize("code", [0, 75])
     def test_a_process_of_a_group_is_not_dismantled_and_loses_nothing(self, code: int, tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     }
     finished = {}
     for name, process in started.items():
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=patient(120))
         finished[name] = (process.returncode, out, err)
     return finished
 

@@ -15,6 +15,7 @@ from dpr.cli.main import COMMANDS, main
 from dpr.formats.durable import durable_folder
 from dpr.formats.results import Hit, RetrievedQuestion, write_results
 from tests.architecture.source_files import REPOSITORY
+from tests.helpers.patience import patient
 
 
 def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,10 +109,12 @@ def test_doctor_names_versions_and_what_is_absent(capsys: pytest.CaptureFixture[
 def test_doctor_loads_nothing_heavy_and_takes_no_time() -> None:
     program = (
         "import sys, time; start = time.perf_counter(); from dpr.cli.main import main; code = main(['doctor']); "
-        "print(sorted({'torch', 'numpy', 'transformers', 'hydra'} & set(sys.modules)), code, time.perf_counter() - start < 2)"
+        "print(sorted({'torch', 'numpy', 'transformers', 'hydra'} & set(sys.modules)), code, time.perf_counter() - start)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[] 0 True", done.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60))
+    loaded, code, seconds = done.stdout.splitlines()[-1].rsplit(maxsplit=2)
+    assert (loaded, code) == ("[]", "0"), done.stderr
+    assert float(seconds) < patient(1)
 
 
 def test_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:

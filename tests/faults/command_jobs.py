@@ -26,6 +26,7 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from tests.faults.runs import REPOSITORY, final_hash
 from tests.helpers.original import flat_params, original_names, write_original
+from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, make_samples, sentence, tiny_model
 
 LIMIT_S = 120.0
@@ -154,7 +155,7 @@ class Commands:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=patient(60))
 
     def run(self, name: str, folder: Path, *, fault: str = "", number: int = 0) -> Result:
         """One process of a job, in ``folder``, which is made if it is not there."""
@@ -172,7 +173,7 @@ class Commands:
             "number": number,
         }
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"children": [child] * count, "limit_s": LIMIT_S}) + "\n")
+        self._process.stdin.write(json.dumps({"children": [child] * count, "limit_s": patient(LIMIT_S)}) + "\n")
         self._process.stdin.flush()
         return [Result(**answer) for answer in self._answer()]
 

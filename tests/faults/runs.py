@@ -20,6 +20,7 @@ from typing import Any
 
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import write_training_set
+from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, make_samples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -89,7 +90,7 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": "end"}) + "\n")
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=patient(30))
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -114,7 +115,7 @@ class Run:
 
     def wait(self, timeout_s: float = CASE_LIMIT_S) -> list[int]:
         """Exit codes; a run that does not end is killed and fails the test."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patient(timeout_s)
         while (codes := self.poll()) is None:
             if time.monotonic() > deadline:
                 with contextlib.suppress(ProcessLookupError):
@@ -141,7 +142,7 @@ class Run:
 
     def wait_for(self, pattern: str, timeout_s: float = CASE_LIMIT_S) -> None:
         """Waits until the log has a line that matches."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patient(timeout_s)
         while not re.search(pattern, self.text):
             assert self.poll() is None, f"ended before {pattern!r} was seen:\n{self.text}"
             assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text}"

@@ -12,6 +12,7 @@ from dpr.formats.checkpoints import checkpoint_folders
 from dpr.formats.durable import verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import LAST_STEP, NAME, SAVE_EVERY, Run, Workshop, final_hash, saved_steps
+from tests.helpers.patience import patient
 
 POINTS = (
     "before the temporary folder",
@@ -94,6 +95,6 @@ def test_a_forked_run_is_like_one_of_its_own(workshop: Workshop, undisturbed: di
         env=environment(workshop.folder),
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=patient(60),
     )
     assert final_hash(tmp_path / "run") == undisturbed[1]

@@ -17,6 +17,7 @@ import pytest
 
 from tests.faults.conftest import Case
 from tests.faults.runs import REPOSITORY, Workshop, arguments, environment, final_hash, free_port, saved_steps
+from tests.helpers.patience import patient
 
 WITH_INJECTIONS = str(REPOSITORY / "tests" / "faults" / "with_injections.py")
 
@@ -60,7 +61,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patient(timeout_s)
     while not re.search(pattern, log.read_text()):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
@@ -86,8 +87,8 @@ def test_a_launcher_is_asked_to_stop(case: Case, workshop: Workshop, undisturbed
                 wait_for(log, r"step [23]/", process)
                 start = time.monotonic()
                 process.send_signal(number)
-                process.wait(timeout=30)
-                assert time.monotonic() - start < 15
+                process.wait(timeout=patient(30))
+                assert time.monotonic() - start < patient(15)
                 assert f"stopped: {number.name}; saved at step" in log.read_text(), log.read_text()
             (newest, *_) = saved_steps(trial.output_dir)
             assert json.loads((trial.output_dir / "run.json").read_text())["stopped_at_step"] == newest
@@ -145,7 +146,7 @@ def test_a_hang_under_torchrun(case: Case, workshop: Workshop, undisturbed: dict
             with launched(workshop, trial.output_dir, *torchrun(), injections=injections) as (process, log):
                 wait_for(log, "rank 1 hangs", process)
                 ranks = workers_of(process.pid)
-                assert process.wait(timeout=60) != 0
+                assert process.wait(timeout=patient(60)) != 0
                 deadline = time.monotonic() + 60  # a rank's data loaders look for their parent every few seconds
                 while any(os.path.exists(f"/proc/{pid}") for pid in ranks) and time.monotonic() < deadline:
                     time.sleep(0.1)
@@ -173,7 +174,7 @@ def test_a_group_leaves(case: Case, workshop: Workshop, undisturbed: dict[int, s
                 )
                 for rank in range(2)
             ]
-            told = [rank.communicate(timeout=60)[1] for rank in ranks]
+            told = [rank.communicate(timeout=patient(60))[1] for rank in ranks]
             assert [rank.returncode for rank in ranks] == [0, 0], told
             assert "terminate called" not in "".join(told)
             assert final_hash(trial.output_dir) == undisturbed[2]

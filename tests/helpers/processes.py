@@ -12,6 +12,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.helpers.patience import patient
+
 TIMEOUT_S = 120.0
 
 
@@ -91,7 +93,7 @@ def _on_rank(
 
 
 def _collect(readers: list[Connection], processes: list[Any], timeout_s: float) -> list[Any]:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patient(timeout_s)
     results: dict[int, Any] = {}
     while len(results) < len(readers):
         open_readers = [reader for rank, reader in enumerate(readers) if rank not in results]

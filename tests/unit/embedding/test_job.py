@@ -24,6 +24,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
+from tests.helpers.patience import patient
 from tests.helpers.processes import RankFailed, run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 
@@ -110,7 +111,7 @@ def test_a_killed_run_is_continued_to_the_same_bytes(folder: Path, tmp_path: Pat
         arguments = (folder, tmp_path / "killed", point, count)
         process = multiprocessing.get_context("fork").Process(target=_embed_until_killed, args=arguments)
         process.start()
-        process.join(timeout=60)
+        process.join(timeout=patient(60))
         assert process.exitcode == -signal.SIGKILL, point
         with pytest.raises(InputError):
             VectorShard(tmp_path / "killed_0")

@@ -9,6 +9,7 @@ import pytest
 
 from dpr.evaluation import answer_match
 from dpr.evaluation.answer_match import has_answer, match_hits, top_k_accuracy, top_k_hits
+from tests.helpers.patience import patient
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_pattern_that_explodes_does_not_hang(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(answer_match, "REGEX_TIMEOUT_S", 0.2)
     start = time.monotonic()
     assert not has_answer([r"(x+x+)+(?<!x)y"], "x" * 5000 + "z", "regex")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < patient(2)
 
 
 def test_an_unknown_kind_is_refused() -> None:

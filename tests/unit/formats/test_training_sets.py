@@ -20,6 +20,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files import rows as row_readers
 from dpr.formats.training_sets import Counts, TrainingSet, open_training_set, write_training_set
 from tests.helpers.examples import examples
+from tests.helpers.patience import patient
 from tests.helpers.users import bound_by_permissions
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -352,7 +353,7 @@ def test_ranks_that_start_together_build_one_cache(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     start.set()
-    results = {out.get(timeout=30) for _ in processes}
+    results = {out.get(timeout=patient(30)) for _ in processes}
     for process in processes:
         process.join()
     assert len(results) == 1

@@ -22,6 +22,7 @@ from dpr.mining.job import mine
 from dpr.mining.lexical import LexicalSearch, PreparedLexical
 from dpr.mining.negatives import MiningSettings
 from dpr.mining.search import Finder
+from tests.helpers.patience import patient
 
 # Makes so many files appear under their names and is killed before the next.
 DRIVER = """
@@ -45,7 +46,7 @@ sys.exit(main(sys.argv[1:]))
 def run_until(killed_after: int, arguments: Sequence[str]) -> int:
     """The exit code; that of a killed process is negative."""
     command = [sys.executable, "-c", DRIVER.replace("EVERY", str(killed_after)), "mine", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+    return subprocess.run(command, capture_output=True, timeout=patient(100), env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
 
 
 @pytest.mark.parametrize("way", ["bm25", "dense"])
