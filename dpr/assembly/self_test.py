@@ -17,8 +17,6 @@ from dpr.indexer.exact import ExactIndex
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
-from dpr.training.optimizer import OptimizerSettings
-from dpr.training.settings import BatchSettings
 from dpr.training.throughput import matrix_peak
 from dpr.training.trainer import BiEncoderTrainer
 
@@ -102,8 +100,9 @@ class _SelfTest:
             output_dir=self._run,
             batch_size=12,
             num_train_epochs=max_steps,
-            optimizer=OptimizerSettings(learning_rate=3e-3),
-            batches=BatchSettings(hard_negatives=0, num_workers=1),
+            learning_rate=3e-3,
+            hard_negatives=0,
+            num_workers=1,
         )
 
     def training(self) -> str | None:
