@@ -20,7 +20,7 @@ say "Start afresh"
 run rm -rf $Q
 
 say "1. Data: docstrings of the packages installed here. The first sentence is the question, the rest the passage that answers it."
-run dpr prepare docstrings --out $Q/data
+run python -m examples.docstring_corpus --out $Q/data
 
 say "2. An encoder of our own: a vocabulary learned from these texts, one transformer layer, no weights yet."
 run dpr new-encoder --corpus $Q/data/corpus.tsv --questions $Q/data/train.json --out $Q/encoder \

@@ -13,7 +13,7 @@ from dpr.cli.keys import suggestion
 # name -> module with main(argv) -> exit code, and what --help says.
 COMMANDS: dict[str, tuple[str, str]] = {
     "download": ("dpr.cli.download", "fetch DPR's published data and models by their keys"),
-    "prepare": ("dpr.cli.prepare", "make training data from other formats, or from text at hand"),
+    "prepare": ("dpr.cli.prepare", "make training data from other formats"),
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25 or a model"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),

@@ -1,70 +1,68 @@
-"""``dpr prepare``: training data from files of other formats, or, with a corpus and question sets, from text at hand."""
+"""``dpr prepare SOURCE ... out=FILE``: training data of other formats."""
 
 from __future__ import annotations
 
-import argparse
-import os
 from pathlib import Path
 
-from dpr.cli import prepare_files
-from dpr.cli.plain_arguments import PlainParser
+from dpr.cli.plain_arguments import PlainParser, add_read_settings, read_options
+from dpr.core.errors import ConfigError
 
-ABOUT = """Docstrings of the standard library and of installed packages: the first sentence is the question, the rest the passage.
-Makes a training set, a corpus, and dev and test questions with judgements. Nothing is imported."""
-EXAMPLE = """examples:
-  dpr prepare docstrings --out runs/quickstart/data
-  dpr prepare docstrings --out data/numeric --packages stdlib numpy scipy
+EXAMPLES = """examples:
+  dpr prepare squad/train-v1.1.json out=train.jsonl
+  dpr prepare scifact out=train.jsonl                     # a folder with corpus.jsonl, queries.jsonl and qrels/
+  dpr prepare qidpidtriples.tsv queries=queries.train.tsv corpus=collection.tsv format=triples out=train.jsonl
+  dpr prepare faq.jsonl question=title positive=body out=train.jsonl
+  dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
 """
 
 
 def main(argv: list[str]) -> int:
-    """Training data from files of any known format, or from the docstrings of installed packages."""
-    if argv[:1] == ["docstrings"]:
-        return _docstrings(_parser().parse(argv[1:]))
+    """Makes training data of one or more files (or folders) of another format. The format is told by the content."""
     if not argv or {"--help", "-h"} & set(argv):
-        print(prepare_files.help_text(_parser()), end="")
+        print(f"{_parser().format_help()}\n{_formats_table()}", end="")
         return 0 if argv else 2
-    return prepare_files.main(argv)
-
-
-def _docstrings(options: argparse.Namespace) -> int:
+    if argv[0] == "docstrings" and not Path(argv[0]).exists():
+        raise ConfigError("the corpus of docstrings is an example: python -m examples.docstring_corpus --out FOLDER, in the repository")
+    options = _parser().parse(argv)
     from dpr.core.logs import configure_logging
-    from dpr.preparation.docstring_data import prepare_docstrings
+    from dpr.formats.text_input import expand_files
+    from dpr.preparation.conversion import convert
 
     configure_logging()
-    counts = prepare_docstrings(
+    counts = convert(
+        expand_files(options.sources),
         options.out,
-        packages=None if options.packages == ["all"] else options.packages,
-        seed=options.seed,
-        num_dev=options.dev,
-        num_test=options.test,
-        num_negatives=options.hard_negatives,
-        processes=options.processes or _cores(),
+        read_options(options),
+        format_name=options.format,
+        to=options.to,
+        skip_bad_rows=options.on_bad_row == "skip",
+        max_bad_rows=options.max_bad_rows,
         overwrite=options.overwrite,
     )
-    print(f"{options.out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+    print(f"{options.out}: {counts or 'there already, made of the same'}")
     return 0
 
 
-def _cores() -> int:
-    """Cores this process may use, where the system tells; not all of the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _formats_table() -> str:
+    """Every format with an example row."""
+    from dpr.formats.training_files.registry import FORMATS
+
+    rows = [
+        f"  {name:<14} {entry.about}{'' if entry.write is None else ' [to=' + name + ']'}\n{' ' * 17}{entry.example}"
+        for name, entry in FORMATS.items()
+    ]
+    return "formats (those marked to= can be written too):\n" + "\n".join(rows) + "\n"
 
 
 def _parser() -> PlainParser:
-    docstrings = PlainParser(prog="dpr prepare docstrings", operands="out=FOLDER", description=ABOUT, epilog=EXAMPLE)
-    docstrings.setting("out", type=Path, required=True, metavar="FOLDER", help="folder to write")
-    docstrings.setting(
-        "packages",
-        nargs="+",
-        default=["all"],
-        metavar="NAME",
-        help="top-level names, stdlib for the standard library (default: all)",
-    )
-    docstrings.setting("seed", type=int, default=0, metavar="N", help="decides which modules are held out (default %(default)s)")
-    docstrings.setting("dev", type=int, default=1000, metavar="N", help="dev questions, about (default %(default)s)")
-    docstrings.setting("test", type=int, default=2000, metavar="N", help="test questions, about (default %(default)s)")
-    docstrings.setting("hard_negatives", type=int, default=2, metavar="N", help="BM25 negatives per question (default %(default)s)")
-    docstrings.setting("processes", type=int, default=0, metavar="N", help="processes that read files (default: one per core)")
-    docstrings.setting("overwrite", action="store_true", help="replace what is at --out")
-    return docstrings
+    """The options of ``dpr prepare SOURCE``."""
+    found = PlainParser(prog="dpr prepare", operands="SOURCE [SOURCE ...]", description=main.__doc__, epilog=EXAMPLES, add_help=False)
+    found.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or patterns")
+    found.setting("out", type=Path, required=True, metavar="FILE", help="file to write (a folder for to=beir); .gz is packed")
+    found.setting("format", default="", metavar="NAME", help="format of the source, where its content does not tell")
+    found.setting("to", default="dpr", metavar="NAME", help="format to write (default %(default)s)")
+    add_read_settings(found)
+    found.setting("on_bad_row", choices=("fail", "skip"), default="fail", help="skip lists bad rows in <out>.rejected.jsonl (default fail)")
+    found.setting("max_bad_rows", type=int, metavar="N", help="how many may be skipped (default: 100 or 0.1%% of all, if that is more)")
+    found.setting("overwrite", action="store_true", help="replace what is at out")
+    return found

@@ -1,1 +1,1 @@
-"""Text to training data: pairs from docstrings, near-duplicates, splits, hard negatives, a vocabulary for an encoder of one's own."""
+"""Training data from other formats, checks of training data, and a vocabulary for a new encoder."""

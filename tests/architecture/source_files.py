@@ -39,8 +39,9 @@ def package_sources() -> list[Source]:
 
 
 def all_sources() -> list[Source]:
-    """The package, the scripts beside it and the benchmarks; not the tests."""
-    scripts = [_read(path) for path in sorted([*REPOSITORY.glob("*.py"), *(REPOSITORY / "benchmarks").rglob("*.py")])]
+    """The package, the scripts beside it, the examples and the benchmarks; not the tests."""
+    beside = [path for name in ("benchmarks", "examples") for path in (REPOSITORY / name).rglob("*.py")]
+    scripts = [_read(path) for path in sorted([*REPOSITORY.glob("*.py"), *beside])]
     return package_sources() + scripts
 
 

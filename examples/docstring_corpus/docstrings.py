@@ -28,7 +28,7 @@ from dpr.core.logs import get_logger
 STANDARD_LIBRARY = "stdlib"
 """The name that stands for the standard library among package names."""
 
-OWN_PACKAGE = __name__.partition(".")[0]
+THIS_PROJECT = "dpr"
 
 # Tests say little, and copies of other people's packages say the same thing twice.
 SKIPPED_FOLDERS = frozenset(
@@ -79,7 +79,7 @@ def find_sources(packages: Sequence[str] | None = None, *, roots: Sequence[tuple
         for path in _python_files(root):
             parts = path.relative_to(root).with_suffix("").parts
             package = STANDARD_LIBRARY if is_standard else parts[0]
-            if parts[0] == OWN_PACKAGE or (packages is not None and package not in packages):
+            if parts[0] == THIS_PROJECT or (packages is not None and package not in packages):
                 continue
             packages_seen.add(package)
             module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.prepare import main
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import read_passages
 from dpr.formats.durable import verify_folder
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.preparation.docstring_data import drop_repeats, name_as_words, prepare_docstrings, split_pairs
-from dpr.preparation.docstrings import Docstring
-from dpr.preparation.hard_negatives import lexical_negatives
-from dpr.preparation.splits import TRAIN, split_by_group
+from examples.docstring_corpus.__main__ import main
+from examples.docstring_corpus.corpus import drop_repeats, name_as_words, prepare_docstrings, split_pairs
+from examples.docstring_corpus.docstrings import Docstring
+from examples.docstring_corpus.hard_negatives import lexical_negatives
+from examples.docstring_corpus.splits import TRAIN, split_by_group
 
 WORDS = "array file index merge column window socket thread matrix vector symbol parser tree graph node edge query cache".split()
 
@@ -130,12 +130,12 @@ def test_the_folder_is_whole_consistent_and_byte_identical_from_run_to_run(tmp_p
 
 
 def test_the_command_prints_counts_and_refuses_unknown_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = "docstrings --packages hydra omegaconf --dev 20 --test 20 --processes 1 --out".split()
+    arguments = "--packages hydra omegaconf --dev 20 --test 20 --processes 1 --out".split()
     assert main([*arguments, str(tmp_path / "data")]) == 0
     assert "train questions" in capsys.readouterr().out
     assert (tmp_path / "data" / "corpus.tsv").is_file()
-    with pytest.raises(InputError, match="websites: no such file"):
-        main(["websites", "--out", "x"])
+    with pytest.raises(ConfigError, match="--packages websites: no Python source of that name"):
+        main(["--packages", "websites", "--out", str(tmp_path / "x")])
 
 
 def test_too_few_docstrings_are_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:

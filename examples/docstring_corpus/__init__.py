@@ -1,0 +1,1 @@
+"""The data of the quickstart: question and passage pairs from the docstrings of installed packages."""
