@@ -87,7 +87,6 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]
     texts |= {name: str(compile((REPOSITORY / name).read_text(), name, "exec").co_consts[0]) for name in SCRIPTS}
     modules = {name: importlib.import_module(module) for name, (module, _) in COMMANDS.items()}
     texts |= {f"dpr {name} --help": str(getattr(module, "EXAMPLES", getattr(module, "EXAMPLE", ""))) for name, module in modules.items()}
-    texts["dpr prepare FILE --help"] = importlib.import_module("dpr.cli.prepare_files").EXAMPLES
     for where, text in texts.items():
         found |= {f"{where}: {line}": words_behind_dpr(line) for line in lines_of(text)}
     return {where: [word for word in words if not PLACEHOLDER.search(word)] for where, words in found.items() if words}
