@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def encoding(rounds: int, device: torch.device, case: Case = SMALL) -> Section:
 def _cost_of_whole_layers(tower: Encoder, lengths: list[int]) -> float:
     """Operations of a tower that computes all tokens in its last layer too."""
     twin = copy.copy(tower)
-    twin.reads_tokens = False
+    twin.fast = replace(twin.fast, prunes_last_layer=False)
     return TowerCost(twin).of(torch.tensor(lengths))
 
 

@@ -88,7 +88,7 @@ class TokenBatch:
         index = index + torch.arange(index.shape[0], device=device)
         return TokenBatch(self.tokens[index], lengths, self.position[rows.to(device, non_blocking=True)])
 
-    def within(self) -> Tensor:
+    def positions(self) -> Tensor:
         """The place of every token in its sequence, counted from 0: (T,) where the tokens are."""
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         device = self.tokens.device
@@ -108,11 +108,11 @@ class TokenBatch:
         device = self.tokens.device
         lengths = self.lengths + (self.lengths <= position)
         longer = TokenBatch(torch.empty(int(lengths.sum()), dtype=self.tokens.dtype, device=device), lengths, self.position)
-        within = longer.within()
-        is_own = within < spread(self.lengths, lengths, device)
-        own = torch.cumsum(is_own, 0) - 1  # the first token of a sequence is its own, so that none is below 0
-        tokens = torch.where(is_own, self.tokens[own], token)
-        return LengthenedBatch(replace(longer, tokens=tokens), torch.where(is_own, within, position), is_own)
+        within = longer.positions()
+        is_original = within < spread(self.lengths, lengths, device)
+        own = torch.cumsum(is_original, 0) - 1  # the first token of a sequence is its own, so that none is below 0
+        tokens = torch.where(is_original, self.tokens[own], token)
+        return LengthenedBatch(replace(longer, tokens=tokens), torch.where(is_original, within, position), is_original)
 
     def to(self, device: torch.device | str) -> TokenBatch:
         tokens, position = (value.to(device, non_blocking=True) for value in (self.tokens, self.position))
@@ -132,11 +132,11 @@ def spread(values: Tensor, lengths: Tensor, device: torch.device) -> Tensor:
 
 
 class LengthenedBatch(NamedTuple):
-    """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_own`` (T,) False for what was added."""
+    """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_original`` (T,) False for what was added."""
 
     batch: TokenBatch
     positions: Tensor
-    is_own: Tensor
+    is_original: Tensor
 
 
 @dataclass(frozen=True, slots=True)

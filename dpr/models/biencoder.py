@@ -21,8 +21,9 @@ from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
 from dpr.formats.original.checkpoints import is_dpr_file
+from dpr.models.backbones import backbone_from_config, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
-from dpr.models.encoder import Encoder, backbone_from_config, load_backbone
+from dpr.models.encoder import Encoder
 from dpr.models.model_folders import read_folder_parts
 from dpr.models.settings import EncoderSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
@@ -61,6 +62,9 @@ class BiEncoder(nn.Module):
         """What the checkpoint it was loaded from was trained with, where that is stored."""
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
+        for tower in dict.fromkeys((question_model, ctx_model)):
+            tower.check_length(settings.sequence_length, "encoder.sequence_length")
+            tower.check_length(settings.question_length, "encoder.question_length")
         if settings.dpr_trailing_sep:
             for tower in (question_model, ctx_model):
                 tower.attend_to_last(tensorizer.sep_id, settings.sequence_length - 1)
@@ -109,6 +113,11 @@ class BiEncoder(nn.Module):
         if self.options.fix_ctx_encoder:
             self.ctx_model.eval()
         return self
+
+    def trained_towers(self) -> list[Encoder]:
+        """The towers that learn; a shared one once."""
+        towers = [self.question_model] if self.ctx_model is self.question_model else [self.question_model, self.ctx_model]
+        return [tower for tower in towers if any(parameter.requires_grad for parameter in tower.parameters())]
 
     @property
     def temperature(self) -> Tensor | float:
@@ -200,11 +209,8 @@ class BiEncoder(nn.Module):
         return tables[:1] if tables[0] is tables[1] else tables
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights by name; a shared tower appears once, as ``question_model``."""
-        state = self.state_dict()
-        if self.settings.shared:
-            state = {name: tensor for name, tensor in state.items() if not name.startswith("ctx_model.")}
-        return state
+        """Weights by name; what is shared (a tower, a table) appears once, under its first name."""
+        return distinct_weights(self)
 
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
         """Copies weights in; every name and shape must fit. A learned temperature becomes the fixed one of a model that learns none.
@@ -229,7 +235,7 @@ class BiEncoder(nn.Module):
                 file=source,
                 hint="was it written with other encoder.* settings?",
             )
-        self.load_state_dict(weights, strict=not self.settings.shared)
+        self.load_state_dict(weights, strict=False)  # names that share a tensor are not all there
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Writes a folder that ``BiEncoder.load`` and every command read (``model_file=FOLDER``): complete, or not at all.

@@ -15,8 +15,9 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
+from dpr.models.backbones import distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import ModelParts
-from dpr.models.encoder import load_backbone
+from dpr.models.pooling import POOLINGS, is_user_defined
 from dpr.models.pretrained import read_config, refuse_impossible_sizes
 from dpr.models.settings import EncoderSettings
 from dpr.models.trials import first_position
@@ -38,7 +39,7 @@ def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings
     """
     try:
         if checkpoints.is_checkpoint(folder):
-            return _checkpoint_parts(folder)
+            return _checkpoint_parts(folder, settings.pooling)
         if (folder / _CONFIG).is_file() or (folder / _MODULES).is_file():
             return _foreign_parts(folder, settings)
     except CheckpointError:
@@ -48,11 +49,14 @@ def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings
     raise CheckpointError("is not a checkpoint", file=given, expected=EXPECTED)
 
 
-def _checkpoint_parts(folder: Path) -> ModelParts:
+def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     checkpoints.check_whole(folder)
+    file = folder / checkpoints.SETTINGS_FILE
     stored = checkpoints.read_settings(folder)
-    settings = _checked(stored, folder / checkpoints.SETTINGS_FILE)
-    temperature = _temperature(stored.get("temperature"), folder / checkpoints.SETTINGS_FILE)
+    settings, temperature = _checked(stored, file), _temperature(stored.get("temperature"), file)
+    if is_user_defined(settings.pooling) and settings.pooling != given_pooling:
+        found = f"its pooling is the user-defined {settings.pooling}, and a file may not name code to run"
+        raise CheckpointError(found, file=file, hint=f"if you trust that class, set encoder.pooling={settings.pooling}")
     encoder = folder / checkpoints.ENCODER_FOLDER
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = read_config(encoder)
@@ -74,7 +78,11 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
     for key, value in known.items():
         default = getattr(EncoderSettings(), key)
         is_right = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)
-        if not is_right or (key == "pooling" and value not in ("cls", "mean")) or (key == "sequence_length" and value < 3):
+        if (
+            not is_right
+            or (key == "pooling" and not is_user_defined(value) and value not in POOLINGS)
+            or (key == "sequence_length" and value < 3)
+        ):
             raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
     return replace(EncoderSettings(), **known)
 
@@ -92,14 +100,14 @@ def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
         raise CheckpointError(found, file=body, hint="save the model again with save_pretrained of a recent transformers")
     backbone = load_backbone(str(body))
     config: Any = backbone.config
-    if config.is_encoder_decoder or config.model_type == "dpr":
+    if (config.is_encoder_decoder and hasattr(backbone, "decoder")) or config.model_type == "dpr":
         kind = type(backbone).__name__
         raise CheckpointError(f"is a {kind}", file=body, expected="one encoder that gives a vector for every token, such as a BERT")
     limit = getattr(config, "max_position_embeddings", settings.sequence_length) - (first_position(backbone) or 0)
     longest = min(settings.sequence_length, limit)
     settings = replace(settings, shared=True, sequence_length=longest, question_length=min(settings.question_length, longest))
     tensorizer = Tensorizer.load(body, sequence_length=settings.sequence_length, question_length=settings.question_length)
-    weights = {f"question_model.backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
+    weights = {f"question_model.backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
     return ModelParts(settings, config, tensorizer, weights)
 
 
@@ -111,7 +119,9 @@ def _as_sentence_transformers_says(folder: Path, settings: EncoderSettings) -> t
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         found = f"the modules are {', '.join(kinds)[:100] or 'none'}"
-        raise CheckpointError(found, file=folder / _MODULES, expected="Transformer, Pooling (cls or mean) and perhaps Normalize")
+        raise CheckpointError(
+            found, file=folder / _MODULES, expected="Transformer, Pooling (cls, mean, max, lasttoken) and perhaps Normalize"
+        )
     places = [_inside(folder, module.get("path")) for module in modules]
     settings = replace(settings, normalize=settings.normalize or "Normalize" in kinds)
     if "Pooling" in kinds:
@@ -145,7 +155,10 @@ def _pooling(file: Path) -> str:
         raise CheckpointError(f"is {describe(said)}", file=file, expected="an object")
     mode = said.get("pooling_mode")
     chosen = [mode] if isinstance(mode, str) else [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
-    kinds = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
+    kinds = {f"pooling_mode_{kind}_token{plural}": kind for kind, plural in (("cls", ""), ("mean", "s"), ("max", "s"))}
+    kinds |= {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last", "pooling_mode_lasttoken": "last"}
     if len(chosen) != 1 or chosen[0] not in kinds:
-        raise CheckpointError(f"pooling by {', '.join(map(str, chosen))[:100] or 'nothing'}", file=file, expected="cls or mean")
+        raise CheckpointError(
+            f"pooling by {', '.join(map(str, chosen))[:100] or 'nothing'}", file=file, expected="cls, mean, max or last token"
+        )
     return kinds[chosen[0]]

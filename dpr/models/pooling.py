@@ -1,21 +1,145 @@
-"""Hidden states of a sequence -> its one vector."""
+"""Hidden states of a sequence -> its one vector: the contract, what comes with the toolkit, and user-defined poolings."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dpr.core.errors import ConfigError
+from dpr.core.user_classes import create_object
 
-def pool_padded(hidden: Tensor, mask: Tensor, position: Tensor, kind: str) -> Tensor:
-    """Pools (N, L, D) to (N, D): ``cls`` reads ``position`` (N,) of each sequence, ``mean`` averages over ``mask`` (N, L)."""
-    if kind == "cls":
+_SETTING = "encoder.pooling"
+
+
+class Pooling(Protocol):
+    """Turns the last hidden states of N sequences into N vectors; made with the width D of the states.
+
+    Both sides give the same vectors (N, V), V the same for any N, with gradients; the vector of a sequence depends on that sequence alone.
+    ``lengths`` (N,) and ``position`` (N,) lie on the device of the states; reading their values on the host would make it wait.
+    ``position`` is where a token selector points in each sequence, 0 without one. An ``nn.Module`` has its weights trained and stored with
+    the tower's.
+    """
+
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        """The place (N,) of the only token of each sequence that is read; None where several are.
+
+        A packed tower may then leave the other tokens out of its last layer, and gives ``packed`` sequences of one token.
+        """
+        ...
+
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        """Pools (N, L, D), ``mask`` (N, L) True at real tokens, which come first."""
+        ...
+
+    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        """Pools sequences laid end to end, (T, D)."""
+        ...
+
+
+class ClsPooling:
+    """The token at ``position``: the first, or the one that a selector names."""
+
+    def __init__(self, hidden_size: int) -> None:
+        pass
+
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        return position
+
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         return hidden[torch.arange(hidden.shape[0], device=hidden.device), position]
-    weights = mask.to(hidden.dtype)
-    return torch.einsum("nld,nl->nd", hidden, weights) / weights.sum(1, keepdim=True)
+
+    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return hidden[torch.cumsum(lengths, 0) - lengths + position]
 
 
-def pool_packed(hidden: Tensor, lengths: Tensor, position: Tensor, kind: str) -> Tensor:
-    """Pools a pack (T, D) to (N, D): ``cls`` reads token ``position`` (N,), ``mean`` averages over each sequence."""
-    if kind == "cls":
-        return hidden[position]
-    return torch.segment_reduce(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), "mean", lengths=lengths, unsafe=True)
+class LastPooling(ClsPooling):
+    """The last token, the only one that has seen the whole text where attention is causal."""
+
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        return lengths - 1
+
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return super().padded(hidden, mask, mask.sum(1) - 1)
+
+    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return super().packed(hidden, lengths, lengths - 1)
+
+
+class MeanPooling:
+    """The mean over all tokens."""
+
+    def __init__(self, hidden_size: int) -> None:
+        pass
+
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        return None
+
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        weights = mask.to(hidden.dtype)
+        return torch.einsum("nld,nl->nd", hidden, weights) / weights.sum(1, keepdim=True)
+
+    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return _reduced(hidden, lengths, "mean")
+
+
+class MaxPooling(MeanPooling):
+    """The largest value of each dimension over all tokens."""
+
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return hidden.masked_fill(~mask[:, :, None], -torch.inf).amax(1)
+
+    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return _reduced(hidden, lengths, "max")
+
+
+def _reduced(hidden: Tensor, lengths: Tensor, how: str) -> Tensor:
+    # unsafe: it would wait for the device to check that the lengths sum to T.
+    return torch.segment_reduce(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), how, lengths=lengths, unsafe=True)
+
+
+POOLINGS: dict[str, Callable[[int], Pooling]] = {"cls": ClsPooling, "mean": MeanPooling, "last": LastPooling, "max": MaxPooling}
+
+
+def is_user_defined(name: str) -> bool:
+    """Whether a name is an import path. Such a path must come from configuration, never from a file that somebody else may have made."""
+    return ":" in name
+
+
+def make_pooling(name: str, hidden_size: int) -> tuple[Pooling, int]:
+    """The pooling of a name or of an import path ``module:Class``, and the width of its vectors.
+
+    Raises:
+        ConfigError: there is none of that name, or a user-defined one does not keep its promises.
+    """
+    if not is_user_defined(name):
+        if name not in POOLINGS:
+            raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or module:Class of your own")
+        return POOLINGS[name](hidden_size), hidden_size
+    pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size,))
+    try:
+        return pooling, _width(pooling, hidden_size)
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{_SETTING}={name} does not keep the promises of dpr.models.pooling.Pooling ({reason})") from error
+
+
+def _width(pooling: Pooling, hidden_size: int) -> int:
+    """Width of the vectors of a user-defined pooling whose two sides agree on three random sequences."""
+    lengths, position = torch.tensor([3, 1, 4]), torch.zeros(3, dtype=torch.int64)
+    mask = torch.arange(4)[None] < lengths[:, None]
+    hidden = torch.randn(3, 4, hidden_size, generator=torch.Generator().manual_seed(0))
+    read = pooling.token_read(lengths, position)
+    with torch.no_grad():
+        padded, packed = pooling.padded(hidden, mask, position), pooling.packed(hidden[mask], lengths, position)
+        if padded.dim() != 2 or len(padded) != 3:
+            raise ValueError(f"its vectors of 3 sequences are of shape {tuple(padded.shape)}")
+        if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):
+            raise ValueError("packed and padded give different vectors")
+        if read is not None:
+            one_each = pooling.packed(hidden[torch.arange(3), read], torch.ones_like(lengths), torch.zeros_like(position))
+            if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
+                raise ValueError("it reads other tokens than token_read says")
+    return padded.shape[1]

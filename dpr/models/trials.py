@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.models.pooling import Pooling
+
+logger = get_logger(__name__)
 
 LENGTHS = (11, 7, 4)
 # What model classes raise where they are called in a way that they do not know.
@@ -89,8 +95,82 @@ def first_position(backbone: Any) -> int | None:
         with trial(backbone):
             expected = padded_states(backbone, batch)
             for first in (0, pad_id(backbone.config) + 1):
-                if agree(padded_states(backbone, batch, position_ids=batch.within()[None] + first), expected):
+                if agree(padded_states(backbone, batch, position_ids=batch.positions()[None] + first), expected):
                     return first
     except FAILURES:
         pass
     return None
+
+
+def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding: bool) -> None:
+    """Encodes a few texts the padded way and judges the vectors.
+
+    Raises:
+        ConfigError: there are none, or two texts have the same vector because they begin with the same token.
+    """
+    kind, batch = type(backbone).__name__, sample_batch(backbone, (*LENGTHS, LENGTHS[1]))
+    first, second = LENGTHS[0], sum(LENGTHS)
+    batch.tokens[second] = batch.tokens[first]
+
+    def vectors_of(part: TokenBatch) -> Tensor:
+        input_ids, mask = part.padded(pad_id(backbone.config))
+        hidden = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
+        return pooling.padded(hidden, mask, part.position)
+
+    try:
+        with trial(backbone):
+            vectors = vectors_of(batch)
+            alone = vectors_of(batch.select(torch.tensor([2])))[0] if warn_of_padding else vectors[2]
+    except FAILURES as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"encoder.pretrained_model_cfg: a {kind} cannot be a tower, since it does not encode short texts ({reason})"
+        ) from error
+    spread = (vectors - vectors.mean(0)).square().mean().sqrt()
+    if (vectors[1] - vectors[3]).abs().max() < 1e-5 * spread:
+        raise ConfigError(
+            f"encoder.pooling={name}: vectors of a {kind} would not depend on a text after its first token, since its attention is causal; "
+            "set encoder.pooling=last or mean"
+        )
+    if (vectors[2] - alone).abs().max() > _TOLERANCE * spread:
+        logger.warning(
+            "%s lets padding change a text's vector: it depends on the texts that are encoded beside it, and so do all results", kind
+        )
+
+
+class _Begun(Exception):
+    """The first layer was reached."""
+
+
+def longest_sequence(backbone: Any, length: int) -> int:
+    """The most tokens, up to ``length``, that the backbone has positions for; found by running what comes before its first layer."""
+    limit, layers = getattr(backbone.config, "max_position_embeddings", None), layers_of(backbone)
+    margin = pad_id(backbone.config) + 3  # some families number their first position so
+    if limit is None or length <= limit - margin or not layers or backbone.device.type != "cpu":
+        return length
+
+    def stop(*_: Any) -> None:
+        raise _Begun
+
+    def fits(tokens: int) -> bool:
+        try:
+            backbone(input_ids=sample_batch(backbone, [tokens]).tokens[None])
+        except _Begun:
+            return True
+        except FAILURES:
+            return False
+        return True
+
+    hook = layers[0].register_forward_pre_hook(stop)
+    try:
+        with trial(backbone):
+            if fits(length):
+                return length
+            return bisect_left(range(length), True, key=lambda tokens: not fits(tokens + 1))
+    finally:
+        hook.remove()
+
+
+def layers_of(backbone: nn.Module) -> list[nn.Module]:
+    """The repeated layers: members of the backbone's longest list of modules."""
+    return list(max((module for module in backbone.modules() if isinstance(module, nn.ModuleList)), key=len, default=[]))

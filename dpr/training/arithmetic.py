@@ -31,6 +31,6 @@ def set_up_arithmetic(settings: ComputeSettings, model: BiEncoder) -> None:
         else:
             logger.warning("train.tf32=true has no effect on %s", model.device.type)
     if settings.gradient_checkpointing:
-        checkpoint_activations(model)
+        checkpoint_activations(model.trained_towers())
     if settings.compile:
-        compile_towers(model)
+        compile_towers(model.trained_towers())

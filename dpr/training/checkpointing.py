@@ -16,7 +16,7 @@ from dpr.data.loader import SampleSource
 from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
-from dpr.models.encoder import dropout_of
+from dpr.models.backbones import dropout_of
 from dpr.training.finite_guard import refuse_not_finite
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run_state import CheckpointFolder, Progress, RunIdentity, environment_facts

@@ -23,7 +23,8 @@ from dpr.core.seeding import seed_torch
 from dpr.data.packing import plan_packs, plan_token_batches
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.models.encoder import CPU_FORWARD_TOKENS, Encoder
+from dpr.models.encoder import Encoder
+from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.training.memory import graph_bytes_per_token
 from dpr.training.pool_gather import PoolGather
 from dpr.training.step import StepResult, objective_share, pool_loss

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.models.encoder import Encoder
-from dpr.models.fast.last_layer import layers_of
+from dpr.models.trials import layers_of
 
 
 class TowerCost:
@@ -26,7 +26,7 @@ class TowerCost:
         passes = 3 if any(parameter.requires_grad for parameter in tower.parameters()) else 1
         layers, width = int(getattr(tower.config, "num_hidden_layers", 0)), int(tower.config.hidden_size)
         of_tokens, of_sequences, keys = _linear_weights(tower.backbone), 0, 0
-        if tower.reads_tokens:
+        if tower.fast.prunes_last_layer:
             of_sequences, keys, layers = _linear_weights(layers_of(tower.backbone)[-1]) - 2 * width * width, 2 * width, layers - 1
         self._per_token, self._per_sequence = passes * 2.0 * (of_tokens - of_sequences + keys), passes * 2.0 * of_sequences
         self._per_pair = passes * 4.0 * layers * width

@@ -49,7 +49,7 @@ def lines(folder: str) -> list[dict[str, float]]:
 
 
 def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
-    assert sorted(BLOCKS) == ["early_stopping.py", "my_callbacks.py", "my_data.py", "my_metrics.py"]
+    assert sorted(BLOCKS) == ["early_stopping.py", "my_callbacks.py", "my_data.py", "my_metrics.py", "my_pooling.py"]
     for name, code in BLOCKS.items():
         assert len([line for line in code.splitlines() if line.strip()]) < 20, name
 
@@ -123,6 +123,11 @@ def test_own_metric_from_the_command_line() -> None:
     last = lines("runs/mine")[-1]
     assert last["eval/in_batch_acc"] <= last["eval/mrr"] <= 1
     assert {"eval/dev/mrr", "eval/train/mrr", "eval/dev/nll_loss", "eval/train/nll_loss"} <= last.keys()
+
+
+def test_user_defined_pooling_from_the_command_line() -> None:
+    assert main(["encoder.pooling=my_pooling:LengthPooling", "output_dir=runs/pooled", *SMALL]) == 0
+    assert [line["step"] for line in lines("runs/pooled")] == [1, 2, 3]
 
 
 def test_own_data_set_from_the_command_line() -> None:

@@ -9,6 +9,7 @@ import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from transformers import BertConfig, ModernBertConfig
 
 from dpr.core.batch import TokenBatch
 from dpr.embedding.encode import encode_tokens
+from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
-from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.encoder import Encoder
 from dpr.models.fast import varlen
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -106,7 +108,7 @@ def test_vectors_and_gradients_are_those_of_sdpa(name: str, pooling: str, dtype:
     tower, batch = tower_of(name, pooling), batch_of(LENGTHS)
     exact = flat_gradient(tower, batch, None)
     sdpa = flat_gradient(tower, batch, dtype)
-    tower.attention = "varlen"
+    tower.fast = replace(tower.fast, attention="varlen")
     with counted(monkeypatch) as calls:
         found = flat_gradient(tower, batch, dtype)
     assert calls and {query.dtype for query in calls} == {dtype}
@@ -116,7 +118,7 @@ def test_vectors_and_gradients_are_those_of_sdpa(name: str, pooling: str, dtype:
 
 def test_checkpointed_activations_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of("bert", "cls"), batch_of(LENGTHS)
-    tower.attention = "varlen"
+    tower.fast = replace(tower.fast, attention="varlen")
     twin = copy.deepcopy(tower)
     twin.train().backbone.gradient_checkpointing_enable({"use_reentrant": False})
     with counted(monkeypatch) as calls:
@@ -182,7 +184,7 @@ def test_embeddings_are_those_of_sdpa(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("attention", varlen.KERNELS)
 def test_no_forward_waits_for_the_device(attention: str) -> None:
     tower = tower_of("bert", "cls")
-    tower.attention = attention
+    tower.fast = replace(tower.fast, attention=attention)
     host = batch_of(LENGTHS).to("cpu")
     flat_gradient(tower, host.to("cuda"), torch.bfloat16)
     torch.cuda.synchronize()

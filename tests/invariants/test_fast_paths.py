@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.models import encoder
 from dpr.models.biencoder import TowerOptions
 from dpr.training import grad_cache
 from dpr.training.callbacks import Callback
@@ -73,7 +72,7 @@ def trained(
 
 @pytest.mark.parametrize("towers", TOWERS)
 def test_every_fast_path_trains_as_the_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, towers: str) -> None:
-    monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 60)  # several packs
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)  # several packs
     monkeypatch.setattr(grad_cache, "MIN_CHUNK_TOKENS", 1)
     slow, weights = trained(tmp_path, TOWERS[towers], packed=False)
     assert len(slow.losses) == 6 and max(slow.losses) - min(slow.losses) > 0.01, "a flat curve would prove little"

@@ -15,9 +15,9 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.corpora import write_passages
+from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from dpr.models.encoder import load_backbone
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.original import flat_params, nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, tiny_model

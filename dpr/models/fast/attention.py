@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpr.core.logs import get_logger
 from dpr.data.packing import Bucket, plan_buckets
-from dpr.models.dropout import can_drop, draw_bits, keep_mask, keep_scale
+from dpr.models.fast.dropout import can_drop, draw_bits, keep_mask, keep_scale
 from dpr.models.trials import FAILURES, LENGTHS, agree, pad_id, padded_states, sample_batch, trial
 
 logger = get_logger(__name__)
@@ -26,10 +26,10 @@ ATTENTION = "dpr_packed"
 _LONGEST_TRIAL = 512
 
 
-class Mixing(Protocol):
+class PackAttention(Protocol):
     """What a backbone's attention is handed in the place of a mask."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
         """Attention within each sequence, among positions less than ``window`` apart: (1, H, T, d) each in, (1, T, H, d) out."""
         ...
 
@@ -38,11 +38,11 @@ class Layout(ABC):
     """Where each sequence of a pack lies, and how attention is computed there; made once per forward and shared by all layers."""
 
     @abstractmethod
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
-        """As ``Mixing`` says."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        """As ``PackAttention`` says."""
 
     @abstractmethod
-    def read(
+    def attend_one(
         self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
     ) -> Tensor:
         """The same for one query a sequence, which stands at ``position`` (n,) of it: query (1, H, n, d) in, (1, n, H, d) out."""
@@ -85,7 +85,7 @@ class PackedLayout(Layout):
             regions.append(Region(bucket, *(part.to(device, non_blocking=True) for part in (source, place, real[:, None, None, :]))))
         return PackedLayout(tuple(regions))
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
         inputs = [states[0].transpose(0, 1) for states in (query, key, value)]
         outputs = []
         for region in self.regions:
@@ -96,12 +96,12 @@ class PackedLayout(Layout):
                 near = band(torch.arange(bucket.longest, device=query.device)[None], bucket.longest, window)
                 # Padded queries see padding: a row without any key would be NaN, which backward spreads, since NaN x 0 is NaN.
                 mask = near if mask is None else (mask | ~mask.transpose(2, 3)) & near
-            mixed = attend(q, k, v, mask, dropout, scaling)
+            mixed = dot_product_attention(q, k, v, mask, dropout, scaling)
             flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
             outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
         return torch.cat(outputs)[None]
 
-    def read(
+    def attend_one(
         self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
     ) -> Tensor:
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
@@ -113,7 +113,7 @@ class PackedLayout(Layout):
             if window is not None and bucket.longest > window:
                 near = band(position[rows, None], bucket.longest, window)
                 mask = near if mask is None else mask & near
-            outputs.append(attend(queries[rows, :, None], k, v, mask, dropout, scaling)[:, :, 0])
+            outputs.append(dot_product_attention(queries[rows, :, None], k, v, mask, dropout, scaling)[:, :, 0])
             first = rows.stop
         return torch.cat(outputs)[None]
 
@@ -185,7 +185,7 @@ class _DroppedAttention(torch.autograd.Function):
         return (*(part.view(-1, ctx.heads, *part.shape[1:]) for part in (grad_q, grad_k, grad_v)), None, None, None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
     """Queries (n, H, Q, d), keys and values (n, H, L, d) in, (n, H, Q, d) out."""
     if can_drop(q, dropout) and not torch.is_autocast_enabled("cpu"):
         mixed: Tensor = _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -201,7 +201,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    packed_layout: Mixing | None = None,
+    packed_layout: PackAttention | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain SDPA over a padded batch.
@@ -214,7 +214,7 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
     if shared := query.shape[1] // key.shape[1] - 1:  # heads that use the keys of another
         key, value = (states.repeat_interleave(shared + 1, dim=1) for states in (key, value))
-    return packed_layout.mix(query, key, value, dropout=dropout, scaling=scaling, window=options.get("sliding_window")), None
+    return packed_layout.attend(query, key, value, dropout=dropout, scaling=scaling, window=options.get("sliding_window")), None
 
 
 def padded(tokens: Tensor, region: Region) -> Tensor:
@@ -263,7 +263,7 @@ def enable_packing(backbone: Any) -> int | None:
             layout = PackedLayout.build(batch.lengths.tolist(), batch.tokens.device)
             words = backbone.get_input_embeddings()(batch.tokens)[None]
             for first in (0, pad_id(backbone.config) + 1):
-                packed = backbone(inputs_embeds=words, position_ids=batch.within()[None] + first, packed_layout=layout)
+                packed = backbone(inputs_embeds=words, position_ids=batch.positions()[None] + first, packed_layout=layout)
                 if agree(packed.last_hidden_state[0], expected):
                     return first
         reason = "it computes attention in a way of its own"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpr.models.fast.attention import Layout, PackedLayout
-from dpr.models.trials import FAILURES, agree, sample_batch, trial
+from dpr.models.trials import FAILURES, agree, layers_of, sample_batch, trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class ReadLayout:
     token: Tensor
     position: Tensor
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
-        return self.pack.mix(query, key, value, dropout=dropout, scaling=scaling, window=window)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+        return self.pack.attend(query, key, value, dropout=dropout, scaling=scaling, window=window)
 
 
 class _Reached(Exception):
@@ -36,7 +36,7 @@ class _Reached(Exception):
 class _UpToAttention:
     """Ends the layer where its attention would begin."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
         raise _Reached(key, value)
 
 
@@ -48,17 +48,12 @@ class _ReadTokens:
     keys: Tensor
     values: Tensor
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
         pack, position = self.layout.pack, self.layout.position
-        return pack.read(position, query, self.keys, self.values, dropout=dropout, scaling=scaling, window=window)
+        return pack.attend_one(position, query, self.keys, self.values, dropout=dropout, scaling=scaling, window=window)
 
 
-def layers_of(backbone: nn.Module) -> list[nn.Module]:
-    """The repeated layers: members of the backbone's longest list of modules."""
-    return list(max((module for module in backbone.modules() if isinstance(module, nn.ModuleList)), key=len, default=[]))
-
-
-def enable_reading(backbone: Any, first_position: int) -> bool:
+def enable_pruning(backbone: Any, first_position: int) -> bool:
     """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n, D); returns whether it does.
 
     Judged by trying: three random sequences, with and without. A backbone that computes something else is left as it was.
@@ -73,7 +68,7 @@ def enable_reading(backbone: Any, first_position: int) -> bool:
     read = ReadLayout(whole, position + torch.tensor([0, 11, 18], device=position.device), position)
     try:
         with trial(backbone):
-            options = {"inputs_embeds": backbone.get_input_embeddings()(batch.tokens)[None], "position_ids": batch.within()[None]}
+            options = {"inputs_embeds": backbone.get_input_embeddings()(batch.tokens)[None], "position_ids": batch.positions()[None]}
             options["position_ids"] += first_position
             expected, found = (backbone(**options, packed_layout=layout).last_hidden_state[0] for layout in (whole, read))
             if agree(found, expected[read.token]):

@@ -41,19 +41,19 @@ class VarlenLayout(Layout):
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return VarlenLayout(lengths, ends.to(device, non_blocking=True))
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
         longest = max(self.lengths)
         reach = -1 if window is None or window >= longest else window - 1
         return _attend((query, key, value), (self.ends, self.ends), (longest, longest), dropout, scaling, reach)
 
-    def read(
+    def attend_one(
         self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
     ) -> Tensor:
         longest = max(self.lengths)
         if window is not None and window < longest:
             # The kernel's window lies around the last keys where there are fewer queries, and what is read may stand anywhere.
             padded = PackedLayout.build(self.lengths, query.device)
-            return padded.read(position, query, key, value, dropout=dropout, scaling=scaling, window=window)
+            return padded.attend_one(position, query, key, value, dropout=dropout, scaling=scaling, window=window)
         one_each = torch.arange(len(self.ends), dtype=torch.int32, device=self.ends.device)
         return _attend((query, key, value), (one_each, self.ends), (1, longest), dropout, scaling, -1)
 

@@ -30,7 +30,7 @@ def test_defaults_pass() -> None:
     ("key", "value", "expected"),
     [
         ("encoder.encoder_model_type", "pytext_bert", "hf_bert"),
-        ("encoder.pooling", "max", "cls, mean"),
+        ("encoder.pooling", "median", "cls, mean, last, max"),
         ("encoder.sequence_length", 2, "at least 3"),
         ("encoder.question_length", 1, "at least 3"),
         ("encoder.projection_dim", -1, "at least 0"),

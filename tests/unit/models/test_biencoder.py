@@ -15,9 +15,8 @@ from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
-from dpr.models import encoder
+from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.encoder import load_backbone
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 TEXTS = ["ba be bi", "bo", "ca ce ci co cu da de di do du"]
@@ -152,7 +151,7 @@ def test_words_are_looked_up_once_for_all_packs_and_for_both_sides_of_one_tower(
     folder: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, lookups: int
 ) -> None:
     """The gradient of the table is as large as the table for every time it is read."""
-    monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 4)
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 4)
     model, calls, packs = tiny_model(folder, shared=shared), list[int](), list[int]()
     for tower in {model.question_model, model.ctx_model}:
         tower.backbone.get_input_embeddings().register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].numel()))

@@ -109,9 +109,19 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
     np.testing.assert_allclose(BiEncoder.load(tmp_path / "st").encode_questions(texts), theirs.encode(texts), atol=1e-6)
 
 
-def test_what_pooling_calls_itself_today_is_read(tmp_path: Path) -> None:
-    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, "pooling_mode": "cls"})
-    assert BiEncoder.load(folder, settings=EncoderSettings(pooling="mean")).settings.pooling == "cls"
+@pytest.mark.parametrize(
+    ("said", "pooling"),
+    [
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "max"}, "max"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
+    ],
+)
+def test_every_name_of_a_pooling_is_read(said: dict[str, Any], pooling: str, tmp_path: Path) -> None:
+    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, **said})
+    assert BiEncoder.load(folder, settings=EncoderSettings(pooling="mean")).settings.pooling == pooling
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,7 @@ def test_what_pooling_calls_itself_today_is_read(tmp_path: Path) -> None:
     [
         (["Pooling", "Dense"], {}, "Dense"),
         (["Pooling"], {"pooling": POOLING | {"pooling_mode_cls_token": True}}, "pooling by pooling_mode_cls_token, pooling_mode_mean"),
-        (["Pooling"], {"pooling": {"pooling_mode": "max"}}, "pooling by max"),
+        (["Pooling"], {"pooling": {"pooling_mode": "weightedmean"}}, "pooling by weightedmean"),
         (["Pooling"], {"pooling": {"pooling_mode_mean_tokens": False}}, "pooling by nothing"),
         (["Pooling"], {"pooling": []}, "an empty list"),
         (["Pooling"], {"modules": "x"}, "no list of modules"),

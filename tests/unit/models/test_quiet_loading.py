@@ -16,7 +16,7 @@ import sys
 from unittest import mock
 from dpr.core.distributed import Ranks
 from dpr.models import quiet_loading
-from dpr.models.encoder import load_backbone
+from dpr.models.backbones import load_backbone
 from transformers.utils import logging
 with mock.patch.object(quiet_loading, "current_ranks", lambda: Ranks(int(sys.argv[2]), 2)):
     level = logging.get_verbosity()

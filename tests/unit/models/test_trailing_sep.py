@@ -13,9 +13,9 @@ from transformers import BertConfig, DistilBertConfig, ModernBertConfig, Roberta
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.models import encoder as encoder_module
+from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.encoder import Encoder, EncoderSettings, backbone_from_config
+from dpr.models.encoder import Encoder, EncoderSettings
 from tests.helpers.tiny import WORDS, tiny_model
 
 WINDOW = 24
@@ -43,7 +43,7 @@ def models(folder: Path, *, packed: bool, **settings: Any) -> BiEncoder:
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 def test_vectors_and_gradients_are_those_of_the_padded_window(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module, "CPU_FORWARD_TOKENS", 60)
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     model = models(tmp_path, packed=packed)
     backbone = tiny_model(tmp_path).ctx_model.backbone  # plain, without any of it
     tower = model.ctx_model

@@ -16,7 +16,7 @@ from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
-from dpr.models.fast.last_layer import layers_of
+from dpr.models.trials import layers_of
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer
@@ -177,7 +177,7 @@ def test_attention_and_its_dropout_reach_both_towers_from_weights_and_from_a_che
     second = started(folder, varlen(init="weights", model_file=str(folder / "run"), output_dir=str(folder / "second")))
     for model in (first.model, second.model):
         for tower in (model.question_model, model.ctx_model):
-            assert tower.attention == "varlen"
+            assert tower.fast.attention == "varlen"
             assert (tower.config.attention_probs_dropout_prob, tower.config.hidden_dropout_prob) == (0.0, 0.1)
     assert first.identity.free["encoder.attention"] == "varlen"
 

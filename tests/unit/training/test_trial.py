@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import BertConfig, LongformerConfig, SqueezeBertConfig, XLNetConfig
 
+from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.encoder import Encoder
 from dpr.training.trial import freeze_unneeded
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples, tiny_model

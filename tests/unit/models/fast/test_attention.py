@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import EuroBertConfig, Gemma3TextConfig, ModernBertConfig, ModernBertDecoderConfig
 
-from dpr.models.dropout import draw_bits, keep_mask, keep_scale
-from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.backbones import backbone_from_config
+from dpr.models.encoder import Encoder
 from dpr.models.fast import attention
 from dpr.models.fast.attention import PackedLayout
+from dpr.models.fast.dropout import draw_bits, keep_mask, keep_scale
 from dpr.models.trials import trial
 from tests.unit.models.fast.test_packing import SMALL, batch_of
 
@@ -52,8 +53,8 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int |
 
     def packed() -> Tensor:
         if num_queries == "all":
-            return layout.mix(*states, **options)[0]
-        return layout.read(position, states[0][:, :, starts + position], *states[1:], **options)[0]
+            return layout.attend(*states, **options)[0]
+        return layout.attend_one(position, states[0][:, :, starts + position], *states[1:], **options)[0]
 
     def plain() -> Tensor:
         queries = longest if num_queries == "all" else 1

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, ModernBertConfig
 
-from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.backbones import backbone_from_config
+from dpr.models.encoder import Encoder
 from dpr.models.fast import gelu
 from dpr.models.fast.gelu import Gelu, replace_gelu
 

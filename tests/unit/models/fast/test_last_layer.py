@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from transformers import AlbertConfig
 
 from dpr.data.packing import plan_buckets
-from dpr.models import encoder
-from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.backbones import backbone_from_config
+from dpr.models.encoder import Encoder
 from dpr.models.fast import attention
-from dpr.models.fast.last_layer import enable_reading
+from dpr.models.fast.last_layer import enable_pruning
 from tests.unit.models.fast.test_packing import CONFIGS, LENGTHS, SMALL, batch_of
 
 
@@ -36,14 +37,14 @@ def widest_products(tower: Encoder) -> list[int]:
 def test_reading_one_token_equals_reading_it_from_all_in_vectors_and_gradients(
     name: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder, "CPU_UNPADDED", min_unpadded)
-    monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 60)
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_UNPADDED", min_unpadded)
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     monkeypatch.setattr(attention, "plan_buckets", partial(plan_buckets, min_tokens=10))
     tower, batch = tower_of(name).train(min_unpadded > max(LENGTHS)), batch_of(LENGTHS)
-    assert tower.reads_tokens
+    assert tower.fast.prunes_last_layer
     seen, results = widest_products(tower), []
     for reads in (True, False):
-        tower.reads_tokens = reads
+        tower.fast = replace(tower.fast, prunes_last_layer=reads)
         tower.zero_grad()
         vectors = tower(batch)
         vectors.square().sum().backward()
@@ -59,7 +60,7 @@ def test_mean_pooling_reads_all_tokens() -> None:
     tower = tower_of("bert", "mean")
     seen = widest_products(tower)
     tower(batch_of(LENGTHS))
-    assert not tower.reads_tokens
+    assert not tower.fast.prunes_last_layer
     assert seen == [sum(LENGTHS)]
 
 
@@ -69,7 +70,7 @@ def test_a_copy_reads_with_its_own_weights() -> None:
     with torch.no_grad():
         for parameter in tower.parameters():
             parameter.mul_(1.1)
-    assert twin.reads_tokens
+    assert twin.fast.prunes_last_layer
     torch.testing.assert_close(twin(batch), before, rtol=0, atol=0)
 
 
@@ -77,7 +78,7 @@ def test_a_layer_that_is_called_several_times_stays_whole() -> None:
     torch.manual_seed(0)
     backbone = backbone_from_config(AlbertConfig(**SMALL, embedding_size=32), dropout=0.0)
     packed, padded = Encoder(copy.deepcopy(backbone)).double(), Encoder(backbone, packed=False).double()
-    assert packed.is_packed and not packed.reads_tokens
+    assert packed.is_packed and not packed.fast.prunes_last_layer
     assert not any(module._forward_pre_hooks for module in packed.modules()), "what failed its trial was left in place"
     torch.testing.assert_close(packed(batch_of(LENGTHS)), padded(batch_of(LENGTHS)), rtol=0, atol=1e-6)
 
@@ -90,10 +91,10 @@ def test_a_last_layer_that_mixes_tokens_beside_its_attention_stays_whole() -> No
     def of_its_neighbour(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         return output + 0.1 * output.roll(1, dims=1)
 
-    assert Encoder(copy.deepcopy(backbone)).reads_tokens
+    assert Encoder(copy.deepcopy(backbone)).fast.prunes_last_layer
     # As after packing was found to be sound: the trial of the last layer has to see it by itself.
     final.register_forward_hook(of_its_neighbour)
     attention.register()
     backbone.set_attn_implementation(attention.ATTENTION)
-    assert not enable_reading(backbone, 0)
+    assert not enable_pruning(backbone, 0)
     assert not backbone.encoder.layer[-1]._forward_pre_hooks

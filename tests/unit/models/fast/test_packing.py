@@ -14,8 +14,8 @@ from transformers import BertConfig, DistilBertConfig, ElectraConfig, ModernBert
 
 from dpr.core.batch import TokenBatch
 from dpr.data.packing import plan_buckets, plan_packs
-from dpr.models import encoder
-from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.backbones import backbone_from_config
+from dpr.models.encoder import Encoder
 from dpr.models.fast import attention
 
 SMALL: dict[str, Any] = {
@@ -65,8 +65,8 @@ def both(name: str, pooling: str, dtype: torch.dtype = torch.float64) -> tuple[E
 @pytest.mark.parametrize("min_unpadded", [10, 1000])
 @pytest.mark.parametrize(("name", "pooling"), list(itertools.product(CONFIGS, ["cls", "mean"])))
 def test_packed_equals_padded_in_vectors_and_gradients(name: str, pooling: str, min_unpadded: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 60)
-    monkeypatch.setattr(encoder, "CPU_UNPADDED", min_unpadded)
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_UNPADDED", min_unpadded)
     monkeypatch.setattr(attention, "plan_buckets", partial(plan_buckets, min_tokens=10))
     packed, padded = both(name, pooling)
     packed.train(min_unpadded > max(LENGTHS))

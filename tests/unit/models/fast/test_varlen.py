@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from transformers import BertConfig
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
-from dpr.models import encoder
+from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
-from dpr.models.encoder import Encoder, backbone_from_config
+from dpr.models.encoder import Encoder
 from dpr.models.fast import varlen
 from dpr.models.fast.attention import PackedLayout
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
@@ -52,7 +53,7 @@ def assert_same(found: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor,
 
 
 def as_sdpa(tower: Encoder) -> Encoder:
-    tower.attention = "sdpa"
+    tower.fast = replace(tower.fast, attention="sdpa")
     return tower
 
 
@@ -67,7 +68,7 @@ def test_the_stand_in_has_the_signature_of_torch() -> None:
 
 @pytest.mark.parametrize(("name", "pooling"), list(itertools.product(CONFIGS, ["cls", "mean"])))
 def test_vectors_and_gradients_are_those_of_sdpa(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "CPU_FORWARD_TOKENS", 60)
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
     tower, batch = tower_of(CONFIGS[name], pooling=pooling).double(), batch_of(LENGTHS)
     with on_any_device(monkeypatch, dtypes=EXACT) as calls:
         found = vectors_and_gradients(tower, batch)
@@ -110,7 +111,7 @@ def test_a_layer_has_its_own_scale_and_window(scaling: float | None, window: int
     options: dict[str, Any] = {"dropout": 0.0, "scaling": scaling, "window": window}
     with on_any_device(monkeypatch):
         found, expected = (
-            (layout.mix(q, k, v, **options), layout.read(position, read, k, v, **options))
+            (layout.attend(q, k, v, **options), layout.attend_one(position, read, k, v, **options))
             for layout in (kind.build(lengths, q.device) for kind in (varlen.VarlenLayout, PackedLayout))
         )
     for mine, theirs in zip(found, expected, strict=True):
@@ -140,7 +141,7 @@ def test_under_autocast_the_kernel_gets_half_precision(dtype: torch.dtype, monke
     exact, _ = vectors_and_gradients(as_sdpa(tower), batch)
     with torch.autocast("cpu", dtype=dtype):
         sdpa, _ = vectors_and_gradients(tower, batch)
-        tower.attention = "varlen"
+        tower.fast = replace(tower.fast, attention="varlen")
         with on_any_device(monkeypatch) as calls:
             found, gradients = vectors_and_gradients(tower, batch)
     assert calls and {call.dtype for call in calls} == {dtype}
@@ -239,7 +240,7 @@ def test_nobody_waits_for_the_device_and_torch_takes_the_call(monkeypatch: pytes
     monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     for attention, name, pooling in itertools.product(varlen.KERNELS, ("bert", "modernbert"), ("cls", "mean")):
         tower = tower_of(CONFIGS[name], pooling=pooling)
-        tower.attention = attention
+        tower.fast = replace(tower.fast, attention=attention)
         if name == "bert":
             tower.attend_to_last(2, 49)
         batch = batch_of(LENGTHS).to("meta")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpr.models.dropout import Dropout, draw_bits, keep_mask, keep_scale, replace_dropout
-from dpr.models.fast.attention import attend
+from dpr.models.fast.attention import dot_product_attention
+from dpr.models.fast.dropout import Dropout, draw_bits, keep_mask, keep_scale, replace_dropout
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.003])
@@ -86,7 +86,7 @@ def test_attention_with_dropout_is_softmax_then_dropout_then_values(mask: str, q
         return (weights * keep * keep_scale(0.3)) @ v
 
     results = []
-    for mix in (lambda: attend(q, k, v, allowed, 0.3, 0.5), plain):
+    for mix in (lambda: dot_product_attention(q, k, v, allowed, 0.3, 0.5), plain):
         torch.manual_seed(11)
         outputs = mix()
         results.append(

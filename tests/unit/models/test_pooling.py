@@ -1,0 +1,156 @@
+"""Every pooling gives the same vectors and gradients packed and padded, whatever it reads; others are refused at the start."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpr.core.errors import CheckpointError, ConfigError
+from dpr.data.packing import plan_buckets
+from dpr.models.backbones import backbone_from_config
+from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder, EncoderSettings
+from dpr.models.fast import attention
+from dpr.models.pooling import POOLINGS, MeanPooling, make_pooling
+from tests.helpers.tiny import encoder_folder, tiny_model
+from tests.unit.models.fast.test_packing import CONFIGS, LENGTHS, batch_of
+
+HERE = "tests.unit.models.test_pooling"
+
+
+class Learned(nn.Module):
+    """A mean that a learnt vector weighs the tokens for, beside the largest values: of twice the width."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.scorer = nn.Linear(hidden_size, 1)
+
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        return None
+
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        scores = self.scorer(hidden)[:, :, 0].masked_fill(~mask, -torch.inf)
+        weighted = torch.einsum("nld,nl->nd", hidden, scores.softmax(1))
+        return torch.cat([weighted, hidden.masked_fill(~mask[:, :, None], -torch.inf).amax(1)], dim=1)
+
+    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        padded = hidden.new_zeros(*mask.shape, hidden.shape[1])
+        padded[mask] = hidden
+        return self.padded(padded, mask, position)
+
+
+class Unlike(MeanPooling):
+    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return super().packed(hidden, lengths, position) + 0.01
+
+
+class Misread(MeanPooling):
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        return position
+
+
+class Whole(MeanPooling):
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return hidden
+
+
+class Lacking:
+    def __init__(self, hidden_size: int) -> None:
+        pass
+
+    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+
+@pytest.mark.parametrize("trailing", [False, True], ids=["", "trailing sep"])
+@pytest.mark.parametrize(("family", "pooling"), list(itertools.product(["bert", "modernbert"], [*POOLINGS, f"{HERE}:Learned"])))
+def test_packed_equals_padded_in_vectors_and_gradients(family: str, pooling: str, trailing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if trailing and family == "modernbert":
+        pytest.skip("its windows do not reach that token")
+    monkeypatch.setattr("dpr.models.fast.packed.CPU_FORWARD_TOKENS", 60)
+    monkeypatch.setattr(attention, "plan_buckets", partial(plan_buckets, min_tokens=10))
+    torch.manual_seed(0)
+    backbone = backbone_from_config(CONFIGS[family], dropout=0.0)
+    packed = Encoder(copy.deepcopy(backbone), pooling=pooling).double()
+    padded = Encoder(backbone, pooling=pooling, packed=False).double()
+    padded.load_state_dict(packed.state_dict())
+    assert packed.is_packed and packed.fast.prunes_last_layer == (pooling in ("cls", "last"))
+    results = []
+    for tower in (packed, padded):
+        if trailing:
+            tower.attend_to_last(6, 49)
+        vectors = tower(batch_of(LENGTHS))
+        (vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)).sum().backward()
+        results.append((vectors.detach(), {key: value.grad for key, value in tower.named_parameters()}))
+    assert results[0][0].shape == (len(LENGTHS), packed.dimension)
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-6)
+    for key, gradient in results[1][1].items():
+        torch.testing.assert_close(results[0][1][key], gradient, rtol=0, atol=2e-6, msg=key)
+
+
+def test_each_reads_what_its_name_says() -> None:
+    hidden = torch.tensor([[[1.0, 8.0], [2.0, 0.0], [6.0, 1.0]], [[5.0, -1.0], [0.0, 9.0], [0.0, 9.0]]])
+    mask, position = torch.tensor([[True] * 3, [True, False, False]]), torch.tensor([1, 0])
+    expected = {
+        "cls": [[2.0, 0.0], [5.0, -1.0]],
+        "last": [[6.0, 1.0], [5.0, -1.0]],
+        "mean": [[3.0, 3.0], [5.0, -1.0]],
+        "max": [[6.0, 8.0], [5.0, -1.0]],
+    }
+    for name in POOLINGS:
+        pooling, width = make_pooling(name, 2)
+        assert width == 2
+        assert pooling.padded(hidden, mask, position).tolist() == expected[name]
+        assert pooling.packed(hidden[mask], mask.sum(1), position).tolist() == expected[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("median", "encoder.pooling=median is not one of cls, mean, last, max"),
+        ("", "is not one of"),
+        (f"{HERE}:Missing", "has no Missing"),
+        (f"{HERE}:Lacking", "it has no packed, token_read"),
+        (f"{HERE}:Unlike", "packed and padded give different vectors"),
+        (f"{HERE}:Misread", "it reads other tokens than token_read says"),
+        (f"{HERE}:Whole", r"shape \(3, 4, 32\)"),
+    ],
+)
+def test_what_is_no_pooling_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        make_pooling(name, 32)
+    assert "encoder.pooling" in str(caught.value) and "\n" not in str(caught.value)
+    encoder_folder(tmp_path, hidden_size=32)
+    with pytest.raises(ConfigError, match=reason):
+        tiny_model(tmp_path, pooling=name)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_every_pooling_is_kept_by_a_checkpoint(name: str, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "encoder", pooling=name)
+    model.save(tmp_path / "model")
+    loaded = BiEncoder.load(tmp_path / "model")
+    assert loaded.settings.pooling == name
+    assert abs(loaded.double().encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])).max() < 1e-6
+
+
+def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_names_it_too(tmp_path: Path) -> None:
+    path = f"{HERE}:Learned"
+    model = tiny_model(tmp_path / "encoder", pooling=path, projection_dim=5)
+    model.save(tmp_path / "model")
+    settings: Any = tmp_path / "model" / "encoder_settings.json"
+    for given in (None, EncoderSettings(), EncoderSettings(pooling=f"{HERE}:Unlike")):
+        with pytest.raises(CheckpointError, match=f"set encoder.pooling={path}"):
+            BiEncoder.load(tmp_path / "model", settings=given)
+    assert path in settings.read_text()
+    loaded = BiEncoder.load(tmp_path / "model", settings=EncoderSettings(pooling=path)).double()
+    assert any(name.endswith("pooling.scorer.weight") for name in loaded.weights())
+    assert abs(loaded.encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])).max() < 1e-6
