@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.errors import CheckpointError, ConfigError, DprError
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
@@ -62,11 +63,10 @@ class BiEncoder(nn.Module):
         """What the checkpoint it was loaded from was trained with, where that is stored."""
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
-        for tower in dict.fromkeys((question_model, ctx_model)):
+        for tower in self.towers:
             tower.check_length(settings.sequence_length, "encoder.sequence_length")
             tower.check_length(settings.question_length, "encoder.question_length")
-        if settings.dpr_trailing_sep:
-            for tower in (question_model, ctx_model):
+            if settings.dpr_trailing_sep:
                 tower.attend_to_last(tensorizer.sep_id, settings.sequence_length - 1)
 
     def forward(
@@ -95,8 +95,8 @@ class BiEncoder(nn.Module):
             context_vectors = self._encode_contexts(context_tower, contexts)
             on_contexts(context_vectors)
             question_vectors = question_tower(questions)
-        for tower in (self.question_model, self.ctx_model):
-            if tower is not question_tower and tower is not context_tower and any(p.requires_grad for p in tower.parameters()):
+        for tower in self.trained_towers():
+            if tower is not question_tower and tower is not context_tower:
                 idle = tower(questions.select(torch.zeros(1, dtype=torch.int64)))
                 question_vectors = question_vectors + 0.0 * idle.sum()
         return BiEncoderVectors(question_vectors, context_vectors, self.temperature)
@@ -114,10 +114,14 @@ class BiEncoder(nn.Module):
             self.ctx_model.eval()
         return self
 
+    @property
+    def towers(self) -> list[Encoder]:
+        """Both towers, or the shared one once."""
+        return list(dict.fromkeys((self.question_model, self.ctx_model)))
+
     def trained_towers(self) -> list[Encoder]:
         """The towers that learn; a shared one once."""
-        towers = [self.question_model] if self.ctx_model is self.question_model else [self.question_model, self.ctx_model]
-        return [tower for tower in towers if any(parameter.requires_grad for parameter in tower.parameters())]
+        return [tower for tower in self.towers if any(parameter.requires_grad for parameter in tower.parameters())]
 
     @property
     def temperature(self) -> Tensor | float:
@@ -205,8 +209,7 @@ class BiEncoder(nn.Module):
 
     def token_embeddings(self) -> list[nn.Parameter]:
         """The token embedding table of each tower (one when shared)."""
-        tables = [tower.backbone.get_input_embeddings().weight for tower in (self.question_model, self.ctx_model)]
-        return tables[:1] if tables[0] is tables[1] else tables
+        return [tower.backbone.get_input_embeddings().weight for tower in self.towers]
 
     def weights(self) -> dict[str, Tensor]:
         """Weights by name; what is shared (a tower, a table) appears once, under its first name."""
@@ -296,13 +299,13 @@ class BiEncoder(nn.Module):
         else:
             weights.pop("log_temperature", None)
         try:
-            backbones = [
-                backbone_from_config(parts.config, dropout=dropout, attention_dropout=options.attention_dropout)
-                for _ in range(1 if settings.shared else 2)
-            ]
+            of_config = partial(backbone_from_config, parts.config, dropout=dropout, attention_dropout=options.attention_dropout)
+            towers = build_towers(of_config, settings, options)
+        except DprError:
+            raise
         except Exception as error:  # whatever a model class makes of a config that contradicts itself
             raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
-        model = cls(*build_towers(backbones, settings, options), parts.tensorizer, settings, options)
+        model = cls(*towers, parts.tensorizer, settings, options)
         model.load_weights(weights, source=source)
         model.stored_temperature = stored
         return model.to(device or "cpu").eval()
@@ -321,10 +324,8 @@ class BiEncoder(nn.Module):
     ) -> BiEncoder:
         """Two towers (or one shared) from a Hugging Face encoder; ``pretrained=False`` takes its config and random weights."""
         settings, options = settings or EncoderSettings(), options or TowerOptions()
-        backbones = [
-            load_backbone(name_or_folder, pretrained=pretrained, dropout=dropout, attention_dropout=options.attention_dropout)
-            for _ in range(1 if settings.shared else 2)
-        ]
+        with_dropout = {"dropout": dropout, "attention_dropout": options.attention_dropout}
+        towers = build_towers(partial(load_backbone, name_or_folder, pretrained=pretrained, **with_dropout), settings, options)
         tensorizer = Tensorizer.load(
             name_or_folder,
             sequence_length=settings.sequence_length,
@@ -332,21 +333,13 @@ class BiEncoder(nn.Module):
             do_lower_case=do_lower_case,
             special_tokens=special_tokens,
         )
-        return cls(*build_towers(backbones, settings, options), tensorizer, settings, options)
+        return cls(*towers, tensorizer, settings, options)
 
 
-def build_towers(backbones: Sequence[nn.Module], settings: EncoderSettings, options: TowerOptions | None = None) -> tuple[Encoder, Encoder]:
-    """Towers on one backbone (shared) or two."""
-    options = options or TowerOptions()
-    towers = [
-        Encoder(
-            backbone,
-            pooling=settings.pooling,
-            projection_dim=settings.projection_dim,
-            normalize=settings.normalize,
-            packed=options.packed,
-            attention=options.attention,
-        )
-        for backbone in backbones
-    ]
+def build_towers(make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions) -> tuple[Encoder, Encoder]:
+    """The question and the context tower, which are one where they are shared."""
+    # Backbones first, then projections: the order in which random weights are drawn.
+    backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
+    made_as: dict[str, Any] = {"pooling": settings.pooling, "projection_dim": settings.projection_dim, "normalize": settings.normalize}
+    towers = [Encoder(backbone, **made_as, packed=options.packed, attention=options.attention) for backbone in backbones]
     return towers[0], towers[-1]
