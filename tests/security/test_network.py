@@ -18,6 +18,7 @@ from dpr.formats.corpora import write_passages
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
+from dpr.models.settings import EncoderSettings
 from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.original import flat_params, nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, tiny_model
@@ -127,7 +128,7 @@ def test_a_folder_chooses_neither_kernels_nor_quantisation_nor_code(tmp_path: Pa
     assert vectors[0].tobytes() == vectors[1].tobytes()
     load_backbone(str(evil))
     Tensorizer.load(evil, sequence_length=8)
-    random = BiEncoder.from_pretrained(str(evil), pretrained=False)
+    random = BiEncoder.from_pretrained(str(evil), EncoderSettings(sequence_length=24), pretrained=False)
     assert random.question_model.config._attn_implementation in ("sdpa", "eager", "dpr_packed")
     assert random.encode_questions(["ba be"]).shape == (1, 16)
     classifiers = [
