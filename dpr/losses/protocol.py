@@ -24,8 +24,9 @@ class Pool:
 
     ``contexts`` (M, D) are the vectors of all ranks' context slots in rank order, with gradient; ``candidates`` says which of these columns
     count for which of this rank's questions, and ``temperature`` divides scores. ``questions`` (Q, D) are all ranks' question vectors
-    where the loss asks for them. What a loss does not ask for is this rank's alone: N slots, B questions. ``own_contexts`` and
-    ``own_questions`` are the rows of this rank. ``ids`` (M, 2) are judgement identities; they stay on the host.
+    where the loss asks for them. ``own_contexts`` and ``own_questions`` are the rows of this rank. What a loss does not ask for is this
+    rank's alone, N slots or B questions; of these slots, all that are filled are candidates, and a loss may compare a question with its own
+    only, since which others are there depends on the number of ranks. ``ids`` (M, 2) are judgement identities; they stay on the host.
     """
 
     contexts: Tensor
@@ -53,7 +54,7 @@ class Loss(ABC):
     """What training minimizes. ``loss.name=module:Class`` takes a user-defined one (docs/training.md).
 
     ``needs`` names what is gathered from all ranks: ``contexts``, ``questions``, both or nothing. ``candidates`` is the rule of the pool,
-    ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
+    ``distinct`` or ``dpr`` (docs/numerics.md, section 3), and ``name`` is what a resumed run must state again; the configuration sets both.
 
     What an implementation must promise:
 
@@ -70,6 +71,7 @@ class Loss(ABC):
 
     needs: frozenset[str] = frozenset({CONTEXTS})
     candidates: str = "distinct"
+    name: str = ""
 
     @abstractmethod
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:

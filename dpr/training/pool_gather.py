@@ -62,7 +62,7 @@ class PoolGather:
         facts = self._facts.wait()
         own_contexts, own_questions = self._own(len(batch.context_ids), CONTEXTS), self._own(len(batch), QUESTIONS)
         candidates = find_candidates(
-            self._loss.candidates,
+            self._loss.candidates if CONTEXTS in self._loss.needs else "dpr",  # what is distinct in a share depends on the ranks
             batch.positive_idx + own_contexts.start,
             facts[:, 2].bool(),
             facts[:, :2],

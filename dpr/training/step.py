@@ -50,7 +50,8 @@ def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncode
         name = type(loss).__name__
         found = f"losses of shape {tuple(result.losses.shape)}" if isinstance(result, LossResult) else f"a {type(result).__name__}"
         raise ConfigError(f"the loss {name} returned {found}; expected a LossResult with one loss per question, ({len(batch)},)")
-    return result
+    # A learned temperature gets a gradient, if of zero, from any loss: without one, data-parallel training would wait for it for ever.
+    return result._replace(losses=result.losses + 0.0 * temperature) if isinstance(temperature, Tensor) else result
 
 
 def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -> Tensor:

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row
+from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.grad_cache import CachedStep
 from dpr.training.parallel import data_parallel
@@ -29,6 +32,31 @@ POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 12, 2, 1, 2
 TOLERANCE = 1e-10
 
 
+class Symmetric(Loss):
+    """Each question among the contexts, and its positive among the questions of all ranks."""
+
+    needs = frozenset({"contexts", "questions"})
+
+    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        first = BiEncoderNllLoss()(questions, pool)
+        scores = score_matrix(pool.contexts[pool.candidates.target], pool.questions, pool.temperature)
+        own = torch.arange(pool.own_questions.start, pool.own_questions.stop, device=questions.device)
+        return LossResult(first.losses + torch.nn.functional.cross_entropy(scores, own, reduction="none"), first.num_correct)
+
+
+class Margin(Loss):
+    """Every question by itself: nothing of other ranks is asked for."""
+
+    needs = frozenset()
+
+    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        assert pool.own_contexts == slice(0, len(pool.contexts)) and len(pool.contexts) == len(questions) * (1 + NUM_HARD + NUM_OTHER)
+        of_question = pool.contexts.view(len(questions), -1, pool.contexts.shape[1])
+        scores = torch.einsum("bd,bnd->bn", questions, of_question) / pool.temperature
+        losses = ((1 - scores + scores[:, :1]).relu() * pool.candidates.counts.view_as(scores)).sum(1)
+        return LossResult(losses, (losses == 1).sum())
+
+
 def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Loss, number correct and gradient of one optimizer step of ACCUMULATION pools, as every rank of a group sees them."""
     ranks = current_ranks()
@@ -39,7 +67,9 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
     set_options = SetOptions("tiny", encoder_type=case.get("encoder_type", ""), loss_scale=case.get("loss_scale", 1.0))
     dataset = PoolDataset([source], [set_options], MultiSetDataIterator([iterator], seed=5), collator)
-    loss_function = BiEncoderNllLoss(candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22))
+    loss_function: Loss = BiEncoderNllLoss(candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22))
+    if own := case.get("loss"):
+        loss_function = own()
     step: Step
     if cached := case.get("grad_cache_tokens"):
         step = CachedStep(model, loss_function, max_tokens=cached, ranks=ranks, device=torch.device("cpu"))
@@ -64,6 +94,8 @@ CASES: dict[str, dict[str, Any]] = {
     "both sides through the question tower": {"encoder_type": "question"},
     "frozen context tower, projection": {"options": {"fix_ctx_encoder": True}, "settings": {"projection_dim": 6}},
     "loss scale": {"loss_scale": 0.25},
+    "a loss of all questions too": {"loss": Symmetric, "options": {"learn_temperature": True}},
+    "a loss of each question by itself": {"loss": Margin},
 }
 
 

@@ -1,0 +1,172 @@
+"""A user-defined loss and validation, written in this file alone, work from the command line wherever the toolkit's own do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpr.cli.train import main
+from dpr.core.batch import BiEncoderBatch
+from dpr.formats import checkpoints
+from dpr.formats.training_sets import write_training_set
+from dpr.losses.candidates import score_matrix
+from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.models.biencoder import BiEncoder
+from dpr.training.metrics import Metrics
+from dpr.training.validations.protocol import Validation
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import encoder_folder, make_samples
+
+HERE = "tests.cli.test_contracts"
+
+
+class BothWays(Loss):
+    """A question among the contexts that count, and its positive among the questions of all ranks, which weighs ``share``."""
+
+    needs = frozenset({"contexts", "questions"})
+
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        scores = pool.candidates.mask_(score_matrix(questions, pool.contexts, pool.temperature))
+        back = score_matrix(pool.contexts[pool.candidates.target], pool.questions, pool.temperature)
+        own = torch.arange(pool.own_questions.start, pool.own_questions.stop, device=questions.device)
+        losses = torch.nn.functional.cross_entropy(scores, pool.candidates.target, reduction="none")
+        losses = losses + self.share * torch.nn.functional.cross_entropy(back, own, reduction="none")
+        return LossResult(losses, (scores.argmax(1) == pool.candidates.target).sum())
+
+
+class Spread(Validation):
+    """The mean distance of some words' vectors from their centre."""
+
+    def __init__(self, name: str = "spread", words: tuple[str, ...] = ("ba be", "ci", "do du")) -> None:
+        self.name, self.words = name, list(words)
+
+    def __call__(self, model: BiEncoder) -> Metrics:
+        vectors = torch.from_numpy(model.encode_questions(self.words))
+        return {f"eval/{self.name}": float((vectors - vectors.mean(0)).norm(dim=1).mean())}
+
+
+class Stranger:
+    def __call__(self, model: BiEncoder) -> Metrics:
+        return {}
+
+
+class Greedy(BothWays):
+    needs = frozenset({"contexts", "teacher"})
+
+
+def code_of(argv: list[str]) -> int:
+    return main(argv)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("contracts")
+    encoder_folder(folder / "encoder")
+    write_training_set(folder / "train.json", make_samples(24))
+    write_training_set(folder / "dev.json", make_samples(6, seed=1))
+    return folder
+
+
+def arguments(folder: Path, name: str, *more: str) -> list[str]:
+    return [
+        f"train_datasets=[{folder}/train.json]",
+        f"dev_datasets=[{folder}/dev.json]",
+        f"output_dir={folder}/{name}",
+        f"encoder.pretrained_model_cfg={folder}/encoder",
+        *("encoder.pretrained=false", "encoder.sequence_length=24", "encoder.dropout=0", "encoder.normalize=true"),
+        *("train.global_batch_size=8", "train.num_train_epochs=2", "train.learning_rate=0.05", "train.warmup_steps=0"),
+        *("loss.temperature=0.1", "loss.learn_temperature=true"),
+        "train.adam_eps=0.01",  # above most gradients, so that updates do not magnify the rounding of small ones
+        *("train.num_workers=0", "train.keep_last=0", "device=cpu"),
+        f"loss.name={{use: '{HERE}:BothWays', share: 4}}",
+        f"train.validation=['{HERE}:Spread',{{use: '{HERE}:Spread', name: other, words: [ka, lo]}}]",
+        *("train.best_metric=eval/other", "train.best_is_highest=true"),
+        *more,
+    ]
+
+
+def train(folder: Path, name: str, *more: str, ranks: int = 1) -> dict[str, Tensor]:
+    assert run_on_ranks(code_of, ranks, arguments(folder, name, *more), join=False) == [0] * ranks
+    newest = checkpoints.checkpoint_folders(folder / name, "dpr_biencoder")[0]
+    return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Tensor]:
+    return train(folder, "alone")
+
+
+@pytest.mark.parametrize(("ranks", "cached"), [(1, 60), (2, 60)])
+def test_a_loss_trains_alike_on_any_number_of_processes_and_cached(folder: Path, alone: dict[str, Tensor], ranks: int, cached: int) -> None:
+    found = train(folder, f"ranks{ranks}-{cached}", f"train.grad_cache_tokens={cached}", "train.batch_size=4", ranks=ranks)
+    assert found.keys() == alone.keys()
+    for key, expected in alone.items():
+        torch.testing.assert_close(found[key], expected, rtol=0, atol=3e-4, msg=key)
+
+
+def test_a_run_is_resumed_bit_for_bit_and_another_loss_is_refused(
+    folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(folder, "halves", "train.stop_at_epoch=1")
+    resumed = train(folder, "halves", "train.stop_at_epoch=2")
+    assert all(torch.equal(tensor, resumed[key]) for key, tensor in alone.items())
+    for other in ("loss.name=nll", f"loss.name={{use: '{HERE}:BothWays', share: 0.5}}"):
+        assert main(arguments(folder, "halves", other)) == 3
+        assert "loss.name was" in capsys.readouterr().err
+
+
+def test_a_loss_is_what_is_trained(folder: Path, alone: dict[str, Tensor]) -> None:
+    plain = train(folder, "plain", "loss.name=nll")
+    assert any(not torch.allclose(tensor, plain[key], atol=1e-3) for key, tensor in alone.items())
+
+
+def test_metrics_of_every_validation_are_written_and_any_may_choose_the_best(folder: Path, alone: dict[str, Tensor]) -> None:
+    lines = [json.loads(line) for line in (folder / "alone" / "metrics.jsonl").read_text().splitlines()]
+    validations = [line for line in lines if "eval/other" in line]
+    assert [line["step"] for line in validations] == [3, 6]
+    assert all({"eval/nll_loss", "eval/in_batch_acc", "eval/spread"} <= line.keys() for line in validations)
+    best = max(validations, key=lambda line: line["eval/other"])
+    summary = json.loads((folder / "alone" / "metrics.json").read_text())
+    assert (summary["best_metric"], summary["best_value"]) == ("eval/other", best["eval/other"])
+    assert summary["best_checkpoint"] == f"dpr_biencoder.step{best['step']}"
+    model = BiEncoder.load(folder / "alone" / "dpr_biencoder.step6")
+    assert Spread()(model)["eval/spread"] == pytest.approx(validations[1]["eval/spread"], abs=1e-5)
+
+
+def test_evaluation_only_has_them_too(folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]) -> None:
+    model = [f"model_file={folder}/alone", f"dev_datasets=[{folder}/dev.json]", "device=cpu", "train.num_workers=0"]
+    assert main([*model, f"train.validation='{HERE}:Spread'", "train.dev_batch_size=6"]) == 0
+    shown = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("eval/"))
+    assert {"eval/spread", "eval/nll_loss", "eval/avg_rank"} <= shown.keys()
+
+
+REFUSED: list[tuple[str, str]] = [
+    ("loss.name=os:system", "loss.name=os:system is not a class"),
+    ("loss.name=margin", "loss.name=margin"),
+    (f"loss.name={HERE}:Stranger", "is not a subclass of dpr.losses.protocol.Loss"),
+    (f"loss.name={HERE}:Greedy", "needs teacher; only contexts, questions are gathered"),
+    (f"loss.name={{use: '{HERE}:BothWays', shore: 1}}", "arguments given: shore"),
+    ("loss.name=[1]", "names nothing; write module:Class"),
+    ("train.validation=os:system", "train.validation=os:system is not a class"),
+    (f"train.validation={HERE}:Stranger", "is not a subclass of dpr.training.validations.protocol.Validation"),
+    (f"train.validation=['{HERE}:Spread','{HERE}:Spread']", "two validations return the metric eval/spread"),
+    ("train.callbacks=os:system", "train.callbacks=os:system does not accept the trainer"),
+]
+
+
+@pytest.mark.parametrize(("argument", "found"), REFUSED)
+def test_what_fulfils_no_contract_is_refused_in_a_line(
+    folder: Path, tmp_path: Path, argument: str, found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = argument.partition("=")[0]
+    argv = [text for text in arguments(folder, "refused") if not text.startswith(("output_dir", key))]
+    assert main([*argv, f"output_dir={tmp_path}/run", argument]) == 2
+    text = capsys.readouterr().err
+    assert found in text and "Traceback" not in text, text
