@@ -39,8 +39,7 @@ def make_loss(entry: Any, *, candidates: str) -> Loss:
     if entry == "nll":
         return BiEncoderNllLoss(candidates=candidates)
     loss: Loss = create_object(entry, Loss, setting="loss.name")
-    path, arguments = split_entry(entry, setting="loss.name")
-    loss.candidates, loss.name = candidates, f"{path} {arguments}" if arguments else path
+    loss.candidates, path = candidates, split_entry(entry, setting="loss.name")[0]
     if unknown := sorted(set(loss.needs) - GATHERED):
         raise ConfigError(f"loss.name={path} needs {', '.join(unknown)}; only {', '.join(sorted(GATHERED))} are gathered")
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):

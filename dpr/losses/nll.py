@@ -25,8 +25,6 @@ class BiEncoderNllLoss(Loss):
     Replaces DPR's ``BiEncoderNllLoss``, which computed the whole pool on every rank and obtained 1 / W of the gradient.
     """
 
-    name = "nll"
-
     def __init__(self, *, candidates: str = "distinct", max_scores: int = 1 << 22) -> None:
         if candidates not in CANDIDATE_RULES:
             raise ValueError(f"candidates={candidates!r} is not known, expected 'distinct' or 'dpr'")

@@ -54,7 +54,7 @@ class Loss(ABC):
     """What training minimizes. ``loss.name=module:Class`` takes a user-defined one (docs/training.md).
 
     ``needs`` names what is gathered from all ranks: ``contexts``, ``questions``, both or nothing. ``candidates`` is the rule of the pool,
-    ``distinct`` or ``dpr`` (docs/numerics.md, section 3), and ``name`` is what a resumed run must state again; the configuration sets both.
+    ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
 
     What an implementation must promise:
 
@@ -71,7 +71,6 @@ class Loss(ABC):
 
     needs: frozenset[str] = frozenset({CONTEXTS})
     candidates: str = "distinct"
-    name: str = ""
 
     @abstractmethod
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:

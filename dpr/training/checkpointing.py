@@ -172,7 +172,6 @@ def run_identity(trainer: BiEncoderTrainer) -> RunIdentity:
             "train_sampling_rates": trainer.dataset.iterator.identity(),
             "train.global_batch_size": trainer.pool_size,
             "local_shards_dataloader": trainer.ranks.world_size if settings.local_shards_dataloader else 0,
-            **({"loss.name": trainer.loss.name} if trainer.loss.name != "nll" else {}),
             "loss.candidates": trainer.loss.candidates,
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
