@@ -49,7 +49,8 @@ def lines(folder: str) -> list[dict[str, float]]:
 
 
 def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
-    assert sorted(BLOCKS) == ["early_stopping.py", "my_callbacks.py", "my_data.py", "my_metrics.py", "my_pooling.py"]
+    own = ["my_callbacks.py", "my_data.py", "my_loss.py", "my_metrics.py", "my_pooling.py", "my_validation.py"]
+    assert sorted(BLOCKS) == ["early_stopping.py", *own]
     for name, code in BLOCKS.items():
         assert len([line for line in code.splitlines() if line.strip()]) < 20, name
 
@@ -128,6 +129,14 @@ def test_own_metric_from_the_command_line() -> None:
 def test_user_defined_pooling_from_the_command_line() -> None:
     assert main(["encoder.pooling=my_pooling:LengthPooling", "output_dir=runs/pooled", *SMALL]) == 0
     assert [line["step"] for line in lines("runs/pooled")] == [1, 2, 3]
+
+
+def test_user_defined_validation_and_loss_from_the_command_line() -> None:
+    validation = "train.validation=[{use: my_validation:Neighbours, first: ba be, second: bo bu}]"
+    loss = "loss.name={use: my_loss:Smoothed, smoothing: 0.05}"
+    assert main([validation, loss, "output_dir=runs/mine", *SMALL, "train.best_metric=eval/alike"]) == 0
+    assert -1 <= lines("runs/mine")[-1]["eval/alike"] <= 1
+    assert json.loads(Path("runs/mine/metrics.json").read_text())["best_metric"] == "eval/alike"
 
 
 def test_own_data_set_from_the_command_line() -> None:
