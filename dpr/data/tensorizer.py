@@ -43,6 +43,12 @@ class Tensorizer:
         self.question_length = question_length or sequence_length
         self.special_tokens = tuple(special_tokens)
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
+        for key, length, is_pair in (("sequence", sequence_length, True), ("question", self.question_length, False)):
+            if length < (needed := self.tokenizer.num_special_tokens_to_add(pair=is_pair)):
+                of = "a title and a text" if is_pair else "a question"
+                raise ConfigError(
+                    f"encoder.{key}_length={length} is less than the {needed} special tokens of {of}; set it to {needed} or more"
+                )
 
     @classmethod
     def load(
@@ -122,7 +128,7 @@ class Tensorizer:
         texts = [decorate_question(question, prefix=prefix, suffix=suffix) for question in questions if isinstance(question, str)]
         encoded = iter(self._encode(texts, None, self.question_length))
         return [
-            next(encoded) if isinstance(question, str) or rule is None else rule.join(None, question, self.question_length)
+            (next(encoded) if isinstance(question, str) or rule is None else rule.join(None, question, self.question_length)) or self._empty
             for question in questions
         ]
 
@@ -144,7 +150,7 @@ class Tensorizer:
             first, second = ([passage.title for _, passage in rows], bodies) if titled else (bodies, None)
             for (row, _), tokens in zip(rows, self._encode(first, second, self.sequence_length), strict=True):
                 result[row] = tokens
-        return result
+        return [tokens or self._empty for tokens in result]
 
     def bare_tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of texts as they are: without special tokens, whatever the length."""
@@ -168,6 +174,9 @@ class Tensorizer:
 
         The first ``head`` tokens of a text without title, a prefix, stay before the window.
         """
+        return self._cropped(passage, max_tokens, generator, head) or self._empty
+
+    def _cropped(self, passage: Passage | StoredPassage, max_tokens: int, generator: np.random.Generator, head: int) -> list[int]:
         if isinstance(passage, StoredPassage):
             stored = passage.tokens()
             return self._rule().crop(stored.title, stored.text, max_tokens, generator, head=head)
@@ -213,6 +222,12 @@ class Tensorizer:
             raise ConfigError(f"selector={selector} is out of range; questions have at most {self.question_length} tokens, counted from 0")
         if isinstance(selector, str) and self.tokenizer.convert_tokens_to_ids(selector) in (None, self.tokenizer.unk_token_id):
             raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
+
+    @cached_property
+    def _empty(self) -> list[int]:
+        """What stands for a text without any token, which a tokenizer without special tokens makes of an empty one."""
+        names = ("eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id")
+        return [next((token for name in names if (token := getattr(self.tokenizer, name)) is not None), 0)]
 
     @cached_property
     def _mask_id(self) -> int:

@@ -24,7 +24,7 @@ SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "se
 
 
 def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
-    """``bert``: one separator; ``roberta``: byte-level, two separators between a pair; ``t5``: nothing before."""
+    """``bert``: one separator; ``roberta``: byte-level, two between a pair; ``t5``: nothing before; ``gpt2``: no special tokens."""
     vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
     ids = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
     if kind == "roberta":
@@ -37,7 +37,8 @@ def fast_tokenizer(kind: str, **options: Any) -> PreTrainedTokenizerFast:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
         single, pair = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]") if kind == "bert" else ("$A [SEP]", "$A [SEP] $B [SEP]")
-        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+        if kind != "gpt2":
+            tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL, **options)
 
 
@@ -45,6 +46,7 @@ TOKENIZERS = {
     "bert": fast_tokenizer("bert"),
     "roberta": fast_tokenizer("roberta"),
     "t5": fast_tokenizer("t5"),
+    "gpt2": fast_tokenizer("gpt2"),
     "bert cut from the left": fast_tokenizer("bert", truncation_side="left"),
 }
 

@@ -17,6 +17,7 @@ from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question, normalize_passage, normalize_question
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
+from tests.unit.data.test_joining import fast_tokenizer
 
 CLS, SEP, MASK = (VOCABULARY.index(token) for token in ("[CLS]", "[SEP]", "[MASK]"))
 
@@ -175,3 +176,27 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     (folder / "vocab.txt").unlink()
     with pytest.raises(InputError, match="has no vocabulary"):
         Tensorizer.load(folder, sequence_length=24)
+
+
+def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
+    """A tokenizer without special tokens makes nothing of an empty text, which has to have a vector all the same."""
+    plain = Tensorizer(fast_tokenizer("gpt2", eos_token="?"), sequence_length=8)
+    end = [VOCABULARY.index("?")]
+    assert plain.question_tokens(["", "ba", " "]) == [end, ids("ba"), end]
+    assert plain.passage_tokens([Passage(""), Passage(" \n"), Passage("", "ba")]) == [end, end, ids("ba")]
+    assert plain.cropped_passage_tokens(Passage(""), 4, np.random.default_rng(0)) == end
+    assert plain.representation_positions([end], 3) == [0]
+
+
+@pytest.mark.parametrize(("kind", "pair", "single"), [("bert", 3, 2), ("roberta", 4, 2), ("t5", 2, 1), ("gpt2", 0, 0)])
+def test_a_length_that_special_tokens_exceed_is_refused_and_others_are_kept(kind: str, pair: int, single: int) -> None:
+    least = max(pair, 1)
+    made = Tensorizer(fast_tokenizer(kind), sequence_length=least, question_length=max(single, 1))
+    assert len(made.passage_tokens([Passage("ba be", "bi bo")])[0]) == least
+    assert len(made.question_tokens(["ba be"])[0]) == max(single, 1)
+    if pair:
+        with pytest.raises(ConfigError, match=f"sequence_length={pair - 1} is less than the {pair} special tokens of a title and"):
+            Tensorizer(fast_tokenizer(kind), sequence_length=pair - 1)
+    if single > 1:
+        with pytest.raises(ConfigError, match=f"question_length={single - 1} is less than the {single} special tokens of a question"):
+            Tensorizer(fast_tokenizer(kind), sequence_length=8, question_length=single - 1)
