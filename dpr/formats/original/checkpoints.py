@@ -14,8 +14,7 @@ import io
 import re
 import struct
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -33,23 +32,13 @@ EXPECTED = "a checkpoint of the original DPR"
 # What zipfile and torch raise for damaged containers.
 _DAMAGED = (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, OverflowError, struct.error)
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-_STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-}
+_KINDS = "Double Float Half BFloat16 Long Int Short Char Byte Bool".split()
+_TYPES = dict(zip(_KINDS, "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split(), strict=True))
 _NAMES = re.compile(
     r"collections\.(OrderedDict|defaultdict)"
     r"|(builtins|__builtin__)\.(dict|list|tuple|set|frozenset|str|unicode|int|long|float|bool|bytes|object|type)"
     r"|(_operator|operator)\.getitem"
-    rf"|torch\.({'|'.join(_STORAGES)}|Size)|torch\._utils\.(_rebuild_tensor_v2|_rebuild_parameter)"
+    rf"|torch\.(({'|'.join(_KINDS)})Storage|Size)|torch\._utils\.(_rebuild_tensor_v2|_rebuild_parameter)"
     r"|pathlib\.(PosixPath|PurePosixPath)|argparse\.Namespace"
     r"|(omegaconf|typing)(\.\w+)+"
 )
@@ -150,15 +139,13 @@ def _is_node(value: Any) -> bool:
     return isinstance(value, Record) and value.of.startswith("omegaconf.") and isinstance(value.state, dict)
 
 
-class _Storages(ABC):
-    """Reads storages once each; tensors of one storage share its memory, so that no file can ask for more than its own size."""
+class _Storages:
+    """Reads storages once each, with ``read`` (storage, bytes); tensors of one storage share its memory, so that no file can ask for more
+    than its own size."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[_Storage, int], bytes]) -> None:
+        self._read = read
         self._loaded: dict[str, Tensor] = {}
-
-    @abstractmethod
-    def read(self, storage: _Storage, size: int) -> bytearray:
-        """The bytes of a storage."""
 
     def tensor(self, value: Any, name: Any) -> Tensor:
         import torch
@@ -169,12 +156,9 @@ class _Storages(ABC):
             raise MalformedPickle(f"model_dict: {name} reaches beyond its data")
         if storage.key not in self._loaded:
             dtype = getattr(torch, storage.dtype)
-            data = self.read(storage, storage.count * dtype.itemsize)
+            data = bytearray(self._read(storage, storage.count * dtype.itemsize))
             self._loaded[storage.key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        whole = self._loaded[storage.key]
-        if whole.dtype != getattr(torch, storage.dtype) or len(whole) != storage.count:
-            raise MalformedPickle(f"model_dict: {name} disagrees with another tensor about its data")
-        return whole.as_strided(shape, stride, offset)
+        return self._loaded[storage.key].as_strided(shape, stride, offset)
 
 
 def _tensor_parts(value: Any, name: Any) -> tuple[_Storage, int, tuple[int, ...], tuple[int, ...]]:
@@ -193,28 +177,6 @@ def _tensor_parts(value: Any, name: Any) -> tuple[_Storage, int, tuple[int, ...]
     return storage, offset, shape, stride
 
 
-class _ZipStorages(_Storages):
-    def __init__(self, archive: zipfile.ZipFile, prefix: str) -> None:
-        super().__init__()
-        self._archive, self._prefix = archive, prefix
-
-    def read(self, storage: _Storage, size: int) -> bytearray:
-        return bytearray(_member(self._archive, f"{self._prefix}data/{storage.key}", exactly=size))
-
-
-class _FileStorages(_Storages):
-    def __init__(self, file: IO[bytes], places: dict[str, tuple[int, int]]) -> None:
-        super().__init__()
-        self._file, self._places = file, places
-
-    def read(self, storage: _Storage, size: int) -> bytearray:
-        start, available = self._places.get(storage.key, (0, -1))
-        if available != storage.count:
-            raise MalformedPickle(f"data {storage.key[:40]} is missing or of another size")
-        self._file.seek(start)
-        return bytearray(self._file.read(size))
-
-
 @contextmanager
 def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages]]:
     """The dictionary in the file, and where its tensors come from."""
@@ -228,28 +190,24 @@ def _open_container(file: IO[bytes], size: int) -> Iterator[tuple[Any, _Storages
         if len(members) != 1:
             raise MalformedPickle("an archive without one data.pkl")
         prefix = members[0].removesuffix("data.pkl")
-        if f"{prefix}byteorder" in archive.namelist() and _member(archive, f"{prefix}byteorder", at_most=16) != b"little":
+        if f"{prefix}byteorder" in archive.namelist() and _member(archive, f"{prefix}byteorder", range(17)) != b"little":
             raise MalformedPickle("written on a big-endian machine")
-        length = _stored(archive, members[0]).file_size
-        if length > MAX_STRUCTURE_BYTES:
-            raise MalformedPickle(f"data.pkl has {length} bytes, more than {MAX_STRUCTURE_BYTES}")
-        yield _reader(io.BytesIO(_member(archive, members[0]))).load(), _ZipStorages(archive, prefix)
+        structure = _member(archive, members[0], range(MAX_STRUCTURE_BYTES + 1))
+        yield (
+            _reader(io.BytesIO(structure), {}).load(),
+            _Storages(lambda storage, size: _member(archive, f"{prefix}data/{storage.key}", range(size, size + 1))),
+        )
 
 
-def _stored(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+def _member(archive: zipfile.ZipFile, name: str, sizes: range) -> bytes:
     try:
         info = archive.getinfo(name)
     except KeyError:
         raise MalformedPickle(f"{name[-60:]} is missing") from None
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
         raise MalformedPickle(f"{name[-60:]} is compressed")
-    return info
-
-
-def _member(archive: zipfile.ZipFile, name: str, *, exactly: int | None = None, at_most: int | None = None) -> bytes:
-    info = _stored(archive, name)
-    if (exactly is not None and info.file_size != exactly) or (at_most is not None and info.file_size > at_most):
-        raise MalformedPickle(f"{name[-60:]} has {info.file_size} bytes, not {exactly if at_most is None else at_most}")
+    if info.file_size not in sizes:
+        raise MalformedPickle(f"{name[-60:]} has {info.file_size} bytes, not {sizes[0]} to {sizes[-1]}")
     return archive.read(info)
 
 
@@ -277,20 +235,29 @@ def _read_sequence(file: IO[bytes], size: int) -> tuple[Any, _Storages]:
         if count < 0 or end > size:
             raise MalformedPickle("the file ends too early")
         places[key], position = (position + 8, count), end
-    return root, _FileStorages(file, places)
+
+    def read(storage: _Storage, size: int) -> bytes:
+        start, available = places.get(storage.key, (0, -1))
+        if available != storage.count:
+            raise MalformedPickle(f"data {storage.key[:40]} is missing or of another size")
+        file.seek(start)
+        return file.read(size)
+
+    return root, _Storages(read)
 
 
-def _reader(stream: io.BytesIO, seen: dict[str, _Storage] | None = None) -> StructureReader:
+def _reader(stream: io.BytesIO, seen: dict[str, _Storage]) -> StructureReader:
     def reference(value: Any) -> _Storage:
         """('storage', type, key, device, count), in old files with a sixth member for views, which is None."""
         if not isinstance(value, tuple) or len(value) not in (5, 6) or value[0] != "storage" or (len(value) == 6 and value[5] is not None):
             raise MalformedPickle("refers to something that is not the data of a tensor")
         kind, key, count = value[1], value[2], value[4]
-        dtype = _STORAGES.get(kind.of.removeprefix("torch.")) if isinstance(kind, type) and issubclass(kind, Record) else None
+        name = kind.of if isinstance(kind, type) and issubclass(kind, Record) else ""
+        dtype = _TYPES.get(name.removeprefix("torch.").removesuffix("Storage"))
         if dtype is None or not isinstance(key, str) or type(count) is not int:
             raise MalformedPickle("refers to data of an unknown kind")
         storage = _Storage(key, dtype, count)
-        if seen is not None and seen.setdefault(key, storage) != storage:
+        if seen.setdefault(key, storage) != storage:
             raise MalformedPickle("two tensors disagree about their data")
         return storage
 
