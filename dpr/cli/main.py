@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import dpr
 from dpr.cli.endings import exit_code_of, run_and_leave
 from dpr.cli.keys import suggestion
 
-# name -> module with main(argv) -> exit code, and what --help says.
+# name -> module, and what --help says. The function (argv) -> exit code has the command's name, or is main in a module of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "download": ("dpr.cli.download", "fetch DPR's published data and models by their keys"),
+    "download": ("dpr.cli.jobs", "fetch DPR's published data and models by their keys"),
     "prepare": ("dpr.cli.prepare", "make training data from other formats"),
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25 or a model"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
-    "ladder": ("dpr.cli.ladder", "train, mine hard negatives with the model, and train again, as often as asked"),
-    "train": ("dpr.cli.train", "train a bi-encoder, or evaluate one on training-style data"),
-    "explain": ("dpr.cli.explain", "print what a step of a training run is made of"),
-    "embed": ("dpr.cli.embed", "turn a corpus into vectors, in shards"),
-    "retrieve": ("dpr.cli.retrieve", "search with a set of questions and evaluate the results"),
+    "ladder": ("dpr.cli.jobs", "train, mine hard negatives with the model, and train again, as often as asked"),
+    "train": ("dpr.cli.jobs", "train a bi-encoder, or evaluate one on training-style data"),
+    "explain": ("dpr.cli.jobs", "print what a step of a training run is made of"),
+    "embed": ("dpr.cli.jobs", "turn a corpus into vectors, in shards"),
+    "retrieve": ("dpr.cli.jobs", "search with a set of questions and evaluate the results"),
     "compare": ("dpr.cli.compare", "a table of several retrieval results"),
     "report": ("dpr.cli.report", "a page of curves, figures and example questions of a run"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
-    "export": ("dpr.cli.export", "write a model in another program's format"),
+    "export": ("dpr.cli.jobs", "write a model in another program's format"),
     "verify": ("dpr.cli.verify", "check output folders and files against their checksums"),
     "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
 }
@@ -44,7 +45,14 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)
         return 2
-    return exit_code_of(lambda: importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
+    return exit_code_of(lambda: entry_of(name)(arguments[1:]))
+
+
+def entry_of(name: str) -> Callable[[list[str]], int]:
+    """The function of a command."""
+    module = importlib.import_module(COMMANDS[name][0])
+    found: Callable[[list[str]], int] = getattr(module, name, None) or module.main
+    return found
 
 
 def run(*before: str) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from dpr.cli.conf_folder import conf_folder, group_options
 from dpr.cli.help_text import help_text
 from dpr.cli.keys import check_keys
 from dpr.cli.launch import launch
-from dpr.cli.main import COMMANDS
+from dpr.cli.main import COMMANDS, entry_of
 from dpr.core.settings import sections, settings
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import LaunchedJob, launched_jobs
@@ -42,7 +41,7 @@ def option_overrides() -> list[tuple[LaunchedJob, str]]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_its_module(command: str) -> None:
-    assert callable(importlib.import_module(COMMANDS[command][0]).main)
+    assert callable(entry_of(command))
 
 
 @pytest.mark.parametrize("job", launched_jobs(), ids=lambda job: job.command)

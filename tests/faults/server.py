@@ -58,7 +58,7 @@ def _import_everything() -> None:
     import transformers.models.bert.tokenization_bert  # noqa: F401
 
     import dpr.assembly.training
-    import dpr.cli.train  # noqa: F401
+    import dpr.cli.jobs  # noqa: F401
     from dpr.evaluation.report.write import versions
     from dpr.training.throughput import matrix_peak
 

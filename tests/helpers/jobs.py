@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-from dpr.cli.main import COMMANDS
+from dpr.cli.main import COMMANDS, entry_of
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,5 @@ def launched_jobs() -> tuple[LaunchedJob, ...]:
             return 0
 
         with mock.patch.object(module, "launch", record):
-            module.main([])
+            entry_of(command)([])
     return tuple(jobs)

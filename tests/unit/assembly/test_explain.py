@@ -10,7 +10,7 @@ import pytest
 from dpr.assembly.explain import explain
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, build_trainer, open_sets
-from dpr.cli.explain import main
+from dpr.cli.jobs import explain as main
 from dpr.config.explain import ExplainConfig
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.embed import main
+from dpr.cli.jobs import embed as main
 from dpr.core.records import Passage
 from dpr.embedding import job
 from dpr.embedding.job import EmbedSettings, embed_shard

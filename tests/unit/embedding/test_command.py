@@ -12,7 +12,7 @@ import torch
 
 from dpr.assembly.embedding import run
 from dpr.assembly.passage_sources import resolve_passage_source
-from dpr.cli.embed import main
+from dpr.cli.jobs import embed as main
 from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from dpr.cli.export import main
+from dpr.cli.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.export.dpr_file import export_dpr_file
 from dpr.formats.durable import durable_folder

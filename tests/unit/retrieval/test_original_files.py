@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from dpr.assembly.search import open_searcher, search_settings
-from dpr.cli.embed import main as embed
-from dpr.cli.export import main as export
-from dpr.cli.retrieve import main as retrieve
+from dpr.cli.jobs import embed, export, retrieve
 from dpr.formats.results import read_results
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.retrieve import main
+from dpr.cli.jobs import retrieve as main
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer

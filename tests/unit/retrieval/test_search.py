@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dpr.assembly.search import FoundPassage, open_searcher, search_settings
+from dpr.cli.jobs import retrieve
 from dpr.cli.main import main as dpr
-from dpr.cli.retrieve import main as retrieve
 from dpr.cli.search import format_hit
 from dpr.cli.verify import main as verify
 from dpr.core.errors import ConfigError, DprError, InputError
