@@ -108,6 +108,7 @@ def test_the_command_takes_the_command_line_of_the_run(config: ExplainConfig, tm
     given = [
         f"train_datasets={tmp_path / 'train.json'}",
         f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
+        "encoder.sequence_length=24",
         "train.batch_size=6",
         "device=cpu",
     ]
