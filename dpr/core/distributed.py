@@ -1,6 +1,10 @@
 """The group of processes, and the few operations the toolkit needs on it. A group of one is not a special case for callers.
 
 Only tensors travel between ranks. Every function here is the identity, or free, with one process.
+
+A collective has no name: the n-th that one rank starts meets the n-th of every other, whatever they are. So all ranks must start the same
+ones in the same order; a rank that leaves one out, or raises before it, leaves the others waiting until the group's timeout. That is why
+nothing here is called inside an ``if`` that ranks may answer differently, and why one rank's failure is told to all (``on_main``).
 """
 
 from __future__ import annotations
@@ -97,6 +101,7 @@ class _Transfer:
     def end(self) -> Tensor:
         assert self._work is not None and self._result is not None
         work, rows = self._work, self._result
+        # With NCCL ``wait`` returns at once and makes the current stream wait, not the host; with gloo it waits for the rows themselves.
         # The handle knows the tensor, the tensor its graph, and the graph this object: kept, they would never be freed.
         self._work = self._result = None
         with record_function("dpr/gather"):
@@ -174,6 +179,7 @@ def gather_uneven_rows(local: Tensor) -> Tensor:
     """As ``gather_rows`` where ranks hold different numbers of rows (validation); not differentiable."""
     if current_ranks().world_size == 1:
         return local
+    # Two collectives, in this order on every rank; ``tolist`` makes the host wait for the device, which validation can afford.
     counts = gather_rows(torch.tensor([local.shape[0]], device=local.device)).tolist()
     longest = max(counts)
     padding = torch.zeros(longest - local.shape[0], *local.shape[1:], dtype=local.dtype, device=local.device)
@@ -203,6 +209,7 @@ def average_gradients(parameters: Iterable[Tensor], *, bucket_size: int = 1 << 2
     world_size = current_ranks().world_size
     if world_size == 1:
         return
+    # Buckets follow from the shapes alone, so every rank makes the same ones; a gradient that one rank lacks was filled in above.
     bucket: list[Tensor] = []
     for number, gradient in enumerate(gradients):
         bucket.append(gradient)
@@ -266,11 +273,12 @@ def on_main(action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:
-            failure = error
+            failure = error  # raised below, when the others know of it: here it would leave them waiting
     message = f"rank 0 stopped: {failure}".encode() if failure else b""
     length = from_main(len(message))
     if not length:
         return
+    # From here on all ranks are on their way out, and take the same two steps of it.
     code = from_main(getattr(failure, "exit_code", 1))
     text = torch.tensor(list(message) if ranks.is_main else [0] * length, dtype=torch.uint8)
     dist.broadcast(text, 0)
