@@ -36,7 +36,7 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
-from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 from dpr.training.validations.protocol import run_validations
 from examples.docstring_corpus.splits import TRAIN, split_by_group
 
@@ -255,7 +255,7 @@ class Recorder(Callback):
     def __init__(self) -> None:
         self.losses: list[float] = []
 
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+    def on_log(self, run: Run, metrics: Metrics) -> None:
         self.losses.append(metrics["train/loss"])
 
 

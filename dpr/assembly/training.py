@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -202,11 +201,9 @@ def make_callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
 
 
 def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> None:
-    """Prints what the run would take; the trainer's folder is one that goes away."""
-    with tempfile.TemporaryDirectory(prefix="dpr-dry-run-") as folder:
-        train = replace(config.train, callbacks=None)
-        aside = replace(config, output_dir=folder, init=None, resume="auto", tracking=TrackingConfig(), train=train)
-        found = dry_run(build_trainer(aside, model, train_sets, dev_sets), Path(str(config.output_dir)))
+    """Prints what the run would take. Trackers and user-defined callbacks do not see it."""
+    unseen = replace(config, tracking=TrackingConfig(), train=replace(config.train, callbacks=None))
+    found = dry_run(build_trainer(unseen, model, train_sets, dev_sets))
     if current_ranks().is_main:
         print("\n".join(found.lines()))
 

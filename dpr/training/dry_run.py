@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,10 +12,8 @@ from dpr.core.errors import DivergedError
 from dpr.training.callbacks.progress_line import duration
 from dpr.training.callbacks.validate_and_save import ValidateAndSave
 from dpr.training.throughput import peak_memory_gb
-from dpr.training.validations.protocol import run_validations
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.validations.protocol import due_until, run_validations
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +53,16 @@ class DryRun:
         ]
 
 
-def dry_run(trainer: BiEncoderTrainer, output_dir: Path) -> DryRun:
+def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     """Does two steps (the second is timed) and the validations that the run will come to. Saves nothing; the model has learnt, though.
 
-    Args:
-        trainer: a new one whose own folder is not that of the run.
-        output_dir: where the run will write; only looked at.
+    ``trainer`` is a new one; its output folder is only looked at.
     """
-    batches, trainer.progress.step = trainer.micro_batches(), 0
+    batches, folder = trainer.micro_batches(), trainer.output_dir.absolute()
     trainer.model.train()
     elapsed = tokens = 0.0
     for _ in range(min(2, trainer.total_steps)):
-        ready = [next(batches) for _ in range(trainer.accumulation)]
+        ready = [next(batches) for _ in range(trainer.plan.accumulation)]
         _wait(trainer.device)
         start, tokens = time.perf_counter(), float(sum(batch.num_tokens for batch in ready))
         trainer.results = [trainer.forward_backward(batch, number) for number, batch in enumerate(ready)]
@@ -80,11 +74,11 @@ def dry_run(trainer: BiEncoderTrainer, output_dir: Path) -> DryRun:
     if loss != loss:
         raise DivergedError("the loss is not a number after two steps; lower train.learning_rate or use train.precision=fp32")
     start = time.perf_counter()
-    run_validations(trainer.coming_validations(), trainer.model)
+    run_validations(due_until(-(-trainer.last_step // trainer.steps_per_epoch), trainer.validations), trainer.model)
     _wait(trainer.device)
     validations, saves = _times(trainer)
     kept = trainer.checkpoints.keep_last
-    existing = next(path for path in [output_dir.absolute(), *output_dir.absolute().parents] if path.is_dir())
+    existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
         step_s=elapsed,
         validation_s=time.perf_counter() - start,

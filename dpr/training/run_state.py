@@ -1,31 +1,25 @@
-"""Where a run is, what it is, and how it is stored: saving, finding and resuming checkpoints."""
+"""Where a run is, and the folder of its checkpoints: saving, finding and keeping them."""
 
 from __future__ import annotations
 
-import json
 import math
-import platform
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dpr.core.distributed import from_main, gather_rows, on_main
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.settings import flat_values
 from dpr.formats import checkpoints
 from dpr.formats.checksums import describe_start
 from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
 from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, this_process
 from dpr.formats.run_lock import RunLock
-from dpr.models.settings import TowerSettings
 from dpr.training.metrics import Metrics
-from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
 
@@ -56,81 +50,6 @@ class Progress:
         if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):
             return True
         return value > self.best_value if highest else value < self.best_value
-
-
-@dataclass(frozen=True)
-class RunIdentity:
-    """What must be equal for a resumed run to see the same batches and the same objective, and what may change with a word of warning.
-
-    Keys are the settings' names, so that a refusal can name the override that mends it.
-    """
-
-    fixed: dict[str, Any]
-    free: dict[str, Any]
-    lineage: dict[str, Any] = field(default_factory=dict)
-    """Of a run whose negatives are renewed: which questions it is on (``questions``), and since which step on which files (``rounds``)."""
-
-    def check(self, stored: dict[str, Any], *, source: Path, force: bool) -> None:
-        """Compares with a checkpoint's identity.
-
-        Raises:
-            CheckpointError: a fixed setting differs and ``force`` is off.
-        """
-        config = source / checkpoints.CONFIG_FILE
-        before = _flat(read_json(config)) if config.is_file() else {}
-        changed = _differences(stored.get("fixed", {}), self.fixed, _DEFAULTS | before)
-        if changed and not force:
-            key, (was, now) = next(iter(changed.items()))
-            raise CheckpointError(
-                f"was written by a different run: {key} was {was}, is now {now}"
-                + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""),
-                file=source,
-                expected="the same data, order and objective",
-                hint=f"restore {key}, choose a new output_dir, or set resume=force to go on with another order of samples",
-            )
-        # What an earlier version did not store is in the settings beside it, or nobody knows.
-        for key, (was, now) in (changed | _differences(stored.get("free", {}), self.free, self.free | before)).items():
-            logger.warning("resuming with %s changed from %s to %s%s", key, was, now, _consequence(key))
-
-
-def environment_facts(world_size: int, device: torch.device) -> dict[str, Any]:
-    """What decides the last bits of a sum; a resumed run that differs in one of them is right, but not bitwise equal."""
-    return {
-        "environment.world_size": world_size,
-        "environment.threads": torch.get_num_threads(),
-        "environment.torch": torch.__version__,
-        "environment.numpy": np.__version__,  # it draws the order of samples
-        "environment.device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-    }
-
-
-def _consequence(key: str) -> str:
-    if key == "train.batch_size":
-        return "; the pool stays as it was (train.global_batch_size)"
-    return "; the weights will not be bitwise those of an uninterrupted run" if key.startswith("environment.") else ""
-
-
-_DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.") | {"encoder.dpr_trailing_sep": False}
-del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state tells
-
-
-def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs, as it was and as it is; what one of the two does not name is taken from ``absent``."""
-    was, now, absent = (_flat(json.loads(json.dumps(values))) for values in (stored, own, absent))
-    pairs = {}
-    for key in sorted(was.keys() | now.keys()):
-        usual = absent.get(key, now.get(key))
-        pairs[key] = was.get(key, usual), now.get(key, usual)
-    return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted keys; the value of a setting stays whole."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        is_section = isinstance(value, dict) and prefix + key not in _DEFAULTS
-        found |= _flat(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
-    return found
 
 
 class CheckpointFolder:
@@ -216,7 +135,7 @@ class CheckpointFolder:
             folder.rename(aside)
             logger.warning("%s is now %s", folder, aside.name)
 
-    def save(self, progress: Progress, write: Callable[[Path], None], identity: RunIdentity, config: dict[str, Any]) -> Path | None:
+    def save(self, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]) -> Path | None:
         """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond ``keep_last`` (never the best).
 
         A disk that is full or fails costs this checkpoint only: a warning, None is returned, and the next one is tried when it is due.
@@ -256,11 +175,11 @@ class CheckpointFolder:
         return None
 
     def _write(
-        self, folder: Path, progress: Progress, write: Callable[[Path], None], identity: RunIdentity, config: dict[str, Any]
+        self, folder: Path, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]
     ) -> None:
         with durable_folder(folder, overwrite=True, metadata={"kind": "checkpoint", "step": progress.step}) as temporary:
             write(temporary)
-            state = {"progress": asdict(progress), "identity": asdict(identity)}
+            state = {"progress": asdict(progress), "identity": identity}
             checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
             checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
         best = {key: value for key, value in asdict(progress).items() if key.startswith("best_")}

@@ -180,6 +180,9 @@ class Periods(Settings):
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
     callbacks: Any = setting(None, on_resume=TOLD)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
+    leave_out: list[str] | None = setting(None, on_resume=TOLD)
+    """Usual callbacks that this run does without: SanityCheck, SpikeMonitor, ReportPage, LogEvery, ProgressLine, MetricsFile or
+    ValidateAndSave."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dpr.core.distributed import largest_over_ranks
 from dpr.core.errors import StopRequested
 from dpr.core.logs import get_logger
 from dpr.core.stopping import StopSignals, describe
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
 
 logger = get_logger(__name__)
 
@@ -31,7 +26,7 @@ class StopAgreement:
         """Asks for the end; the first reason is the one that is told."""
         self._reason = self._reason or reason
 
-    def reached(self, trainer: BiEncoderTrainer) -> bool:
+    def reached(self, step: int) -> bool:
         """Whether any rank was asked; all ranks must call it at the same point. Once true it stays true.
 
         Eight bytes from CPU to CPU; on a GPU the host is a step ahead of the device, so that the step under way hides the wait.
@@ -39,24 +34,18 @@ class StopAgreement:
         if not self._agreed:
             self._agreed = largest_over_ranks(_BY_CALLBACK if self._reason is not None else self.signals.requested())
             if self._agreed == _BY_CALLBACK:
-                logger.info("stopping at step %d: %s", trainer.progress.step, self._reason or "another process asked to")
+                logger.info("stopping at step %d: %s", step, self._reason or "another process asked to")
         return bool(self._agreed)
 
-    def end_if_signalled(self, trainer: BiEncoderTrainer) -> None:
-        """After the last update, on all ranks: a signal ends the run with a checkpoint; what a callback has ended is done.
+    @property
+    def signal(self) -> int:
+        """The number of the signal that all ranks stop for; 0 where none came, or a callback has ended the run, which is then done."""
+        return 0 if self._agreed == _BY_CALLBACK else self._agreed
 
-        Raises:
-            StopRequested: with a checkpoint of this step written.
-        """
-        step = trainer.progress.step
-        if self._agreed in (0, _BY_CALLBACK) or step >= trainer.last_step:
-            return
-        if trainer.saved_step != step:
-            trainer.save()
-        asked = describe(self._agreed)
-        if trainer.saved_step != step:
-            raise StopRequested(
-                f"{asked}; step {step} could not be saved, the checkpoints before it are whole", exit_code=128 + self._agreed
-            )
-        trainer.checkpoints.note_stop(step)
-        raise StopRequested(f"{asked}; saved at step {step} of {trainer.last_step}. Run the same command again to go on")
+
+def stop_requested(signal: int, step: int, last_step: int, *, is_saved: bool) -> StopRequested:
+    """What ends a run that a signal stops after update ``step``."""
+    asked = describe(signal)
+    if is_saved:
+        return StopRequested(f"{asked}; saved at step {step} of {last_step}. Run the same command again to resume")
+    return StopRequested(f"{asked}; step {step} could not be saved, the checkpoints before it are intact", exit_code=128 + signal)

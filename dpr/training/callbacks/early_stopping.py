@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 
 logger = get_logger(__name__)
 
@@ -32,11 +30,11 @@ class EarlyStopping(Callback):
         if patience < 1:
             raise ConfigError(f"patience={patience} is out of range; it must be at least 1")
 
-    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        self._stop_if_due(trainer)
+    def on_train_begin(self, run: Run) -> None:
+        self._stop_if_due(run)
 
-    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        name, highest = (self.metric, self.highest) if self.metric else trainer.best_by(metrics)
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        name, highest = (self.metric, self.highest) if self.metric else run.best_by(metrics)
         if name not in metrics:
             logger.warning("early stopping: this validation has no %s, only %s; it does not count", name, ", ".join(metrics))
             return
@@ -47,11 +45,11 @@ class EarlyStopping(Callback):
             self._best, self._bad = value, 0
         else:
             self._bad += 1
-        self._stop_if_due(trainer)
+        self._stop_if_due(run)
 
-    def _stop_if_due(self, trainer: BiEncoderTrainer) -> None:
+    def _stop_if_due(self, run: Run) -> None:
         if self._bad >= self.patience:
-            trainer.request_stop(f"{self._watched} has not improved for {self._bad} validations")
+            run.request_stop(f"{self._watched} has not improved for {self._bad} validations")
 
     def state_dict(self) -> dict[str, Any]:
         return {"watched": self._watched, "best": self._best, "bad": self._bad}
@@ -63,10 +61,10 @@ class EarlyStopping(Callback):
 class LoadBest(Callback):
     """At the end of training, puts the weights of the best checkpoint into the model."""
 
-    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
-        best = trainer.progress.best_checkpoint
+    def on_train_end(self, run: Run) -> None:
+        best = run.progress.best_checkpoint
         if best is None:
             return
-        folder = trainer.output_dir / best
-        trainer.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
+        folder = run.output_dir / best
+        run.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
         logger.info("the model is now that of %s", folder)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.training.callbacks.protocol import Callback
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 
 MOMENTS = tuple(name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_"))
 _OF_A_STEP = ("before_optimizer_step", "after_optimizer_step", "step_end")
 
 
 class FunctionCallback(Callback):
-    """Calls ``function(trainer)``, or ``function(trainer, value)`` where the moment has a value (metrics, folder, error).
+    """Calls ``function(run)``, or ``function(run, value)`` where the moment has a value (metrics, folder, error).
 
     Args:
         when: a moment without ``on_``, e.g. ``step_end``, ``validate_end``, ``save``.
@@ -38,14 +36,14 @@ class FunctionCallback(Callback):
     def state_key(self) -> str:
         return getattr(self._function, "__qualname__", type(self._function).__name__)
 
-    def _moment(self, trainer: BiEncoderTrainer, *values: Any) -> None:
+    def _moment(self, run: Run, *values: Any) -> None:
         self._times += 1
         number = self._times
         if self._when in _OF_A_STEP:
-            number = trainer.progress.step + (self._when != "step_end")
+            number = run.progress.step + (self._when != "step_end")
         if number % self._every == 0 and not (self._once and self._called):
             self._called = True
-            self._function(trainer, *values)
+            self._function(run, *values)
 
     def state_dict(self) -> dict[str, Any]:
         return {"times": self._times, "called": self._called}

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import metrics_problems
 from dpr.formats.durable import append_jsonl, durable_file
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 
 logger = get_logger(__name__)
 
@@ -28,8 +25,8 @@ class MetricsFile(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if not trainer.ranks.is_main:
+    def on_train_begin(self, run: Run) -> None:
+        if not run.ranks.is_main:
             return
         for problem in metrics_problems(self.path.parent) or []:
             logger.warning("%s %s; it is used as it is", self.path, problem)
@@ -39,24 +36,24 @@ class MetricsFile(Callback):
             lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")  # the last may be torn within a letter
             with durable_file(self.path) as file:
                 for line in lines:
-                    if _step_of(line) <= trainer.progress.step:
+                    if _step_of(line) <= run.progress.step:
                         file.write(line + "\n")
         except OSError as error:
             logger.warning("%s keeps the lines of steps that are done again: %s", self.path, error.strerror or error)
 
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self._append(trainer, metrics)
+    def on_log(self, run: Run, metrics: Metrics) -> None:
+        self._append(run, metrics)
 
-    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self._append(trainer, metrics)
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        self._append(run, metrics)
 
-    def _append(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        if not trainer.ranks.is_main:
+    def _append(self, run: Run, metrics: Metrics) -> None:
+        if not run.ranks.is_main:
             return
         try:
-            append_jsonl(self.path, {"step": trainer.progress.step, "epoch": trainer.epoch, **metrics})
+            append_jsonl(self.path, {"step": run.progress.step, "epoch": run.epoch, **metrics})
         except OSError as error:  # no reason to lose a run
-            logger.warning("figures of step %d are not in %s: %s", trainer.progress.step, self.path, error.strerror or error)
+            logger.warning("figures of step %d are not in %s: %s", run.progress.step, self.path, error.strerror or error)
 
 
 def _step_of(line: str) -> float:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 from dpr.core.logs import get_logger
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 
 logger = get_logger(__name__)
 
@@ -24,15 +22,15 @@ class ProgressLine(Callback):
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
 
-    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if trainer.ranks.is_main and sys.stderr.isatty():
-            self._bar = tqdm(total=trainer.last_step, initial=trainer.progress.step, unit="step", dynamic_ncols=True)
+    def on_train_begin(self, run: Run) -> None:
+        if run.ranks.is_main and sys.stderr.isatty():
+            self._bar = tqdm(total=run.last_step, initial=run.progress.step, unit="step", dynamic_ncols=True)
 
-    def on_step_end(self, trainer: BiEncoderTrainer) -> None:
+    def on_step_end(self, run: Run) -> None:
         if self._bar is not None:
             self._bar.update()
 
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+    def on_log(self, run: Run, metrics: Metrics) -> None:
         text = (
             f"loss {metrics['train/loss']:.4f}  acc {metrics['train/in_batch_acc']:.3f}  lr {metrics['optim/lr']:.2e}  "
             f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
@@ -41,20 +39,20 @@ class ProgressLine(Callback):
         )
         if self._bar is not None:
             self._bar.set_postfix_str(text)
-        elif trainer.ranks.is_main:
+        elif run.ranks.is_main:
             left = duration(metrics["perf/eta_s"])
-            logger.info("epoch %d step %d/%d  %s  left %s", trainer.epoch, trainer.progress.step, trainer.last_step, text, left)
+            logger.info("epoch %d step %d/%d  %s  left %s", run.epoch, run.progress.step, run.last_step, text, left)
 
-    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        logger.info("step %d  %s", trainer.progress.step, "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        logger.info("step %d  %s", run.progress.step, "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
-    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+    def on_save(self, run: Run, folder: Path) -> None:
         logger.info("saved %s", folder)
 
-    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+    def on_train_end(self, run: Run) -> None:
         self._close()
 
-    def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
+    def on_exception(self, run: Run, error: BaseException) -> None:
         self._close()
 
     def _close(self) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpr.core.logs import get_logger
 from dpr.evaluation.report.write import write_report
 from dpr.training.callbacks.protocol import Callback
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 
 logger = get_logger(__name__)
 
@@ -24,14 +21,14 @@ class ReportPage(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
-        self._write(trainer)
+    def on_save(self, run: Run, folder: Path) -> None:
+        self._write(run)
 
-    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
-        self._write(trainer)
+    def on_train_end(self, run: Run) -> None:
+        self._write(run)
 
-    def _write(self, trainer: BiEncoderTrainer) -> None:
-        if not trainer.ranks.is_main:
+    def _write(self, run: Run) -> None:
+        if not run.ranks.is_main:
             return
         try:
             write_report(self.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,7 @@ from torch import Tensor
 from dpr.core.logs import get_logger
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 
 logger = get_logger(__name__)
 
@@ -58,23 +56,23 @@ class SpikeMonitor(Callback):
         self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None
         self._spikes = 0
 
-    def on_step_end(self, trainer: BiEncoderTrainer) -> None:
-        if not trainer.ranks.is_main:
+    def on_step_end(self, run: Run) -> None:
+        if not run.ranks.is_main:
             return
-        loss = torch.stack([result.loss_sum for result in trainer.results]).sum() / sum(result.num_questions for result in trainer.results)
-        values = torch.stack([loss.float(), trainer.grad_norm.float()])
-        before, self._pending = self._pending, _copied(trainer.progress.step, values)
+        loss = torch.stack([result.loss_sum for result in run.results]).sum() / sum(result.num_questions for result in run.results)
+        values = torch.stack([loss.float(), run.grad_norm.float()])
+        before, self._pending = self._pending, _copied(run.progress.step, values)
         for pending in (before, None if values.is_cuda else self._pending):
             if pending is not None:
                 self._judge(pending)
         if not values.is_cuda:
             self._pending = None
 
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+    def on_log(self, run: Run, metrics: Metrics) -> None:
         metrics["train/spikes"] = float(self._spikes)
         self._spikes = 0
 
-    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+    def on_train_end(self, run: Run) -> None:
         self._judge_pending()
 
     def _judge_pending(self) -> None:

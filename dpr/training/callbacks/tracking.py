@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpr.core.lazy import require
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
-
-if TYPE_CHECKING:
-    from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.run import Run
 
 
 class TensorBoard(Callback):
@@ -24,30 +22,30 @@ class TensorBoard(Callback):
         self._make_writer = require("torch.utils.tensorboard", extra="tb", purpose="tracking.tensorboard=true").SummaryWriter
         self._writer: Any = None
 
-    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if trainer.ranks.is_main and trainer.progress.step < trainer.last_step:
-            resumed = {"purge_step": trainer.progress.step + 1} if trainer.progress.step else {}
+    def on_train_begin(self, run: Run) -> None:
+        if run.ranks.is_main and run.progress.step < run.last_step:
+            resumed = {"purge_step": run.progress.step + 1} if run.progress.step else {}
             self._writer = self._make_writer(str(self.folder), **resumed)
 
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+    def on_log(self, run: Run, metrics: Metrics) -> None:
         if self._writer is not None:
             for name, value in metrics.items():
-                self._writer.add_scalar(name, value, trainer.progress.step)
+                self._writer.add_scalar(name, value, run.progress.step)
 
-    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self.on_log(trainer, metrics)
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        self.on_log(run, metrics)
 
-    def on_save(self, trainer: BiEncoderTrainer, folder: Path) -> None:
+    def on_save(self, run: Run, folder: Path) -> None:
         if self._writer is not None:
             self._writer.flush()
 
-    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+    def on_train_end(self, run: Run) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
-        self.on_train_end(trainer)
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        self.on_train_end(run)
 
 
 class WeightsAndBiases(Callback):
@@ -62,32 +60,32 @@ class WeightsAndBiases(Callback):
         self._run: Any = None
         self._id: str | None = None
 
-    def on_train_begin(self, trainer: BiEncoderTrainer) -> None:
-        if not trainer.ranks.is_main or trainer.progress.step >= trainer.last_step:
+    def on_train_begin(self, run: Run) -> None:
+        if not run.ranks.is_main or run.progress.step >= run.last_step:
             return
-        trainer.output_dir.mkdir(parents=True, exist_ok=True)
+        run.output_dir.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             project=self.project,
-            name=self.run_name or trainer.output_dir.name,
-            dir=str(trainer.output_dir),
+            name=self.run_name or run.output_dir.name,
+            dir=str(run.output_dir),
             mode=self.mode,
             id=self._id,
             resume="allow" if self._id and self.mode == "online" else None,
-            config=trainer.config,
+            config=run.config,
         )
         self._id = self._run.id
 
-    def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
+    def on_log(self, run: Run, metrics: Metrics) -> None:
         if self._run is not None:
-            self._run.log(dict(metrics), step=trainer.progress.step)
+            self._run.log(dict(metrics), step=run.progress.step)
 
-    def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self.on_log(trainer, metrics)
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        self.on_log(run, metrics)
 
-    def on_train_end(self, trainer: BiEncoderTrainer) -> None:
+    def on_train_end(self, run: Run) -> None:
         self._finish(0)
 
-    def on_exception(self, trainer: BiEncoderTrainer, error: BaseException) -> None:
+    def on_exception(self, run: Run, error: BaseException) -> None:
         self._finish(1)
 
     def _finish(self, exit_code: int) -> None:

@@ -188,10 +188,10 @@ def test_from_scratch_from_weights_and_on_with_a_run(folder: Path) -> None:
     name = "question_model.backbone.encoder.layer.0.output.dense.weight"
     assert not torch.equal(scratch.model.weights()[name], pretrained.model.weights()[name])
     pretrained.train()
-    assert started(folder, config_of(folder, init="weights")).progress.step == 3, "the same command goes on"
-    assert started(folder, config_of(folder, init="resume")).progress.step == 3
+    assert started(folder, config_of(folder, init="weights")).resume().step == 3, "the same command goes on"
+    assert started(folder, config_of(folder, init="resume")).resume().step == 3
     with pytest.raises(ConfigError, match=r"init=resume, but .* holds no run"):
-        started(folder, config_of(folder, init="resume", output_dir=str(folder / "elsewhere")))
+        started(folder, config_of(folder, init="resume", output_dir=str(folder / "elsewhere"))).train()
 
 
 def test_fine_tuning_from_a_checkpoint_starts_a_fresh_schedule(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpr.core.errors import ConfigError
 from dpr.training.callbacks import Callback
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
@@ -72,10 +73,11 @@ def test_a_resumed_run_hands_callbacks_their_state_of_the_checkpoints_step(tmp_p
     trainer(tmp_path, Diary(), max_steps=4, save_every_steps=2, eval_per_epoch=0).train()
     first, second = Diary(), Diary()
     job = trainer(tmp_path, first, second)
+    job.resume()
     assert (job.progress.step, first.steps_seen, second.steps_seen) == (4, 4, 0)
     job.train()
     again = [Diary(), Diary()]
-    assert trainer(tmp_path, *again).progress.step == 6
+    assert trainer(tmp_path, *again).resume().step == 6
     assert [diary.steps_seen for diary in again] == [6, 2]
 
 
@@ -102,7 +104,7 @@ def test_a_run_that_is_told_to_stop_saves_and_can_be_continued(tmp_path: Path) -
     assert job.progress.step == 2
     assert diary.entries[-2:] == ["save 2", "train_end 2"]
     rest = trainer(tmp_path)
-    assert rest.progress.step == 2
+    assert rest.resume().step == 2
     rest.train()
     assert rest.progress.step == rest.total_steps == 6
 
@@ -116,3 +118,30 @@ def stopped_by_the_second(folder: Path) -> int:
 def test_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
     encoder_folder(tmp_path / "encoder")
     assert run_on_ranks(stopped_by_the_second, 2, tmp_path) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["SanityCheck", "SpikeMonitor", "ReportPage", "LogEvery", "ProgressLine", "MetricsFile", "ValidateAndSave"]
+)
+def test_each_usual_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
+    job = trainer(tmp_path, max_steps=3, leave_out=[name])
+    job.train()
+    assert job.progress.step == 3
+    assert name not in [type(callback).__name__ for callback in job.callbacks]
+    there = {path.name for path in (tmp_path / "run").iterdir()} - {"metrics.json"}
+    missing = {"ReportPage": {"report.html"}, "MetricsFile": {"metrics.jsonl"}, "ValidateAndSave": {"run.json", "dpr_biencoder.step3"}}
+    everything = {"report.html", "metrics.jsonl", "run.json", "dpr_biencoder.step3"}
+    assert there == everything - missing.get(name, set())
+
+
+def test_what_is_no_usual_callback_cannot_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.leave_out=Reportpage is not a usual callback; choose of SanityCheck, .*ReportPage"):
+        trainer(tmp_path, leave_out=["Reportpage"])
+
+
+def test_making_a_trainer_touches_no_file(tmp_path: Path) -> None:
+    trainer(tmp_path, max_steps=3).train()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    trainer(tmp_path)
+    trainer(tmp_path, name="another")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -121,32 +121,35 @@ def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
 def test_ignore_flags_reset_what_they_name(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=6, warmup_steps=2).train()
     same = trainer(tmp_path, warmup_steps=2)
-    assert (same.progress.step, same.progress.schedule_start) == (6, 0)
+    progress = same.resume()
+    assert (progress.step, progress.schedule_start) == (6, 0)
     assert same.optimizer.state
-    assert trainer(tmp_path, ignore_checkpoint_lr=True).progress.schedule_start == 6
-    assert not trainer(tmp_path, ignore_checkpoint_optimizer=True).optimizer.state
-    assert trainer(tmp_path, ignore_checkpoint_offset=True).progress == Progress()
+    assert trainer(tmp_path, ignore_checkpoint_lr=True).resume().schedule_start == 6
+    fresh = trainer(tmp_path, ignore_checkpoint_optimizer=True)
+    assert fresh.resume().step == 6 and not fresh.optimizer.state
+    assert trainer(tmp_path, ignore_checkpoint_offset=True).resume() == Progress()
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=2).train()
     with pytest.raises(CheckpointError, match=r"train\.hard_negatives was 1, is now 2"):
-        trainer(tmp_path, hard_negatives=2)
+        trainer(tmp_path, hard_negatives=2).train()
     with pytest.raises(CheckpointError, match="train_datasets was"):
-        trainer(tmp_path, train_sets=[ListSource(make_samples(40, seed=9))])
+        trainer(tmp_path, train_sets=[ListSource(make_samples(40, seed=9))]).train()
     with pytest.raises(ConfigError, match="holds a run already"):
-        trainer(tmp_path, resume="fresh")
-    assert trainer(tmp_path, hard_negatives=2, resume="force").progress.step == 2
+        trainer(tmp_path, resume="fresh").train()
+    assert trainer(tmp_path, hard_negatives=2, resume="force").resume().step == 2
 
 
 def test_the_pool_of_the_first_start_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer(tmp_path, max_steps=2).train()
-    assert trainer(tmp_path, batch_size=4).pool_size == 8
+    assert trainer(tmp_path, batch_size=4).plan.pool_size == 8
 
 
 def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], list[tuple[int, ...]]]:
     recorder = Recorder()
     job = trainer(folder, recorder, name=name, dev=False, global_batch_size=8, max_steps=max_steps, lr_schedule="constant")
+    job.resume()
     rows = [batch.rows for batch in job.micro_batches()]
     job.train()
     return recorder.logs, rows
@@ -199,7 +202,7 @@ def test_more_accumulation_than_an_epoch_holds_is_refused(tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(CheckpointError, match="output_dir"):
-        trainer(tmp_path)
+        trainer(tmp_path).train()
 
 
 def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
@@ -227,6 +230,7 @@ def test_dropout_is_among_what_a_resumed_run_is_told_of(tmp_path: Path) -> None:
     for number, options in enumerate([TowerOptions(), TowerOptions(attention_dropout=0.0)]):
         model = tiny_model(folder, dropout=0.3, options=options)
         trainer = make_trainer(model, [ListSource(make_samples(16))], [], tmp_path / f"run-{number}")
+        trainer.resume()
         free = trainer.identity.free
         told.append((free["encoder.dropout"], free["encoder.attention_dropout"]))
     assert told == [(0.3, 0.3), (0.3, 0.0)]

@@ -1,0 +1,73 @@
+"""What callbacks see of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dpr.core.distributed import Ranks
+from dpr.models.biencoder import BiEncoder
+from dpr.training.metrics import Metrics
+from dpr.training.run_state import Progress
+from dpr.training.settings import TrainingSettings
+from dpr.training.step import StepResult
+from dpr.training.validations.protocol import Validation
+
+
+class Run(Protocol):
+    """A training run, as every moment of a callback is given it. ``BiEncoderTrainer`` is the one that trains.
+
+    It promises: all ranks are at the same moment of the same step; ``progress`` counts the updates that are done; what is said of a step
+    (``results``, ``grad_norm``, ``learning_rate``) is of the last update, of this rank where it says so. A callback may read all of it and
+    change the model's weights or gradients; everything else it changes through the methods. Those of them that all ranks must call, at
+    the same point, say so.
+    """
+
+    model: BiEncoder
+    ranks: Ranks
+    device: torch.device
+    settings: TrainingSettings
+    config: dict[str, Any]
+    """What checkpoints keep of the configuration for people to read."""
+    output_dir: Path
+    progress: Progress
+    epoch: int
+    """The epoch under way, from its ``on_epoch_begin`` to the next: that of the last update until an epoch begins."""
+    steps_per_epoch: int
+    total_steps: int
+    """What the schedule is over."""
+    last_step: int
+    """Where this start ends: ``total_steps``, or earlier with ``train.stop_at_epoch``."""
+    validations: list[Validation]
+    results: list[StepResult]
+    """Of the micro-batches of the last update, on this rank."""
+    learning_rate: float
+    grad_norm: Tensor
+    """Of the last update's gradient before it was clipped, (), on the device: reading it there waits for the device."""
+
+    def take_metrics(self, *, peak: float = 0.0) -> Metrics:
+        """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in ``TrainingMetrics.take``."""
+        ...
+
+    def best_by(self, metrics: Metrics) -> tuple[str, bool]:
+        """The metric by which the best checkpoint is chosen, and whether more is better."""
+        ...
+
+    def validate(self) -> Metrics:
+        """Runs the validations that are due in this epoch, then chooses the best. All ranks call it together."""
+        ...
+
+    def save(self) -> Path | None:
+        """Writes a checkpoint; returns its folder, or None when the disk refused it. All ranks call it together."""
+        ...
+
+    def request_stop(self, reason: str) -> None:
+        """Ends the run after the current update, with a checkpoint. The request of one rank is enough: all stop at the same step."""
+        ...
+
+    def emit(self, moment: str, *arguments: Any) -> None:
+        """Calls one moment of every callback, in order."""
+        ...
