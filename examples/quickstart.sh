@@ -39,8 +39,8 @@ run python generate_embeddings.py model_file=$Q/model ctx_src=$Q/data/corpus.tsv
 run python generate_embeddings.py model_file=$Q/untrained ctx_src=$Q/data/corpus.tsv out_file=$Q/untrained/vectors
 
 say "5. Retrieve. The test questions are about modules that training has not seen."
-TEST="qa_dataset=$Q/data/test_questions.jsonl qrels=$Q/data/test_qrels.tsv ctx_datatsets=$Q/data/corpus.tsv"
-DEV="qa_dataset=$Q/data/dev_questions.jsonl qrels=$Q/data/dev_qrels.tsv ctx_datatsets=$Q/data/corpus.tsv"
+TEST="qa_dataset=$Q/data/test_questions.jsonl qrels=$Q/data/test_qrels.tsv ctx_datasets=$Q/data/corpus.tsv"
+DEV="qa_dataset=$Q/data/dev_questions.jsonl qrels=$Q/data/dev_qrels.tsv ctx_datasets=$Q/data/corpus.tsv"
 DENSE="model_file=$Q/model encoded_ctx_files=$Q/vectors_0"
 HYBRID="$DENSE hybrid=linear hybrid_depth=1000 bm25_index_path=$Q/bm25_index"
 run python dense_retriever.py $TEST indexer=bm25 bm25_index_path=$Q/bm25_index metrics_file=$Q/metrics/bm25.json

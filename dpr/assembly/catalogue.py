@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.settings import Settings
 
-Options = TypeVar("Options")
+Options = TypeVar("Options", bound=Settings)
 
 logger = get_logger(__name__)
 _PREFIXES = {"query_prefix", "passage_prefix"}
-_KINDS = {bool: "true or false", int: "a whole number", str: "a text"}
 
 
 def read_entry(
@@ -37,7 +37,7 @@ def read_entry(
         without_effect: options of the original that are accepted and do nothing.
 
     Raises:
-        ConfigError: an option is unknown or of the wrong type.
+        ConfigError: an option is unknown, of the wrong type or out of range.
     """
     if isinstance(entry, str | list | tuple):
         entry = {"file": entry}
@@ -46,8 +46,7 @@ def read_entry(
     target = entry.get("_target_")
     if target is not None and target not in targets:
         raise ConfigError(f"{key}._target_={target} is not supported; leave _target_ out, {told_apart}")
-    hints = get_type_hints(options_class)
-    known = [item.name for item in fields(options_class)]  # type: ignore[arg-type]
+    known = [item.name for item in fields(options_class)]
     values: dict[str, Any] = {}
     for name, value in entry.items():
         if name == "_target_" or name in without_effect:
@@ -56,10 +55,12 @@ def read_entry(
             near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
             raise ConfigError(f"unknown setting {key}.{name}; did you mean {', '.join(near or known)}?")
         if value is not None:
-            values[name] = _checked(f"{key}.{name}", value, hints[name])
+            values[name] = value
+    options = options_class(**values)
+    options.check(f"{key}.")
     for name in _PREFIXES & values.keys():
         warn_of_lost_space(f"{key}.{name}", values[name])
-    return options_class(**values)
+    return options
 
 
 def warn_of_lost_space(key: str, prefix: str) -> None:
@@ -68,10 +69,3 @@ def warn_of_lost_space(key: str, prefix: str) -> None:
         logger.warning(
             "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there", key, prefix, prefix + " "
         )
-
-
-def _checked(key: str, value: Any, hint: Any) -> Any:
-    for kind, words in _KINDS.items():
-        if hint in (kind, kind | None) and type(value) is not kind:
-            raise ConfigError(f"{key}={value!r} is not {words}")
-    return value

@@ -82,5 +82,4 @@ def _resource(key: str, entry: Any) -> ResourceConfig:
     if isinstance(entry, str):
         entry = {"url": entry}
     resource = read_entry(ResourceConfig, entry, key=f"resources.{key}", targets=(), told_apart="it has no meaning here")
-    resource.check(key)
     return resource

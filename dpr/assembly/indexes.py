@@ -95,7 +95,7 @@ def open_vector_index(
 def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
     """An index of the corpus's words: opened from ``path`` where that is there, else built, and saved there."""
     if not sources:
-        raise ConfigError(f"ctx_datatsets is not set; indexer={choice.kind} searches texts, e.g. ctx_datatsets=[corpus.tsv]")
+        raise ConfigError(f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]")
     # Words are searched without the prefix of what is embedded.
     texts = [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources] if path else []
     return choice.open(lambda: Texts(*lexical_texts(sources)), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
@@ -128,7 +128,7 @@ def _with_prefixes(
     if not any(source.id_prefix for source in sources):
         return list(shards)
     if len(sources) not in (1, len(patterns)):
-        found = f"ctx_datatsets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
+        found = f"ctx_datasets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
         raise ConfigError(f"{found}; where an id_prefix is used, give one for each, in the same order")
     prefixed: list[VectorSource] = []
     for shard in shards:

@@ -219,7 +219,7 @@ class LadderBuilder:
                 f"model_file={self._model_of(train)}",
                 *questions,
                 *([] if ladder.qrels is None else [f"qrels={ladder.qrels}"]),
-                f"ctx_datatsets={self.config.corpus}",
+                f"ctx_datasets={self.config.corpus}",
                 f"encoded_ctx_files={embed.folder / VECTORS}",
                 f"metrics_file={folder / 'metrics.json'}",
                 *self._device(),

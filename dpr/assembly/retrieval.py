@@ -102,7 +102,7 @@ def _read_inputs(config: RetrievalConfig) -> _Inputs:
     if config.match == "auto" and sources and has_answers:
         answer_match = "string"
     if config.match == "auto" and answer_match is None and qrels is None:
-        missing = "ctx_datatsets=[<corpus>] gives the texts to look for answers in" if has_answers else "qrels=<file> gives judgements"
+        missing = "ctx_datasets=[<corpus>] gives the texts to look for answers in" if has_answers else "qrels=<file> gives judgements"
         logger.warning("nothing to measure by: %s", missing)
     return _Inputs(question_set, questions, sources, qrels, answer_match)
 

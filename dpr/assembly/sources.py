@@ -123,7 +123,6 @@ def _options(name: str, entry: Any) -> DataSetSettings:
         told_apart="JSON and JSONL files are told apart by suffix",
         without_effect=_WITHOUT_EFFECT,
     )
-    options.check(f"datasets.{name}.")
     return options
 
 

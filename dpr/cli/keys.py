@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dpr.cli.conf_folder import group_options
-from dpr.cli.legacy import translate
+from dpr.cli.legacy import same_elsewhere, translate
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting
 
@@ -48,14 +48,18 @@ def check_keys(
     Raises:
         ConfigError: unknown keys, or options that a group does not have, with the nearest valid ones.
     """
-    kept, warnings, problems = [], [], []
+    kept, warnings, problems, follows_flag = [], [], [], False
     for override in overrides:
         sign, key, value = _split(override)
         section = any(name.startswith(key + ".") for name in known)
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             kept.append(override)
         elif "=" not in override and sign != "~":
-            problems.append(_no_value(override, known))
+            if not follows_flag:
+                problems.append(_no_value(override, known))
+            # What comes next is the flag's value.
+            follows_flag = not follows_flag and bool(same_elsewhere(key, known) or any(name.endswith(f".{key}") for name in known))
+            continue
         elif key not in known and (old := translate(key, value or "", known)):
             warnings.append(old[1])
             kept.extend([old[0]] if old[0] else [])
@@ -71,7 +75,8 @@ def check_keys(
         elif section:
             problems.append(f"{key} is a section; set what is in it, e.g. {next(name for name in known if name.startswith(key + '.'))}=...")
         else:
-            problems.append(f"unknown setting {key}{suggestion(key, known)}")
+            elsewhere = same_elsewhere(key, known)
+            problems.append(f"unknown setting {key}" + (f"; did you mean {elsewhere}?" if elsewhere else suggestion(key, known)))
     if problems:
         rest = [f"and {len(problems) - _SHOWN} more like these"] if len(problems) > _SHOWN else []
         rest += [f"{program} --help lists all settings"] if any(problem.startswith("unknown") for problem in problems) else []
@@ -92,6 +97,8 @@ def _is_name(value: str) -> bool:
 def _no_value(token: str, known: Mapping[str, Setting]) -> str:
     if token in known:
         return f"{token} needs a value: {token}=..."
+    if elsewhere := same_elsewhere(token, known):
+        return f"--{token} is no flag here; settings read key=value: {elsewhere.partition(',')[0].partition(' ')[0].partition('=')[0]}=..."
     taker = next((entry.key for entry in known.values() if entry.takes_texts), None)
     example = f"; for a file, e.g. {taker}={token}" if taker and ("/" in token or "." in token) else suggestion(token, known)
     return f"{token!r} is not a setting; settings read key=value" + example

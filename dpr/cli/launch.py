@@ -77,7 +77,7 @@ def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv
     if speaks:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
-    overrides = with_original_defaults(arguments.quote_values(overrides, known, is_sweep=given.is_sweep), known)
+    overrides = arguments.quote_values(with_original_defaults(overrides, known), known, is_sweep=given.is_sweep)
     _register(config_name, config_class)
     if given.is_for_hydra and not speaks:
         return 0
@@ -98,8 +98,20 @@ def _version_base() -> dict[str, str]:
 
 def _register(config_name: str, config_class: type) -> None:
     from hydra.core.config_store import ConfigStore
+    from hydra.plugins.config_source import ConfigSource
 
+    if not hasattr(ConfigSource, "_header_of_any_version"):
+        # DPR's files say "@package _group_", which is what a group's file gets anyway, and which this version of Hydra refuses.
+        ConfigSource._header_of_any_version = ConfigSource._get_header_dict  # type: ignore[attr-defined]
+        ConfigSource._get_header_dict = staticmethod(_header)  # type: ignore[assignment, method-assign]
     ConfigStore.instance().store(name=f"{config_name}_schema", node=config_class)
+
+
+def _header(text: str) -> dict[str, str | None]:
+    from hydra.plugins.config_source import ConfigSource
+
+    read: dict[str, str | None] = ConfigSource._header_of_any_version(text)  # type: ignore[attr-defined]
+    return {key: None if value == "_group_" else value for key, value in read.items()}
 
 
 def _compose(config_name: str, folder: Path, given: arguments.Arguments, overrides: list[str]) -> Any:

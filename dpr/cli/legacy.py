@@ -36,6 +36,69 @@ REPLACED: dict[str, str] = {
 """Key -> what to use instead. A key that a job's own configuration has is never looked up here."""
 
 
+_NAMES_ELSEWHERE: dict[str, str] = {
+    "lr": "train.learning_rate",
+    "bf16": "train.precision=bf16",
+    "epochs": "train.num_train_epochs",
+    "per_device_train_batch_size": "train.batch_size",
+    "train_batch_size": "train.batch_size",
+    "per_device_eval_batch_size": "train.dev_batch_size",
+    "eval_batch_size": "train.dev_batch_size",
+    "eval_strategy": "train.eval_per_epoch, train.eval_every_steps",
+    "evaluation_strategy": "train.eval_per_epoch, train.eval_every_steps",
+    "eval_steps": "train.eval_every_steps",
+    "save_steps": "train.save_every_steps",
+    "save_total_limit": "train.keep_last",
+    "logging_steps": "train.log_batch_step",
+    "dataloader_num_workers": "train.num_workers",
+    "metric_for_best_model": "train.best_metric",
+    "load_best_model_at_end": "train.load_best_at_end",
+    "lr_scheduler_type": "train.lr_schedule",
+    "train_n_passages": "train.hard_negatives",
+    "train_group_size": "train.hard_negatives",
+    "num_negatives": "train.hard_negatives",
+    "gc_chunk_size": "train.grad_cache_tokens",
+    "report_to": "tracking.tensorboard, tracking.wandb",
+    "resume_from_checkpoint": "output_dir (the same command resumes the run there), model_file, init",
+    "model_name_or_path": "encoder.pretrained_model_cfg, model_file",
+    "model_name": "encoder.pretrained_model_cfg, model_file",
+    "model": "encoder.pretrained_model_cfg, model_file",
+    "max_seq_length": "encoder.sequence_length",
+    "max_length": "encoder.sequence_length",
+    "p_max_len": "encoder.sequence_length",
+    "passage_max_len": "encoder.sequence_length",
+    "q_max_len": "encoder.question_length",
+    "query_max_len": "encoder.question_length",
+    "output": "output_dir, out_file",
+    "out": "output_dir, out_file",
+    "train_file": "train_datasets",
+    "train_data": "train_datasets",
+    "train_dir": "train_datasets",
+    "dev_file": "dev_datasets",
+    "eval_file": "dev_datasets",
+    "validation_file": "dev_datasets",
+    "ctx_file": "ctx_src",
+    "corpus": "ctx_src, ctx_datasets",
+    "qa_file": "qa_dataset",
+    "queries": "qa_dataset",
+    "encoded_ctx_file": "encoded_ctx_files",
+    "n-docs": "n_docs",
+    "top_k": "n_docs",
+    "hnsw_index": "indexer.kind",
+    "save_or_load_index": "index_path",
+    "index_buffer": "indexer.buffer_size",
+    "random_seed": "seed",
+    "device_map": "device",
+}
+"""Keys of other trainers, and flags of the first version of DPR, by the settings that do the same."""
+
+
+def same_elsewhere(key: str, known: Collection[str]) -> str:
+    """The settings of this job for what another program calls ``key``; nothing where there is none."""
+    named = _NAMES_ELSEWHERE.get(key, _NAMES_ELSEWHERE.get(key.rpartition(".")[2], "")).split(", ")
+    return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
+
+
 def with_original_defaults(overrides: list[str], known: Collection[str]) -> list[str]:
     """``compat=dpr`` stands for the original's defaults too, unless another ``train=`` is given."""
     if "compat" not in known or "compat=dpr" not in overrides or any(override.startswith("train=") for override in overrides):

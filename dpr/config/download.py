@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings
 
 
 @dataclass
-class ResourceConfig:
+class ResourceConfig(Settings):
     """One entry of ``resources``."""
 
     url: str | None = None
@@ -25,11 +26,11 @@ class ResourceConfig:
     about: str = ""
     """What it is."""
 
-    def check(self, name: str) -> None:
+    def check_together(self, prefix: str) -> None:
         if not self.url:
-            raise ConfigError(f"resources.{name}.url is not set")
+            raise ConfigError(f"{prefix}url is not set")
         if self.parts < 0 or (self.parts > 0) != ("{}" in self.url) or (self.parts and self.sha256):
-            raise ConfigError(f"resources.{name}: parts and a {{}} in url belong together, and sha256 is for a single file")
+            raise ConfigError(f"{prefix}parts: parts and a {{}} in url belong together, and sha256 is for a single file")
 
     def beside(self) -> list[str]:
         """``also`` as a list."""
@@ -37,7 +38,7 @@ class ResourceConfig:
 
 
 @dataclass
-class DownloadConfig:
+class DownloadConfig(Settings):
     """Everything ``dpr download`` can be told. ``dpr download KEY ...`` is short for ``resource=[KEY,...]``."""
 
     resource: Any = None
@@ -47,12 +48,7 @@ class DownloadConfig:
     resources: dict[str, Any] = field(default_factory=dict)
     """The catalogue: key -> url, parts, suffix, sha256, also, about."""
 
-    def check(self) -> None:
-        """Checks every field.
-
-        Raises:
-            ConfigError: names the key, the value and what it may be.
-        """
+    def check_together(self, prefix: str) -> None:
         if not self.output_dir:
             raise ConfigError("output_dir is empty")
 

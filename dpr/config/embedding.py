@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.config.checks import require_at_least, require_choice
 from dpr.core.errors import ConfigError
-from dpr.core.settings import setting
+from dpr.core.settings import Settings, setting
 
 
 @dataclass
-class PassageSourceConfig:
+class PassageSourceConfig(Settings):
     """Options of one passage collection (an entry of ``ctx_sources``)."""
 
     file: str | None = None
     """TSV (id, text, title) or BEIR's corpus.jsonl, plain or .gz."""
-    id_col: int = 0
+    id_col: int = setting(0, least=0)
     """Column of the id in a TSV, counted from 0."""
-    text_col: int = 1
+    text_col: int = setting(1, least=0)
     """Column of the text."""
     title_col: int = 2
     """Column of the title; one that the file does not have means no titles."""
@@ -31,13 +30,9 @@ class PassageSourceConfig:
     source: str | None = None
     """Where the collection is published, for the message when the file is missing."""
 
-    def check(self, name: str) -> None:
-        for key in ("id_col", "text_col"):
-            require_at_least(f"ctx_sources.{name}.{key}", getattr(self, key), 0)
-
 
 @dataclass
-class CheckpointEncoderConfig:
+class CheckpointEncoderConfig(Settings):
     """What a checkpoint file of the original DPR does not hold; folders bring it along."""
 
     pretrained_model_cfg: str | None = None
@@ -45,7 +40,7 @@ class CheckpointEncoderConfig:
 
 
 @dataclass
-class EmbedConfig:
+class EmbedConfig(Settings):
     """Everything ``dpr embed`` can be told. Shard ``shard_id`` of the corpus goes to the folder ``<out_file>_<shard_id>``."""
 
     model_file: str | None = None
@@ -55,57 +50,45 @@ class EmbedConfig:
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = None
     """Beginning of the output folder's name; ``_<shard_id>`` is added."""
-    encoder_type: str = "ctx"
+    encoder_type: str = setting("ctx", choices=("ctx", "question"))
     """ctx, or question to embed the passages with the question tower."""
-    shard_id: int = 0
+    shard_id: int = setting(0, least=0)
     """Which of ``num_shards`` parts this run embeds, counted from 0."""
-    num_shards: int = 1
+    num_shards: int = setting(1, unit="shards", least=1)
     """Parts of ceil(N / num_shards) consecutive passages, for independent runs. Ranks of one torchrun share a part by themselves."""
-    batch_size: int = 0
+    batch_size: int = setting(0, unit="passages", least=0)
     """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
-    batch_tokens: int = 0
+    batch_tokens: int = setting(0, unit="tokens", least=0)
     """Tokens of one forward pass at most, halved where memory runs out; 0 = 65,536 on a GPU, 4,096 on a CPU."""
-    chunk_size: int = 8192
+    chunk_size: int = setting(8192, unit="passages", least=1)
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per rank."""
     token_store: str = "off"
     """auto keeps the corpus's tokens in the cache folder ($DPR_CACHE), a path keeps them there: the next embedding of the same corpus with
     the same tokenizer, length and chunk_size reads them instead of tokenising. Some 2 bytes a token; off keeps nothing."""
-    out_dtype: str = "float32"
+    out_dtype: str = setting("float32", choices=("float32", "float16", "int8", "binary"))
     """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md says what each loses."""
-    precision: str = "fp32"
+    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
     """fp32, bf16 or fp16 arithmetic of the model; bf16 is several times faster on recent GPUs."""
-    attention: str = "sdpa"
+    attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa everywhere else."""
     device: str | None = None
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
+    """DPR's key; true is the same as device=cpu."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
-    def check(self) -> None:
-        """Checks every field and the pairs that contradict each other.
-
-        Raises:
-            ConfigError: names the key, the value and what it may be.
-        """
+    def check_together(self, prefix: str) -> None:
         examples = {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"}
         for key, example in examples.items():
             if not getattr(self, key):
                 raise ConfigError(f"{key} is not set, e.g. {key}={example}")
-        require_choice("encoder_type", self.encoder_type, ("ctx", "question"))
         if self.token_store in ("False", "false"):  # what YAML makes of a bare off
             self.token_store = "off"
         if self.token_store.strip() in ("", "True", "true"):
             raise ConfigError(f"token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
-        require_choice("out_dtype", self.out_dtype, ("float32", "float16", "int8", "binary"))
-        require_choice("precision", self.precision, ("fp32", "bf16", "fp16"))
-        require_choice("attention", self.attention, ("sdpa", "varlen"))
         if self.attention == "varlen" and self.precision == "fp32":
             raise ConfigError("attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out")
-        require_at_least("num_shards", self.num_shards, 1)
-        require_at_least("chunk_size", self.chunk_size, 1)
-        for key in ("shard_id", "batch_size", "batch_tokens"):
-            require_at_least(key, getattr(self, key), 0)
         if self.shard_id >= self.num_shards:
             raise ConfigError(f"shard_id={self.shard_id} does not exist with num_shards={self.num_shards}; shards are counted from 0")

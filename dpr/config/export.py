@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.config.checks import require_choice
 from dpr.config.embedding import CheckpointEncoderConfig
 from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings, setting
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(Settings):
     """Everything ``dpr export`` can be told."""
 
-    to: str = "dpr"
+    to: str = setting("dpr", choices=("dpr", "vectors"))
     """dpr: a checkpoint file that the original DPR loads; vectors: folders of vectors from the original's embedding files."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
@@ -26,13 +26,7 @@ class ExportConfig:
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at the end of the window."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
-    def check(self) -> None:
-        """Checks every field.
-
-        Raises:
-            ConfigError: names the key, the value and what it may be.
-        """
-        require_choice("to", self.to, ("dpr", "vectors"))
+    def check_together(self, prefix: str) -> None:
         for key, example in {"model_file": "runs/first", "out_file": "runs/first.cp"}.items():
             if not getattr(self, key):
                 raise ConfigError(f"{key} is not set, e.g. {key}={example}")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.config.checks import require_at_least, require_choice
 from dpr.config.embedding import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.core.errors import ConfigError
-from dpr.core.settings import setting
+from dpr.core.settings import Settings, setting
 from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings
 
 
 @dataclass
-class _IndexKind:
+class _IndexKind(Settings):
     """How passages are searched."""
 
     kind: str = "exact"
@@ -35,12 +34,12 @@ class IndexerConfig(Bm25Settings, GraphSettings, ExactSettings, _IndexKind):
 
 
 @dataclass
-class QuestionSetConfig:
+class QuestionSetConfig(Settings):
     """Options of one question set (an entry of ``datasets``)."""
 
     file: str | None = None
     """CSV/TSV (question, answers), JSON lines, or BEIR's queries.jsonl, plain or .gz."""
-    question_col: int = 0
+    question_col: int = setting(0, least=0)
     """Column of the question in a CSV, counted from 0."""
     answers_col: int = 1
     """Column of the answers; -1 = there is none."""
@@ -58,7 +57,7 @@ class QuestionSetConfig:
     """Put before every question as it is; must be as in training ("query: "). After special_query_token, if there is one."""
     query_special_suffix: str | None = None
     """Appended to questions that do not end with it."""
-    selector: Any = None
+    selector: int | str | None = setting(None, least=0)
     """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
     data_range_start: int = -1
     """First question to take, counted from 0; negative = all."""
@@ -67,21 +66,17 @@ class QuestionSetConfig:
     source: str | None = None
     """Where the set is published, for the message when the file is missing."""
 
-    def check(self, name: str) -> None:
-        require_at_least(f"datasets.{name}.question_col", self.question_col, 0)
-        if self.selector is not None and (isinstance(self.selector, bool) or not isinstance(self.selector, int | str)):
-            raise ConfigError(f"datasets.{name}.selector={self.selector!r} is neither a position nor a token")
-
 
 @dataclass
-class RetrievalConfig:
+class RetrievalConfig(Settings):
     """Everything ``dpr retrieve`` can be told."""
 
     qa_dataset: str | None = None
     """A name of ``datasets``, or the path of a question file."""
-    ctx_datatsets: Any = None
-    """The passages that were embedded: names of ``ctx_sources`` or paths of corpora (DPR's spelling; ctx_datasets means the same)."""
     ctx_datasets: Any = None
+    """The passages that were embedded: names of ``ctx_sources`` or paths of corpora."""
+    ctx_datatsets: Any = None
+    """DPR's spelling of ctx_datasets."""
     encoded_ctx_files: Any = None
     """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the
     original DPR are read too."""
@@ -98,30 +93,30 @@ class RetrievalConfig:
     """JSON file for the figures, the ranks of right passages and, where the texts are given, ten example questions."""
     search_folder: str | None = None
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
-    match: str = "auto"
+    match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))
     """string or regex (an answer in the text, DPR's rules), qrels, none; auto = qrels where given, string where there are answers."""
     qrels: str | None = None
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
-    n_docs: int = 100
+    n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
-    batch_size: int = 128
+    batch_size: int = setting(128, unit="questions", least=1)
     """Questions encoded at a time."""
-    validation_workers: int = 1
+    validation_workers: int = setting(1, unit="processes", least=1)
     """Processes that match answers."""
-    encoder_path: str | None = None
+    encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"))
     """Tower that encodes the questions: question_model (when absent) or ctx_model."""
     index_path: str | None = None
     """Folder of a faiss index: loaded when it is there, else built and saved."""
     bm25_index_path: str | None = None
     """Folder of a BM25 index: loaded when it is there, else built and saved."""
-    hybrid: str = "none"
+    hybrid: str = setting("none", choices=("none", "linear", "rrf"))
     """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking with BM25's."""
-    hybrid_weight: float | None = None
+    hybrid_weight: float | None = setting(None, least=0, most=1)
     """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.3, with which a poor dense side costs little; tune_hybrid_weight on a
     dev set finds a better one."""
-    hybrid_normalisation: str = "minmax"
+    hybrid_normalisation: str = setting("minmax", choices=("minmax", "zscore"))
     """minmax or zscore, per question."""
-    hybrid_depth: int = 100
+    hybrid_depth: int = setting(100, unit="passages", least=1)
     """Passages taken from each side; n_docs where that is larger."""
     tune_hybrid_weight: bool = False
     """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file says which it was."""
@@ -130,6 +125,7 @@ class RetrievalConfig:
     device: str | None = None
     """cpu, cuda, cuda:N; absent = CUDA when there is one. Encodes the questions, and does the exact search."""
     no_cuda: bool = False
+    """DPR's key; true is the same as device=cpu."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
@@ -138,29 +134,14 @@ class RetrievalConfig:
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def passage_names(self) -> list[str]:
-        """``ctx_datatsets`` as a list."""
-        return _listed("ctx_datatsets", self.ctx_datatsets if self.ctx_datatsets is not None else self.ctx_datasets)
+        """``ctx_datasets`` as a list."""
+        return _listed("ctx_datasets", self.ctx_datasets if self.ctx_datasets is not None else self.ctx_datatsets)
 
     def vector_patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""
         return _listed("encoded_ctx_files", self.encoded_ctx_files)
 
-    def check(self) -> None:
-        """Checks every field and the pairs that contradict each other.
-
-        Raises:
-            ConfigError: names the key, the value and what it may be.
-        """
-        self.indexer.check("indexer.")
-        require_choice("match", self.match, ("auto", "string", "regex", "qrels", "none"))
-        require_choice("hybrid", self.hybrid, ("none", "linear", "rrf"))
-        require_choice("hybrid_normalisation", self.hybrid_normalisation, ("minmax", "zscore"))
-        for key in ("n_docs", "batch_size", "validation_workers", "hybrid_depth"):
-            require_at_least(key, getattr(self, key), 1)
-        if self.hybrid_weight is not None and not 0 <= self.hybrid_weight <= 1:
-            raise ConfigError(f"hybrid_weight={self.hybrid_weight} is out of range; it must be in [0, 1]")
-        if self.encoder_path not in (None, "question_model", "ctx_model"):
-            raise ConfigError(f"encoder_path={self.encoder_path} is not known; choose question_model or ctx_model")
+    def check_together(self, prefix: str) -> None:
         if not self.qa_dataset:
             raise ConfigError("qa_dataset is not set, e.g. qa_dataset=questions.jsonl")
         if self.ctx_datatsets is not None and self.ctx_datasets is not None:
@@ -185,7 +166,7 @@ class RetrievalConfig:
         needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
         if needs_texts and not self.passage_names():
             found = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
-            raise ConfigError(f"ctx_datatsets is not set; {found}, e.g. ctx_datatsets=[corpus.tsv]")
+            raise ConfigError(f"ctx_datasets is not set; {found}, e.g. ctx_datasets=[corpus.tsv]")
         if self.tune_hybrid_weight and self.hybrid != "linear":
             raise ConfigError(f"tune_hybrid_weight=true needs hybrid=linear, not {self.hybrid}")
         if self.tune_hybrid_weight and self.hybrid_weight is not None:
@@ -199,7 +180,7 @@ class RetrievalConfig:
         if self.match == "none" and self.qrels:
             raise ConfigError(f"match=none and qrels={self.qrels} are mutually exclusive; leave one of them out")
         if self.match in ("string", "regex") and not self.passage_names():
-            raise ConfigError(f"match={self.match} looks for answers in texts, so set ctx_datatsets=[<corpus>], or match=none")
+            raise ConfigError(f"match={self.match} looks for answers in texts, so set ctx_datasets=[<corpus>], or match=none")
         if self.tune_hybrid_weight and self.match == "none":
             raise ConfigError("tune_hybrid_weight=true needs answers or qrels to compare by, not match=none")
 

@@ -248,7 +248,7 @@ def _example_section(retrievals: Sequence[Retrieval], text_limit: int) -> list[M
     if not runs:
         if not retrievals:
             return []
-        hint = "None stored: metrics files hold them when dpr retrieve is given the texts, ctx_datatsets=[...]."
+        hint = "None stored: metrics files hold them when dpr retrieve is given the texts, ctx_datasets=[...]."
         return [tag("h2", "Example questions"), tag("p", hint, class_="none")]
     by_run = [(cut(one.label, 40), {(example.id, example.question): example for example in one.examples}) for one in runs]
     wanted = list(dict.fromkeys(key for _, found in by_run for key in found))[:NUM_EXAMPLES]

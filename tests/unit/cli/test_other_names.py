@@ -1,0 +1,56 @@
+"""What users of other trainers, and of DPR's first version, type is answered with the key that does it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.launch import launch
+from dpr.config.training import BiEncoderTrainConfig
+from tests.cli.dry_job import Seen
+
+
+def run(*argv: str) -> tuple[int, Seen]:
+    seen = Seen()
+    return launch("biencoder_train_cfg", BiEncoderTrainConfig, seen, list(argv)), seen
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("lr=1e-5", "train.learning_rate"),
+        ("bf16=true", "train.precision=bf16"),
+        ("resume_from_checkpoint=true", "output_dir"),
+        ("model_name_or_path=x", "encoder.pretrained_model_cfg, model_file"),
+        ("eval_strategy=steps", "train.eval_per_epoch, train.eval_every_steps"),
+        ("per_device_train_batch_size=8", "train.batch_size"),
+        ("output=runs/x", "output_dir"),
+        ("train.lr=1e-5", "train.learning_rate"),
+        ("learning_rate=1e-5", "train.learning_rate"),
+    ],
+)
+def test_keys_of_other_trainers_get_the_right_suggestion(typed: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(typed)[0] == 2
+    assert f"unknown setting {typed.partition('=')[0]}; did you mean {answer}" in capsys.readouterr().err
+
+
+def test_flags_of_the_first_version_are_answered_with_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--train_file", "train.json", "--dev_file", "dev.json", "--batch_size", "16")[0] == 2
+    error = capsys.readouterr().err
+    assert "--train_file is no flag here; settings read key=value: train_datasets=..." in error
+    assert "train.json" not in error and "'16'" not in error
+
+
+def test_group_files_with_the_original_header_are_read(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "mine.yaml").write_text("# @package _group_\nbatch_size: 7\n")
+    code, seen = run("--config-dir", str(tmp_path), "train=mine")
+    assert (code, seen.only.train.batch_size, seen.only.train.num_train_epochs) == (0, 7, 3)
+
+
+def test_the_original_rules_bring_the_original_defaults_unless_others_are_named() -> None:
+    assert run("compat=dpr")[1].only.train.batch_size == 2
+    assert run("compat=dpr")[1].only.val_av_rank_start_epoch == 30
+    assert run("compat=dpr", "train=biencoder_nq")[1].only.train.batch_size == 16
+    assert run()[1].only.train.batch_size == 32
