@@ -1,9 +1,10 @@
-"""Checks of a tokenizer's files before the tokenizers library, which panics over some damages, sees them."""
+"""Checks of a model folder's small files before the libraries that panic, or take all memory, over some damages see them."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 
 _TOKENIZER = "tokenizer.json"
-_OBJECTS = (_TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+_CONFIG = "config.json"
+_OBJECTS = (_TOKENIZER, _CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 _MAX_ID = 1 << 24
+# Numbers of parts that are made one by one, and the most there may be; a config of 100 bytes could ask for all memory.
+_MOST = {r"(.*_)?(layers?|blocks|depth)": 1000, r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000, r".*": 1 << 31}
 _NODES_AT_ONCE = 4096
 
 
@@ -31,8 +35,24 @@ def check_tokenizer_files(folder: Path) -> None:
             state = read_json(folder / name)
             if not isinstance(state, dict):
                 raise InputError(f"is {describe(state)}", file=folder / name, expected="an object")
+            if name == _CONFIG:
+                check_numbers(state, folder / name)
             if name == _TOKENIZER and (found := _fault(state)):
                 raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
+
+
+def check_numbers(values: Any, file: str | Path) -> None:
+    """Refuses numbers of a config that take more memory than there is as soon as an object is made of them.
+
+    Raises:
+        InputError: also where ``values`` is not an object.
+    """
+    if not isinstance(values, dict):
+        raise InputError(f"is {describe(values)}", file=file, expected="an object")
+    for name, value in values.items():
+        most = next(most for pattern, most in _MOST.items() if re.fullmatch(pattern, name))
+        if isinstance(value, int) and abs(value) > most:
+            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
 
 
 def _fault(state: dict[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.offline import no_downloads
+from dpr.data.tokenizer_files import check_numbers
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.quiet_loading import quiet_loading
@@ -28,8 +29,6 @@ _HOW_IT_IS_RUN = re.compile(
     r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
     r"|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
 )
-# Numbers of parts that are made one by one, and the most there may be; a config of 100 bytes could ask for all memory.
-_MOST = {r"(.*_)?(layers?|blocks|depth)": 1000, r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000, r".*": 1 << 31}
 _MAX_SIZE = {"num_attention_heads": 1 << 12, "hidden_size": 1 << 17, "vocab_size": 1 << 24, "intermediate_size": 1 << 20}
 _MAX_POSITIONS = 1 << 24
 
@@ -61,13 +60,8 @@ def read_config(source: str | Path) -> Any:
 
 
 def _of_the_model(values: Any, file: str | Path) -> dict[str, Any]:
-    """What a config says of the model, in parts too, after a look at numbers that take all memory as soon as a config is made of them."""
-    if not isinstance(values, dict):
-        raise InputError(f"is {describe(values)}", file=file, expected="an object")
-    for name, value in values.items():
-        most = next(most for pattern, most in _MOST.items() if re.fullmatch(pattern, name))
-        if isinstance(value, int) and abs(value) > most:
-            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
+    """What a config says of the model, in parts too."""
+    check_numbers(values, file)
     kept = {name: value for name, value in values.items() if not _HOW_IT_IS_RUN.fullmatch(name)}
     return {name: _of_the_model(value, file) if isinstance(value, dict) else value for name, value in kept.items()}
 

@@ -93,7 +93,7 @@ DAMAGES: dict[str, Damage] = {
     "config: unknown model_type": changed(CONFIG, model_type="nonsense"),
     "config: model_type is a number": changed(CONFIG, model_type=7),
     "config: model_type is a list": changed(CONFIG, model_type=["bert"]),
-    "config: another model_type": changed(CONFIG, model_type="gpt2"),
+    "config: another model_type": changed(CONFIG, model_type="distilbert"),
     "config: a million layers": changed(CONFIG, num_hidden_layers=10**6),
     "config: a million layers of another family": changed(CONFIG, model_type="modernbert", num_hidden_layers=10**12),
     "config: no layers": changed(CONFIG, num_hidden_layers=0),
@@ -207,6 +207,7 @@ def message_of(load: Callable[[], object]) -> str:
 
 def uses(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "bi-encoder", lambda: BiEncoder.load(folder).encode_questions(["ba be"])
+    yield "tokenizer and backbone", lambda: (Tensorizer.load(folder, sequence_length=8), load_backbone(str(folder)))
     yield "backbone", lambda: (load_backbone(str(folder)), Tensorizer.load(folder, sequence_length=8).question_tokens(["ba be"]))
 
 
