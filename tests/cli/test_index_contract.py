@@ -1,0 +1,172 @@
+"""An index of a user's own, in this file alone, from the command lines of retrieval, search and mining."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.cli.main import main
+from dpr.core.records import Passage, Question, TrainingSample
+from dpr.core.settings import IDENTITY, Settings, setting
+from dpr.embedding.job import embed_shard
+from dpr.embedding.source import PassageSource
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
+from dpr.formats.question_sets import write_questions
+from dpr.formats.results import read_trec_run
+from dpr.formats.training_sets import write_training_set
+from dpr.indexer.ranking import SearchResult
+from dpr.indexer.registry import Index, Texts
+from dpr.indexer.vectors import VectorSource, blocks
+from dpr.models.biencoder import BiEncoder
+from tests.helpers.tiny import sentence, tiny_model
+
+
+@dataclass
+class ToySettings(Settings):
+    scale: float = setting(1.0, above=0, on_resume=IDENTITY)
+    """What scores are multiplied by."""
+
+
+class ToyIndex(Index):
+    """Scores of all passages, sorted; what is common to both below."""
+
+    Settings = ToySettings
+
+    def __init__(self, ids: list[str], rows: list[object], settings: ToySettings) -> None:
+        self.ids, self.rows, self.scale = ids, rows, settings.scale
+
+    @property
+    def num_passages(self) -> int:
+        return len(self.ids)
+
+    def save(self, folder: Path) -> None:
+        (folder / "toy.json").write_text(json.dumps([self.ids, self.rows]))
+
+    @classmethod
+    def open(cls, folder: Path, settings: ToySettings) -> ToyIndex:
+        return cls(*json.loads((folder / "toy.json").read_text()), settings)
+
+    def ranked(self, scores: np.ndarray, k: int) -> SearchResult:
+        order = [sorted(range(len(self.ids)), key=lambda row: (-line[row], self.ids[row]))[:k] for line in scores.tolist()]
+        return np.take_along_axis(scores, np.array(order), axis=1).astype(np.float32), [[self.ids[row] for row in rows] for rows in order]
+
+
+class ToyVectors(ToyIndex):
+    @classmethod
+    def build(cls, corpus: Sequence[VectorSource], settings: ToySettings, *, device: torch.device | str = "cpu") -> ToyVectors:
+        read = [(key.decode(), vector.tolist()) for ids, vectors in blocks(corpus, 100) for key, vector in zip(ids.tolist(), vectors)]
+        return cls([key for key, _ in read], [vector for _, vector in read], settings)
+
+    def search(self, questions: np.ndarray, k: int) -> SearchResult:
+        return self.ranked(self.scale * questions.astype(np.float64) @ np.array(self.rows).T, k)
+
+
+class ToyWords(ToyIndex):
+    reads = "texts"
+
+    @classmethod
+    def build(cls, corpus: Texts, settings: ToySettings, *, device: torch.device | str = "cpu") -> ToyWords:
+        return cls(list(corpus.ids), [text.split() for text in corpus.texts], settings)
+
+    def search(self, questions: Sequence[str], k: int) -> SearchResult:
+        shared = [[len(set(question.rstrip("?").split()) & set(words)) for words in self.rows] for question in questions]  # type: ignore[call-overload]
+        return self.ranked(self.scale * np.array(shared, dtype=np.float64), k)
+
+
+VECTORS, WORDS = f"{__name__}:ToyVectors", f"{__name__}:ToyWords"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model/, corpus.tsv, vectors_0, questions.jsonl, train.jsonl."""
+    folder = tmp_path_factory.mktemp("world")
+    rng = random.Random(0)
+    passages = [Passage(sentence(rng, 10), sentence(rng, 2), f"p{number:03d}") for number in range(40)]
+    write_passages(folder / "corpus.tsv", passages)
+    asked = [(f"q{row}", " ".join(rng.sample(passages[row % 40].text.split(), 4)), passages[row % 40]) for row in range(520)]
+    write_questions(folder / "questions.jsonl", [Question(text, key, ()) for key, text, _ in asked[:10]])
+    write_training_set(folder / "train.jsonl", [TrainingSample(f"{text} {key}", (gold,)) for key, text, gold in asked])
+    with durable_folder(folder / "model") as target:
+        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
+    embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), folder / "vectors")
+    return folder
+
+
+def retrieve(world: Path, out: Path, *more: str, vectors: bool = True) -> int:
+    model = [f"model_file={world / 'model'}", f"encoded_ctx_files=[{world / 'vectors_0'}]"] if vectors else []
+    texts = [f"qa_dataset={world / 'questions.jsonl'}", f"ctx_datasets=[{world / 'corpus.tsv'}]", "match=none", "no_cuda=true"]
+    return main(["retrieve", *model, *texts, "n_docs=7", f"trec_run_file={out}", *more])
+
+
+def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = [f"indexer.kind={VECTORS}", f"index_path={tmp_path / 'index'}", f"search_folder={tmp_path}"]
+    assert retrieve(world, tmp_path / "exact.run") == 0
+    assert retrieve(world, tmp_path / "built.run", *own) == 0
+    monkeypatch.setattr(ToyVectors, "build", lambda *_, **__: pytest.fail("the saved index was built again"))
+    assert retrieve(world, tmp_path / "opened.run", *own) == 0
+    runs = [read_trec_run(tmp_path / f"{name}.run") for name in ("exact", "built", "opened")]
+    assert runs[1] == runs[2]
+    assert [[key for key, _ in hits] for hits in runs[1].values()] == [[key for key, _ in hits] for hits in runs[0].values()]
+    capfd.readouterr()
+    assert retrieve(world, tmp_path / "other.run", *own, "indexer.options.scale=2.0") == 3
+    assert "was built with scale=1.0, expected 2.0" in capfd.readouterr().err
+    assert main(["verify", str(tmp_path / "index")]) == 0
+    assert main(["search", str(tmp_path), "anything", "--device", "cpu"]) == 2, "a file does not make a class run"
+    assert main(["search", str(tmp_path), "anything", "--device", "cpu", "--indexer", VECTORS]) == 0
+
+
+def test_retrieval_searches_texts_with_it(world: Path, tmp_path: Path) -> None:
+    own = [f"indexer.kind={WORDS}", f"bm25_index_path={tmp_path / 'index'}"]
+    for name in ("built", "opened"):
+        assert retrieve(world, tmp_path / f"{name}.run", *own, vectors=False) == 0
+    found = read_trec_run(tmp_path / "built.run")
+    assert found == read_trec_run(tmp_path / "opened.run")
+    assert sum(f"p{int(key[1:]):03d}" in dict(hits) for key, hits in found.items()) >= 8
+
+
+@pytest.mark.parametrize("kind", [WORDS, VECTORS, "hnsw"])
+def test_mining_uses_it_on_one_and_two_processes(world: Path, tmp_path: Path, kind: str) -> None:
+    model = [] if kind == WORDS else [f"model_file={world / 'model'}", "device=cpu"]
+    options = ["near_duplicate=0", "per_question=3", f"indexer={kind}", f"corpus={world / 'corpus.tsv'}"]
+    mined = []
+    for processes in (1, 2):
+        out = tmp_path / f"{processes}.jsonl"
+        arguments = [str(world / "train.jsonl"), f"out={out}", *options, *model, f"processes={processes}"]
+        assert main(["mine", *arguments]) == 0
+        mined.append(out.read_text())
+    assert mined[0] == mined[1]
+    if kind == VECTORS:
+        exact = [str(world / "train.jsonl"), f"out={tmp_path / 'exact.jsonl'}", "near_duplicate=0", "per_question=3", *model]
+        assert main(["mine", *exact, f"corpus={world / 'corpus.tsv'}"]) == 0
+        names = [
+            [[hit["passage_id"] for hit in json.loads(line)["hard_negative_ctxs"]] for line in text.splitlines()]
+            for text in (mined[0], (tmp_path / "exact.jsonl").read_text())
+        ]
+        assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("json:JSONDecoder", "is not a subclass of dpr.indexer.registry.Index"),
+        ("nowhere:X", "nowhere cannot be imported"),
+        ("ivf", "indexer=ivf is not known"),
+    ],
+)
+def test_what_is_no_index_is_refused_in_one_line(
+    world: Path, tmp_path: Path, kind: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert retrieve(world, tmp_path / "x.run", f"indexer.kind={kind}") == 2
+    error = capfd.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
