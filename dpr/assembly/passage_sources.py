@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import glob
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,21 @@ from dpr.config.embedding import PassageSourceConfig
 from dpr.core.errors import ConfigError
 from dpr.embedding.source import PassageSource
 
+_READ = "passages as TSV, CSV, JSON lines or Parquet"
 _KNOWN_TARGETS = ("dpr.data.retriever_data.CsvCtxSrc",)
+
+
+def resolve_passage_sources(names: Sequence[str], catalogue: Mapping[str, Any]) -> list[PassageSource]:
+    """The collections that names stand for; one that is a pattern stands for every file it matches, sorted.
+
+    Raises:
+        ConfigError: see ``resolve_passage_source``.
+    """
+    found: list[str] = []
+    for name in names:
+        is_pattern = glob.has_magic(name) and name not in catalogue and not Path(name).exists()
+        found += (sorted(glob.glob(str(Path(name).expanduser()))) if is_pattern else []) or [name]
+    return [resolve_passage_source(name, catalogue) for name in found]
 
 
 def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSource:
@@ -27,7 +42,11 @@ def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSo
     if name in catalogue:
         return _from_catalogue(name, catalogue[name])
     if path.is_dir():
-        raise ConfigError(f"{name} is a folder, expected a passages TSV or JSON-lines file")
+        raise ConfigError(f"{name} is a folder, expected {_READ}")
+    if glob.has_magic(name) and (matches := glob.glob(str(path))):
+        if len(matches) == 1:
+            return resolve_passage_source(matches[0], catalogue)
+        raise ConfigError(f"{name} matches {len(matches)} files; a corpus to embed is one file ({_READ}), so join them, or embed each")
     near = difflib.get_close_matches(name, catalogue, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"the catalogue has {', '.join(sorted(catalogue)) or 'no entries'}"
     raise ConfigError(f"{name} is neither a file nor a passage collection of ctx_sources; {hint}")
@@ -56,6 +75,6 @@ def _from_catalogue(name: str, entry: Any) -> PassageSource:
 
 
 def _options(name: str, entry: Any) -> PassageSourceConfig:
-    told_apart = "TSV and JSON lines are told by suffix"
+    told_apart = "formats are told by suffix"
     options = read_entry(PassageSourceConfig, entry, key=f"ctx_sources.{name}", targets=_KNOWN_TARGETS, told_apart=told_apart)
     return options

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.indexes import build_retriever, index_choice
-from dpr.assembly.passage_sources import resolve_passage_source
+from dpr.assembly.passage_sources import resolve_passage_sources
 from dpr.assembly.question_sets import QuestionSet, resolve_question_set
 from dpr.config.retrieval import RetrievalConfig
 from dpr.core.distributed import resolve_device
@@ -86,7 +86,7 @@ def run(config: RetrievalConfig) -> float | None:
 
 def _read_inputs(config: RetrievalConfig) -> _Inputs:
     question_set = resolve_question_set(str(config.qa_dataset), config.datasets)
-    sources = [resolve_passage_source(name, config.ctx_sources) for name in config.passage_names()]
+    sources = resolve_passage_sources(config.passage_names(), config.ctx_sources)
     questions = question_set.read()
     qrels = read_qrels(config.qrels) if config.qrels else None
     if qrels is not None and not any(question.id in qrels for question in questions):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.indexes import build_retriever
-from dpr.assembly.passage_sources import resolve_passage_source
+from dpr.assembly.passage_sources import resolve_passage_sources
 from dpr.config.embedding import CheckpointEncoderConfig
 from dpr.config.retrieval import IndexerConfig, RetrievalConfig
 from dpr.core.distributed import resolve_device
@@ -62,7 +62,7 @@ def search_settings(
     named_enough = bool(corpus) and (mode == "bm25" or (model and vectors))
     settings = SearchSettings() if folder is None or (named_enough and not (folder / FILE).is_file()) else SearchSettings.read(folder)
     if corpus:
-        settings = replace(settings, passages=[resolve_passage_source(path, {}) for path in corpus], bm25_index_path=None)
+        settings = replace(settings, passages=resolve_passage_sources(corpus, {}), bm25_index_path=None)
     if model:
         settings = replace(settings, model_file=model)
     if vectors:

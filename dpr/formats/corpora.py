@@ -1,4 +1,4 @@
-"""Passage collections: DPR's TSV (id, text, title) and BEIR's ``corpus.jsonl``, read as a stream of any length."""
+"""Passage collections: DPR's TSV (id, text, title), BEIR's ``corpus.jsonl`` and Parquet, read as a stream of any length."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from dpr.formats.text_input import MAX_LINE_BYTES, has_lone_surrogate, iter_line
 
 _QUOTE_HINT = 'a field that begins with a quote (") ends with one, and quotes inside it are doubled'
 _HELD_HASHES = 1 << 20
+_SEPARATED = {"\t": "tab", ",": "comma"}
+_DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 
 
@@ -45,15 +47,17 @@ def read_passages(
     """Passages number ``start`` to ``stop`` of a file, in order.
 
     TSV as DPR reads it: Python's csv quoting, rows whose id is literally ``id`` are headers, all ``"`` around the text are stripped.
-    ``title_col`` beyond the row, or negative: no titles. Empty texts are passed on. Names in .json/.jsonl are read as BEIR corpora
-    (``_id``, ``title``, ``text``). Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
+    A header in the first line that names ``id`` and ``text`` says where columns are, unless they are given other than by default.
+    ``title_col`` beyond the row, or negative: no titles. Empty texts are passed on. A .csv file without a tab in its first line is
+    separated by commas. Names in .json/.jsonl are read as BEIR corpora (``_id``, ``title``, ``text``), those in .parquet by the same
+    names. Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
 
     Raises:
         InputError: names the file and line.
     """
     file = Path(path)
-    if is_json_name(file):
-        rows = _json_passages(file, id_prefix, start)
+    if _has_records(file):
+        rows = _record_passages(file, id_prefix, start)
     else:
         rows = _tsv_passages(file, (id_col, text_col, title_col), id_prefix, start)
     yield from (passage for passage in islice(rows, stop) if passage is not None)
@@ -150,8 +154,8 @@ def write_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator
         raise InputError(f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path) from None
 
 
-def iter_csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a tab-separated file as Python's csv module splits them, each with the line it ends on; blank lines are left out.
+def iter_csv_rows(path: Path, delimiter: str = "\t") -> Iterator[tuple[int, list[str]]]:
+    """Rows of a file as Python's csv module splits them, each with the line it ends on; blank lines are left out.
 
     Raises:
         InputError: broken quoting, or a field over the limit.
@@ -169,24 +173,24 @@ def iter_csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     for text in texts:
         if not text:
             continue
-        # Splitting at tabs is three times faster than csv, which stays the judge of every row where they could differ.
-        row = _plain_fields(text)
+        # Splitting at the delimiter is three times faster than csv, which stays the judge of every row where they could differ.
+        row = _plain_fields(text, delimiter)
         if row is None:
             start = line
             try:
-                row = next(csv.reader(_with_newlines(text, texts), delimiter="\t"))
+                row = next(csv.reader(_with_newlines(text, texts), delimiter=delimiter))
             except csv.Error as error:
-                raise InputError(f"not a tab-separated row: {error}", file=path, line=line, hint=_QUOTE_HINT) from None
+                raise InputError(f"not a {_SEPARATED[delimiter]}-separated row: {error}", file=path, line=line, hint=_QUOTE_HINT) from None
             except _UnclosedQuoteError:
                 raise InputError("a quote opens in this row that never closes", file=path, line=start, hint=_QUOTE_HINT) from None
         yield line, row
 
 
-def _plain_fields(text: str) -> list[str] | None:
+def _plain_fields(text: str, delimiter: str) -> list[str] | None:
     """The fields of a line in which every quote is where csv puts it when it writes; None for all other lines."""
     if "\r" in text:
         return None
-    fields = text.split("\t")
+    fields = text.split(delimiter)
     if '"' not in text:
         return fields
     for place, field in enumerate(fields):
@@ -214,45 +218,81 @@ class _UnclosedQuoteError(Exception):
     pass
 
 
-def _numbered_ids(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, str]]:
+def _has_records(path: Path) -> bool:
+    return is_json_name(path) or path.suffix.lower() == ".parquet"
+
+
+def _records(path: Path) -> Iterator[JsonRecord]:
     if is_json_name(path):
-        for record in iter_json_records(path):
+        yield from iter_json_records(path)
+        return
+    from dpr.formats.training_files.arrow_rows import arrow_rows  # for this format alone
+
+    for _, number, value in arrow_rows(path):
+        yield JsonRecord(number, value, None, "", 0, 0)
+
+
+def _numbered_ids(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, str]]:
+    if _has_records(path):
+        for record in _records(path):
             yield record.line, json_id(record, path, ("_id", "id"))
     else:
-        for line, row, _ in _checked_rows(path, columns):
-            yield line, row[columns[0]]
+        for line, row, (id_col, _, _) in _checked_rows(path, columns):
+            yield line, row[id_col]
 
 
-def _checked_rows(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, list[str], bool]]:
-    """Data rows with their line, and whether they have a title."""
-    id_col, text_col, title_col = columns
+def _checked_rows(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, list[str], tuple[int, int, int]]]:
+    """Data rows with their line and the columns of id, text and title; a title column beyond the row is -1."""
     width = 0
-    for line, row in iter_csv_rows(path):
+    delimiter = _delimiter(path)
+    is_header = False
+    for line, row in iter_csv_rows(path, delimiter):
         if len(row) != width:
-            if width or len(row) <= max(id_col, text_col):
-                expected = f"{width}, as in the first row" if width else f"at least {max(id_col, text_col) + 1}"
-                hint = "columns are separated by tabs; check the quotes above this line" if width else "columns are separated by tabs"
+            if not width:
+                columns, is_header = _named_columns(row, columns)
+            if width or len(row) <= max(columns[:2]):
+                expected = f"{width}, as in the first row" if width else f"at least {max(columns[:2]) + 1}"
+                hint = f"columns are separated by {_SEPARATED[delimiter]}s" + ("; check the quotes above this line" if width else "")
                 raise InputError(f"{len(row)} columns", file=path, line=line, expected=expected, hint=hint)
             width = len(row)
-        if row[id_col] == "id":
+            columns = columns if 0 <= columns[2] < width else (*columns[:2], -1)
+        if is_header or row[columns[0]] == "id":
+            is_header = False
             continue
-        if not row[id_col]:
-            raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
-        yield line, row, 0 <= title_col < width
+        if not row[columns[0]]:
+            raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {columns[0]}")
+        yield line, row, columns
+
+
+def _delimiter(path: Path) -> str:
+    """What separates columns."""
+    if path.name.lower().removesuffix(".gz").endswith(".csv"):
+        first = next((text for _, text in iter_lines(path) if text), "")
+        if "\t" not in first and "," in first:
+            return ","
+    return "\t"
+
+
+def _named_columns(first: list[str], columns: tuple[int, int, int]) -> tuple[tuple[int, int, int], bool]:
+    """The columns that a header names, and whether it is one; those given where others than the default were asked for."""
+    names = [name.strip().lower() for name in first]
+    if columns != _DEFAULT_COLUMNS or not {"id", "text"} <= set(names):
+        return columns, False
+    return (names.index("id"), names.index("text"), names.index("title") if "title" in names else -1), True
 
 
 def _tsv_passages(path: Path, columns: tuple[int, int, int], prefix: str, start: int) -> Iterator[Passage | None]:
     """One item per row; None before ``start``, where making records would be wasted."""
-    id_col, text_col, title_col = columns
-    for number, (line, row, has_title) in enumerate(_checked_rows(path, columns)):
+    for number, (line, row, (id_col, text_col, title_col)) in enumerate(_checked_rows(path, columns)):
         if number < start:
             yield None
         else:
-            yield Passage(row[text_col].strip('"'), row[title_col] if has_title else "", _whole_id(prefix, row[id_col], path, line))
+            title = row[title_col] if title_col >= 0 else ""
+            yield Passage(row[text_col].strip('"'), title, _whole_id(prefix, row[id_col], path, line))
 
 
-def _json_passages(path: Path, prefix: str, start: int) -> Iterator[Passage | None]:
-    for number, record in enumerate(iter_json_records(path)):
+def _record_passages(path: Path, prefix: str, start: int) -> Iterator[Passage | None]:
+    for number, record in enumerate(_records(path)):
         key = json_id(record, path, ("_id", "id"))
         if number < start:
             yield None

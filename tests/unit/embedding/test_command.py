@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpr.assembly.embedding import run
-from dpr.assembly.passage_sources import resolve_passage_source
+from dpr.assembly.passage_sources import resolve_passage_source, resolve_passage_sources
 from dpr.cli.jobs import embed as main
 from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError
@@ -121,6 +121,17 @@ def test_sources_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short").write_text("")
     assert resolve_passage_source("short", catalogue).file == Path("short"), "a path wins over a name"
+
+
+def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"c-{name}.tsv").write_text(f"{name}\tx\n")
+    assert [source.name for source in resolve_passage_sources([f"{tmp_path}/c-*.tsv"], {})] == ["c-a", "c-b"]
+    assert resolve_passage_source(f"{tmp_path}/c-[a].tsv", {}).file == tmp_path / "c-a.tsv"
+    with pytest.raises(ConfigError, match="matches 2 files; a corpus to embed is one file"):
+        resolve_passage_source(f"{tmp_path}/c-*.tsv", {})
+    with pytest.raises(ConfigError, match="is neither a file nor"):
+        resolve_passage_sources([f"{tmp_path}/d-*.tsv"], {})
 
 
 @pytest.mark.parametrize(

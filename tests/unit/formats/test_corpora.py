@@ -179,3 +179,49 @@ def test_rows_are_split_as_the_csv_module_splits_them(tmp_path_factory: Any, tex
     else:  # csv takes all that follows an unclosed quote into its field, without a word
         with pytest.raises(InputError, match="a quote opens in this row that never closes"):
             list(iter_csv_rows(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.tsv", "id\ttitle\ttext\n1\tT\tx y\n2\tU\tz\n"),
+        ("c.tsv", "Text\tID\tTitle\nx y\t1\tT\nz\t2\tU\n"),
+        ("c.tsv", "id\ttext\ttitle\n1\tx y\tT\n2\tz\tU\n"),
+        ("c.csv", 'id,title,text\n1,T,"x y"\n2,U,z\n'),
+        ("c.csv", "id\ttitle\ttext\n1\tT\tx y\n2\tU\tz\n"),
+    ],
+)
+def test_a_header_says_where_columns_are(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    expected = [Passage("x y", "T", "1"), Passage("z", "U", "2")]
+    assert list(read_passages(tmp_path / name)) == expected
+    assert check_unique_ids(tmp_path / name) == 2
+
+
+def test_columns_that_are_given_win_over_a_header_and_a_header_without_title_means_none(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("id\ttitle\ttext\n1\tT\tx\n")
+    assert list(read_passages(tmp_path / "c.tsv", text_col=1, title_col=0)) == [Passage("T", "1", "1")]
+    (tmp_path / "d.tsv").write_text("id\turl\ttext\n1\thttps://x\tx\n")
+    assert list(read_passages(tmp_path / "d.tsv")) == [Passage("x", "", "1")]
+
+
+def test_commas_without_a_header_are_read_and_broken_ones_named(tmp_path: Path) -> None:
+    (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b'1,"a, b",T\n2,c,U\n'))
+    assert list(read_passages(tmp_path / "c.csv.gz")) == [Passage("a, b", "T", "1"), Passage("c", "U", "2")]
+    (tmp_path / "c.csv").write_text("1,a,T\n2,b\n")
+    with pytest.raises(InputError, match=r"c\.csv:2: 2 columns, expected 3, as in the first row; columns are separated by commas"):
+        list(read_passages(tmp_path / "c.csv"))
+
+
+def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = {"_id": ["1", "2"], "title": ["T", None], "text": ["x", "y"]}
+    pq.write_table(pa.table(rows), tmp_path / "c.parquet")
+    assert list(read_passages(tmp_path / "c.parquet", id_prefix="w:")) == [Passage("x", "T", "w:1"), Passage("y", "", "w:2")]
+    assert [passage.id for passage in read_passages(tmp_path / "c.parquet", start=1)] == ["2"]
+    assert check_unique_ids(tmp_path / "c.parquet") == 2
+    pq.write_table(pa.table({"_id": ["1"], "body": ["x"]}), tmp_path / "d.parquet")
+    with pytest.raises(InputError, match=r"d\.parquet:1: no 'text'"):
+        list(read_passages(tmp_path / "d.parquet"))
