@@ -36,7 +36,7 @@ def check_tokenizer_files(folder: Path) -> None:
             if not isinstance(state, dict):
                 raise InputError(f"is {describe(state)}", file=folder / name, expected="an object")
             if name == _CONFIG:
-                check_numbers(state, folder / name)
+                check_numbers(state, folder / name)  # the tokenizer's loader makes a config too
             if name == _TOKENIZER and (found := _fault(state)):
                 raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
 
@@ -49,10 +49,13 @@ def check_numbers(values: Any, file: str | Path) -> None:
     """
     if not isinstance(values, dict):
         raise InputError(f"is {describe(values)}", file=file, expected="an object")
-    for name, value in values.items():
-        most = next(most for pattern, most in _MOST.items() if re.fullmatch(pattern, name))
-        if isinstance(value, int) and abs(value) > most:
-            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
+    parts = [values]
+    for part in parts:  # which grows; a config may be nested as deep as Python can read
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for name, value in part.items():
+            most = next(most for pattern, most in _MOST.items() if re.fullmatch(pattern, name))
+            if isinstance(value, int) and abs(value) > most:
+                raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
 
 
 def _fault(state: dict[str, Any]) -> str | None:

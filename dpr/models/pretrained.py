@@ -45,7 +45,8 @@ def read_config(source: str | Path) -> Any:
     file: str | Path = folder / CONFIG if folder.is_dir() else source
     try:
         values = read_json(folder / CONFIG) if folder.is_dir() else PretrainedConfig.get_config_dict(str(source))[0]
-        values = _of_the_model(values, file)
+        check_numbers(values, file)
+        values = _of_the_model(values)
         if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
             raise InputError(f"model_type is {describe(values.get('model_type'))}", file=file, expected="a family that transformers knows")
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values, name_or_path=str(source))
@@ -59,11 +60,10 @@ def read_config(source: str | Path) -> Any:
     return config
 
 
-def _of_the_model(values: Any, file: str | Path) -> dict[str, Any]:
+def _of_the_model(values: dict[str, Any]) -> dict[str, Any]:
     """What a config says of the model, in parts too."""
-    check_numbers(values, file)
     kept = {name: value for name, value in values.items() if not _HOW_IT_IS_RUN.fullmatch(name)}
-    return {name: _of_the_model(value, file) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {name: _of_the_model(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:

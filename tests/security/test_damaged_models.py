@@ -85,7 +85,7 @@ DAMAGES: dict[str, Damage] = {
     "config: a list": content(CONFIG, b"[]"),
     "config: null": content(CONFIG, b"null"),
     "config: nested too deep": content(CONFIG, b'{"a":' * 5000),
-    "config: nested": content(CONFIG, b'{"a":' * 900 + b"1" + b"}" * 900),
+    "config: nested 900 deep": content(CONFIG, b'{"a":' * 900 + b"1" + b"}" * 900),
     "config: NaN": content(CONFIG, b'{"model_type": "bert", "layer_norm_eps": NaN}'),
     "config: 1e999": content(CONFIG, b'{"model_type": "bert", "layer_norm_eps": 1e999}'),
     "config: a directory": lambda folder: (folder / CONFIG).unlink() or (folder / CONFIG).mkdir(),  # type: ignore[func-returns-value]
@@ -96,6 +96,7 @@ DAMAGES: dict[str, Damage] = {
     "config: another model_type": changed(CONFIG, model_type="distilbert"),
     "config: a million layers": changed(CONFIG, num_hidden_layers=10**6),
     "config: a million layers of another family": changed(CONFIG, model_type="modernbert", num_hidden_layers=10**12),
+    "config: layers of a part": changed(CONFIG, text_config={"num_hidden_layers": 10**12}),
     "config: no layers": changed(CONFIG, num_hidden_layers=0),
     "config: negative layers": changed(CONFIG, num_hidden_layers=-1),
     "config: more layers than weights": changed(CONFIG, num_hidden_layers=900),
@@ -163,7 +164,7 @@ DAMAGES: dict[str, Damage] = {
     "tokenizer: length is a text": changed("tokenizer_config.json", model_max_length="long"),
     "tokenizer: padding token is a number": changed("tokenizer_config.json", pad_token=7),
 }
-HARMLESS = {"config: nested", "config: dropout of 7"}
+HARMLESS = {"config: nested 900 deep", "config: dropout of 7"}
 
 
 @pytest.fixture(scope="module")
