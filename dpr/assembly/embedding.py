@@ -12,6 +12,7 @@ from dpr.core.logs import get_logger
 from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
 from dpr.formats.checksums import cache_root
 from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.settings import EncoderSettings
 
 logger = get_logger(__name__)
 
@@ -30,6 +31,7 @@ def run(config: EmbedConfig) -> EmbedReport:
             device=device,
             options=TowerOptions(attention=config.attention),
             pretrained_model_cfg=config.encoder.pretrained_model_cfg,
+            settings=EncoderSettings(pooling=config.encoder.pooling),
         )
         settings = EmbedSettings(
             encoder_type=config.encoder_type,

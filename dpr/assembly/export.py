@@ -10,6 +10,7 @@ from dpr.export.dpr_file import export_dpr_file
 from dpr.export.vector_folders import export_vector_folders
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
 
 logger = get_logger(__name__)
 
@@ -19,7 +20,8 @@ def run(config: ExportConfig) -> None:
     target = Path(str(config.out_file))
     require_writable(target if config.to == "dpr" else target.with_name(f"{target.name}_0"), folder=config.to == "vectors")
     name = config.encoder.pretrained_model_cfg
-    model = BiEncoder.load(str(config.model_file), pretrained_model_cfg=name)
+    settings = EncoderSettings(pooling=config.encoder.pooling)
+    model = BiEncoder.load(str(config.model_file), pretrained_model_cfg=name, settings=settings)
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):
             logger.info("%s written", folder)

@@ -124,7 +124,7 @@ class LadderBuilder:
         def command() -> list[str]:
             found = {} if model is None or embed is None else {"model_file": self._model_of(model), "vectors": embed.folder / VECTORS}
             pairs = [f"{key}={_plain(value)}" for key, value in {**given, **found}.items() if value is not None]
-            return ["mine", *map(str, files), *pairs]
+            return ["mine", *map(str, files), *pairs, *(self._pooling() if found else [])]
 
         inputs: dict[str, Sequence[Path]] = {"corpus": [self.corpus], **({"train_datasets": source.files} if base is None else {})}
         if config.mine.cross_encoder is not None:
@@ -189,6 +189,7 @@ class LadderBuilder:
             command=lambda: [
                 "embed",
                 f"model_file={self._model_of(train)}",
+                *self._pooling(),
                 *corpus,
                 f"out_file={folder / 'vectors'}",
                 f"precision={self.config.train.precision}",
@@ -217,6 +218,7 @@ class LadderBuilder:
             command=lambda: [
                 "retrieve",
                 f"model_file={self._model_of(train)}",
+                *self._pooling(),
                 *questions,
                 *([] if ladder.qrels is None else [f"qrels={ladder.qrels}"]),
                 f"ctx_datasets={self.config.corpus}",
@@ -240,6 +242,11 @@ class LadderBuilder:
         if not self.continues or not file.is_file():
             return train.folder
         return train.folder / str(read_json(file)["last_checkpoint"])
+
+    def _pooling(self) -> list[str]:
+        """Checkpoints do not decide which code runs, so that every stage is told."""
+        name = self.config.encoder.pooling
+        return [f"encoder.pooling={name}"] if ":" in name else []
 
     def _device(self) -> list[str]:
         named = [] if self.config.device is None else [f"device={self.config.device}"]

@@ -23,6 +23,7 @@ from dpr.mining.search import Search
 from dpr.mining.veto import PairScorer
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
+from dpr.models.settings import EncoderSettings
 from dpr.retrieval.retrievers import check_vectors_are_of
 
 _TOKENS_CUDA, _TOKENS_CPU = 65536, 4096
@@ -60,6 +61,7 @@ def dense_search(
     precision: str = "fp32",
     batch_tokens: int = 0,
     pretrained_model_cfg: str | None = None,
+    pooling: str = "cls",
     query_prefix: str = "",
     passage_prefix: str = "",
     indexer: str = "exact",
@@ -78,7 +80,8 @@ def dense_search(
     for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
         warn_of_lost_space(key, prefix)
     where = resolve_device(device)
-    model = BiEncoder.load(model_file, device=where, pretrained_model_cfg=pretrained_model_cfg)
+    settings = EncoderSettings(pooling=pooling)
+    model = BiEncoder.load(model_file, device=where, pretrained_model_cfg=pretrained_model_cfg, settings=settings)
     shards = open_shards(list(vectors)) if vectors else []
     check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
     if corpus is not None:

@@ -89,12 +89,12 @@ def search_settings(
     return settings
 
 
-def open_searcher(settings: SearchSettings, *, device: str | None = None) -> Searcher:
-    """Loads the model and opens the index."""
+def open_searcher(settings: SearchSettings, *, device: str | None = None, pooling: str = "cls") -> Searcher:
+    """Loads the model and opens the index; ``pooling`` as in ``CheckpointEncoderConfig``, never from a file."""
     config = RetrievalConfig(
         qa_dataset="typed",
         model_file=settings.model_file,
-        encoder=CheckpointEncoderConfig(settings.pretrained_model_cfg),
+        encoder=CheckpointEncoderConfig(settings.pretrained_model_cfg, pooling),
         ctx_datasets=[str(source.file) for source in settings.passages],
         encoded_ctx_files=settings.encoded_ctx_files,
         index_path=settings.index_path,

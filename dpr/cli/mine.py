@@ -24,7 +24,7 @@ EXAMPLES = """examples:
   dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
 """
 _BM25_ONLY = ("k1", "b")
-_DENSE_ONLY = ("vectors", "pretrained_model_cfg", "query_prefix", "passage_prefix")
+_DENSE_ONLY = ("vectors", "pretrained_model_cfg", "pooling", "query_prefix", "passage_prefix")
 _MODELS_ONLY = ("device", "precision", "batch_tokens")
 
 
@@ -128,6 +128,8 @@ def _parser() -> PlainParser:
     parser.setting("batch_tokens", type=int, metavar="N", help="tokens of a forward pass (default: 65,536 on a GPU, 4,096 on a CPU)")
     legacy = "whose config and tokenizer belong to a checkpoint file of the original DPR"
     parser.setting("pretrained_model_cfg", also=("encoder.pretrained_model_cfg",), metavar="FOLDER", help=legacy)
+    pooling = "of a folder that states none: cls (default), mean, last or max; module:Class of a model_file with a user-defined pooling"
+    parser.setting("pooling", also=("encoder.pooling",), metavar="NAME", help=pooling)
     indexer = (
         "bm25, with model_file exact, flat, hnsw or hnsw_sq, or your own dpr.indexer.registry.Index as module:Class (default: the first)"
     )

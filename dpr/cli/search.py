@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         weight=options.weight,
         indexer=options.indexer,
     )
-    searcher = open_searcher(settings, device=options.device)
+    searcher = open_searcher(settings, device=options.device, pooling=options.pooling)
     if options.question is not None:
         _answer(searcher, options.question, options.top)
         return 0
@@ -94,6 +94,7 @@ def _parser() -> PlainParser:
     parser.add_argument(
         "--corpus", action="append", default=[], metavar="FILE", help="passages, DPR's TSV or BEIR's JSON lines; again for more"
     )
+    parser.add_argument("--pooling", default="cls", metavar="module:Class", help="of a model with a user-defined pooling")
     parser.add_argument("--device", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
     return parser
 

@@ -37,6 +37,9 @@ class CheckpointEncoderConfig(Settings):
 
     pretrained_model_cfg: str | None = None
     """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it."""
+    pooling: str = "cls"
+    """Of a folder that states none: cls, mean, last or max. A checkpoint with a user-defined pooling is loaded only where module:Class
+    names the same class here, since a file never decides which code runs."""
 
 
 @dataclass
