@@ -25,8 +25,9 @@ from dpr.formats.durable import durable_folder
 from dpr.formats.training_sets import open_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
+from dpr.training.settings import TrainingSettings
 from dpr.training.validations.average_rank import AverageRankValidation
-from dpr.training.validations.dev_sets import DevSet, ValidationSettings
+from dpr.training.validations.dev_sets import DevSet
 
 MEBI = 2**20
 
@@ -137,8 +138,8 @@ def _batches(pools: Any) -> Iterator[Any]:
 def average_rank(folder: Path) -> None:
     """The average rank as a validation computes it."""
     dev = DevSet("dev", _open(folder, "dev.jsonl"), SetOptions("dev"))
-    settings = ValidationSettings(average_rank_hard_negatives=SIZES.passages_per_question - 1, average_rank_other_negatives=0)
-    figures = AverageRankValidation([dev], settings=settings)(BiEncoder.load(folder / "model"))
+    settings = TrainingSettings.of(None, val_av_rank_hard_neg=SIZES.passages_per_question - 1, val_av_rank_other_neg=0)
+    figures = AverageRankValidation([dev], settings)(BiEncoder.load(folder / "model"))
     assert figures["eval/avg_rank"] > 0
 
 

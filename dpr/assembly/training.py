@@ -211,7 +211,7 @@ def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened,
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
     """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]
-    validations = usual_validations(sets, config, user_metrics(config.train.metrics), in_training=False)
+    validations = usual_validations(sets, config, user_metrics(config.train.metrics))
     metrics = run_validations([*validations, *user_validations(config.train.validation)], model)
     if current_ranks().is_main:
         for name, value in metrics.items():

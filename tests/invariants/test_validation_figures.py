@@ -5,7 +5,6 @@ pytest tests/invariants/test_validation_figures.py
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,18 @@ import torch
 
 from dpr.data.collator import SetOptions
 from dpr.training.metrics import Metrics
-from dpr.training.validations.dev_sets import DevSet, ValidationSettings
+from dpr.training.settings import TrainingSettings
+from dpr.training.validations.dev_sets import DevSet
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.usual import usual_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
-SETTINGS = ValidationSettings(
-    pool_size=6, average_rank_hard_negatives=2, average_rank_other_negatives=2, average_rank_passages_per_forward=7
-)
+OPTIONS = {"dev_batch_size": 6, "val_av_rank_hard_neg": 2, "val_av_rank_other_neg": 2, "val_av_rank_bsz": 7, "other_negatives": 1}
 
 
-def figures(folder: Path, candidates: str, settings: ValidationSettings, collapsed: bool = False) -> Metrics:
+def figures(folder: Path, candidates: str, collapsed: bool = False, **options: int) -> Metrics:
     model = tiny_model(folder).eval()
     if collapsed:
         for tower in (model.question_model, model.ctx_model):
@@ -34,14 +32,12 @@ def figures(folder: Path, candidates: str, settings: ValidationSettings, collaps
                     torch.nn.init.constant_(parameter, 1.0 if name.endswith("bias") else 0.0)
     # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
     devs = [DevSet(name, ListSource(make_samples(count, seed=count), name), SetOptions(name)) for name, count in (("a", 13), ("b", 3))]
-    validations = usual_validations(
-        devs, settings=settings, candidates=candidates, hard_negatives=1, other_negatives=1, average_rank_from=None
-    )
-    return run_validations(validations, model)
+    settings = TrainingSettings.of(None, **{**OPTIONS, **options})
+    return run_validations(usual_validations(devs, settings, candidates=candidates), model)
 
 
 def both_rules(folder: Path) -> list[Metrics]:
-    return [figures(folder, candidates, SETTINGS) for candidates in ("distinct", "dpr")]
+    return [figures(folder, candidates) for candidates in ("distinct", "dpr")]
 
 
 def test_figures_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
@@ -59,7 +55,7 @@ def test_figures_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> Non
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])
 def test_nll_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
     folder = encoder_folder(tmp_path / "encoder")
-    metrics = figures(folder, candidates, SETTINGS)
+    metrics = figures(folder, candidates)
     model, total = tiny_model(folder).eval(), 0.0
     source = ListSource(make_samples(13, seed=13))
     for start in range(0, 13, 6):
@@ -80,7 +76,7 @@ def test_nll_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
 @pytest.mark.parametrize("candidates", ["distinct", "dpr"])
 def test_average_rank_equals_the_slow_truth(tmp_path: Path, candidates: str) -> None:
     folder = encoder_folder(tmp_path / "encoder")
-    metrics, model = figures(folder, candidates, SETTINGS), tiny_model(folder).eval()
+    metrics, model = figures(folder, candidates), tiny_model(folder).eval()
     source = ListSource(make_samples(13, seed=13))
     passages, positives = [], []
     for row in range(13):
@@ -112,12 +108,11 @@ def test_average_rank_does_not_depend_on_how_the_pool_is_cut(tmp_path: Path) -> 
     folder = encoder_folder(tmp_path / "encoder")
     results = []
     for block in (1, 5, 1000):
-        settings = dataclasses.replace(SETTINGS, average_rank_passages_per_forward=block)
-        results.append(figures(folder, "distinct", settings)["eval/avg_rank"])
+        results.append(figures(folder, "distinct", val_av_rank_bsz=block)["eval/avg_rank"])
     assert results[0] == results[1] == results[2] > 1
 
 
 def test_a_collapsed_encoder_does_not_rank_first(tmp_path: Path) -> None:
-    metrics = figures(encoder_folder(tmp_path / "encoder"), "dpr", SETTINGS, collapsed=True)
+    metrics = figures(encoder_folder(tmp_path / "encoder"), "dpr", collapsed=True)
     assert metrics["eval/avg_rank_low"] == 0
     assert metrics["eval/avg_rank"] == metrics["eval/avg_rank_high"] / 2 > 5

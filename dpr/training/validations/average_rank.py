@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from dpr.data.negatives import AnyPassage
 from dpr.data.order import rank_slice
 from dpr.losses.candidates import Candidates, find_candidates, score_matrix
 from dpr.models.biencoder import BiEncoder
-from dpr.training.validations.dev_sets import DevSet, DevSetValidation, at_most
+from dpr.training.validations.dev_sets import DevSet, DevSetValidation
 
 QUESTION_BLOCK = 1024
 PASSAGE_BLOCK = 256
@@ -26,21 +26,19 @@ PASSAGE_BLOCK = 256
 class AverageRankValidation(DevSetValidation):
     """``eval/avg_rank`` (0 is best) with ``eval/avg_rank_low`` and ``eval/avg_rank_high``, its bounds where ties are won or lost.
 
-    It is due from ``from_epoch`` on. The pool is scored in blocks; the whole matrix is never held.
+    Due from ``val_av_rank_start_epoch`` on. The pool is scored in blocks; the whole matrix is never held.
     """
 
-    def __init__(self, dev_sets: Sequence[DevSet], *, from_epoch: int = 0, **options: Any) -> None:
-        super().__init__(dev_sets, **options)
-        self.from_epoch = from_epoch
-
     def is_due(self, epoch: int) -> bool:
-        return epoch >= self.from_epoch
+        return self.settings.uses_average_rank(epoch)
 
     def _names(self) -> Sequence[str]:
         return ("avg_rank", "avg_rank_low", "avg_rank_high")
 
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
-        share = _Share(model, dev, self._collator(model), at_most(most, self.settings.num_rank_questions(len(dev.source))))
+        train = self.settings.train
+        collator = Collator(model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg)
+        share = _Share(model, dev, collator, self._num_questions(dev, most))
         pool = _RankPool.build(share, self.candidates)
         contexts = self._encode_passages(model, share.passages(pool.own_slots), len(pool.own_slots), dev)
         questions = self._encode(model, share.question_tokens(), dev.options.encoder_type or "question")
@@ -65,9 +63,9 @@ class AverageRankValidation(DevSetValidation):
         sums = torch.stack([torch.ones_like(rank), rank, higher.to(rank.dtype), (higher + ties).to(rank.dtype)], dim=1).double().sum(0)
         return sum_over_ranks(sums.to(model.device)).cpu()
 
-    def _collator(self, model: BiEncoder) -> Collator:
-        settings = self.settings
-        return Collator(model.tensorizer, num_hard=settings.average_rank_hard_negatives, num_other=settings.average_rank_other_negatives)
+    def _num_questions(self, dev: DevSet, most: int) -> int:
+        limit = self.settings.train.val_av_rank_max_qs
+        return min(super()._num_questions(dev, most), (limit // self.pool_size + 1) * self.pool_size if self.settings.as_dpr else limit)
 
     def _encode_passages(self, model: BiEncoder, passages: Iterator[AnyPassage], count: int, dev: DevSet) -> Tensor:
         """Vectors (count, D), block by block: all texts and tokens at once would take several times the memory of their vectors."""
@@ -80,7 +78,7 @@ class AverageRankValidation(DevSetValidation):
 
     def _blocks(self, pool: _RankPool, contexts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of the common pool: column numbers (n,) on the CPU and vectors (n, D), the same on all ranks."""
-        size = self.settings.average_rank_passages_per_forward
+        size = self.settings.train.val_av_rank_bsz
         for start in range(0, pool.longest_share, size):
             part = slice(start, start + size)
             yield gather_uneven_rows(pool.own_columns[part]), gather_uneven_rows(contexts[part])

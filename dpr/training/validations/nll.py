@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,50 +17,37 @@ from dpr.losses.candidates import find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Pool
 from dpr.models.biencoder import BiEncoder
-from dpr.training.validations.dev_sets import DevSet, DevSetValidation, at_most
+from dpr.training.validations.dev_sets import DevSet, DevSetValidation
 
 
 class NllValidation(DevSetValidation):
     """``eval/nll_loss``, ``eval/in_batch_acc`` and user-defined metrics over pools like those of training, whatever its loss.
 
-    From ``until_epoch`` on it is due for its user-defined metrics alone.
+    Due until ``val_av_rank_start_epoch``, and always where there are user-defined metrics.
     """
 
-    def __init__(
-        self,
-        dev_sets: Sequence[DevSet],
-        *,
-        hard_negatives: int = 1,
-        other_negatives: int = 0,
-        until_epoch: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(dev_sets, **options)
-        self.hard_negatives, self.other_negatives, self.until_epoch = hard_negatives, other_negatives, until_epoch
-        self._loss = BiEncoderNllLoss(candidates=self.candidates)
-
     def is_due(self, epoch: int) -> bool:
-        return self.until_epoch is None or epoch < self.until_epoch or bool(self.settings.metrics)
+        return bool(self.metrics) or not self.settings.uses_average_rank(epoch)
 
     def _names(self) -> Sequence[str]:
-        return ("nll_loss", "in_batch_acc", *self.settings.metrics)
+        return ("nll_loss", "in_batch_acc", *self.metrics)
 
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
         ranks = current_ranks()
-        collator = Collator(model.tensorizer, num_hard=self.hard_negatives, num_other=self.other_negatives)
-        sums = torch.zeros(3 + len(self.settings.metrics), dtype=torch.float64, device=model.device)
-        num_questions = at_most(most, self.settings.num_nll_questions(len(dev.source)))
-        for start in range(0, num_questions, self.settings.pool_size):
-            size = min(self.settings.pool_size, num_questions - start)
+        collator = Collator(model.tensorizer, num_hard=self.settings.train.hard_negatives, num_other=self.settings.train.other_negatives)
+        sums = torch.zeros(3 + len(self.metrics), dtype=torch.float64, device=model.device)
+        num_questions = self._num_questions(dev, most)
+        for start in range(0, num_questions, self.pool_size):
+            size = min(self.pool_size, num_questions - start)
             mine = rank_slice(size, ranks.rank, ranks.world_size)
             rows = range(start + mine.start, start + mine.stop)
             batch = collator([data_row(dev.source, row, dev.options) for row in rows]).to(model.device)
             questions = self._encode(model, batch.questions, dev.options.encoder_type or "question")
             contexts = self._encode(model, batch.contexts, dev.options.encoder_type or "ctx")
-            width = 1 + self.hard_negatives + self.other_negatives
+            width = 1 + collator.num_hard + collator.num_other
             own = slice(mine.start * width, mine.stop * width)
             pool = self._pool(batch, questions, contexts[batch.context_row], own, float(model.temperature))
-            result = self._loss(questions, pool)
+            result = BiEncoderNllLoss()(questions, pool)
             found = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *self._user_sums(questions, pool)]
             sums += torch.stack([value.to(sums.device, torch.float64) for value in found])
         return sum_over_ranks(sums)
@@ -76,10 +62,10 @@ class NllValidation(DevSetValidation):
     def _user_sums(self, questions: Tensor, pool: Pool) -> list[Tensor]:
         """User-defined metrics, summed over this rank's questions."""
         if not len(questions):
-            return [torch.zeros(())] * len(self.settings.metrics)
+            return [torch.zeros(())] * len(self.metrics)
         scores, labels = pool.candidates.mask_(score_matrix(questions, pool.contexts, pool.temperature)), pool.candidates.target
         sums = []
-        for name, metric in self.settings.metrics.items():
+        for name, metric in self.metrics.items():
             value = metric(scores, labels)
             if not isinstance(value, Tensor) or value.shape != labels.shape:
                 found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
