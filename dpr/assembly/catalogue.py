@@ -1,11 +1,12 @@
-"""Entries of the catalogues (``datasets``, ``ctx_sources``): name -> options, read into the dataclass of their kind."""
+"""The catalogues ``datasets`` and ``ctx_sources``: names and paths -> files and options. Nothing is opened here."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -17,50 +18,92 @@ logger = get_logger(__name__)
 _PREFIXES = {"query_prefix", "passage_prefix"}
 
 
-def read_entry(
-    options_class: type[Options],
-    entry: Any,
-    *,
-    key: str,
-    targets: Collection[str],
-    told_apart: str,
-    without_effect: Collection[str] = (),
-) -> Options:
-    """Reads one entry; a text or a list stands for its ``file``. Options given as null keep their default.
+@dataclass(frozen=True, slots=True)
+class Catalogue(Generic[Options]):
+    """How the entries of one kind are read.
 
     Args:
-        options_class: a dataclass of options.
-        entry: what the configuration holds.
-        key: the entry's dotted key, e.g. ``datasets.nq_dev``.
+        key: the setting that holds the entries, ``datasets`` or ``ctx_sources``.
+        options: the dataclass of an entry's options.
+        what: what an entry is, for messages.
         targets: ``_target_`` values of the original that mean this kind of entry; any other is refused.
         told_apart: what takes the place of ``_target_``, for the message.
         without_effect: options of the original that are accepted and do nothing.
-
-    Raises:
-        ConfigError: an option is unknown, of the wrong type or out of range.
     """
-    if isinstance(entry, str | list | tuple):
-        entry = {"file": entry}
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{key} is not a set of options such as file=<path>")
-    target = entry.get("_target_")
-    if target is not None and target not in targets:
-        raise ConfigError(f"{key}._target_={target} is not supported; leave _target_ out, {told_apart}")
-    known = [item.name for item in fields(options_class)]
-    values: dict[str, Any] = {}
-    for name, value in entry.items():
-        if name == "_target_" or name in without_effect:
-            continue
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-            raise ConfigError(f"unknown setting {key}.{name}; did you mean {', '.join(near or known)}?")
-        if value is not None:
-            values[name] = value
-    options = options_class(**values)
-    options.check(f"{key}.")
-    for name in _PREFIXES & values.keys():
-        warn_of_lost_space(f"{key}.{name}", values[name])
-    return options
+
+    key: str
+    options: type[Options]
+    what: str
+    targets: tuple[str, ...]
+    told_apart: str
+    without_effect: tuple[str, ...] = ()
+
+    def resolve_file(self, name: str, entries: Mapping[str, Any], *, setting: str = "") -> tuple[str, Path, Options]:
+        """Short name, file and options of what ``name`` stands for: an existing file, or else a key of the catalogue.
+
+        Raises:
+            ConfigError: neither, the entry's file is missing, or an option is unknown or of the wrong type.
+        """
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path.name.partition(".")[0] or path.name, path, self.options()
+        if name not in entries:
+            if path.is_dir():
+                raise ConfigError(f"{setting}{name} is a folder, expected the file of a {self.what}")
+            raise self.unknown(name, entries, setting=setting)
+        options = self.read_entry(name, entries[name])
+        file = options.file  # type: ignore[attr-defined]
+        if not file:
+            raise ConfigError(f"{self.key}.{name}.file is not set; set {self.key}.{name}.file=<path>")
+        found = published_form(Path(file).expanduser(), options.source)  # type: ignore[attr-defined]
+        if found is None:
+            raise self.missing(name, file, options)
+        return name, found, options
+
+    def read_entry(self, name: str, entry: Any) -> Options:
+        """The options of an entry; a text or a list stands for its ``file``. Options given as null keep their default.
+
+        Raises:
+            ConfigError: an option is unknown, of the wrong type or out of range.
+        """
+        key = f"{self.key}.{name}"
+        if isinstance(entry, str | list | tuple):
+            entry = {"file": entry}
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{key} is not a set of options such as file=<path>")
+        if (target := entry.get("_target_")) is not None and target not in self.targets:
+            raise ConfigError(f"{key}._target_={target} is not supported; leave _target_ out, {self.told_apart}")
+        known = [item.name for item in fields(self.options)]
+        given = {option: value for option, value in entry.items() if option not in ("_target_", *self.without_effect)}
+        for option in given:
+            if option not in known:
+                near = difflib.get_close_matches(str(option), known, n=3, cutoff=0.5)
+                raise ConfigError(f"unknown setting {key}.{option}; did you mean {', '.join(near or known)}?")
+        options = self.options(**{option: value for option, value in given.items() if value is not None})
+        options.check(f"{key}.")
+        for prefix in _PREFIXES & given.keys():
+            warn_of_lost_space(f"{key}.{prefix}", given[prefix] or "")
+        return options
+
+    def unknown(self, name: str, entries: Mapping[str, Any], *, setting: str = "", also: Iterable[str] = ()) -> ConfigError:
+        """What to raise for a name that is neither a file nor an entry."""
+        near = [*difflib.get_close_matches(name, entries, n=3), *also]
+        hint = f"did you mean {', '.join(near)}?" if near else f"the catalogue has {', '.join(sorted(entries)) or 'no entries'}"
+        return ConfigError(f"{setting}{name} is neither a file nor a {self.what} of the catalogue {self.key}; {hint}")
+
+    def missing(self, name: str, file: str, options: Any) -> ConfigError:
+        """What to raise for an entry whose file is not there."""
+        where = f"it is published at {options.source}; put it there (.gz as it is will do)" if options.source else "put it there"
+        return ConfigError(f"{self.what} {name}: {file} does not exist\n{where}, or name your copy: {self.key}.{name}.file=<path>")
+
+
+def published_form(path: Path, source: str | None) -> Path | None:
+    """The file, or the same data as they are published: compressed, or under the name they have on the server."""
+    names = [path.name, path.name + ".gz"]
+    if source:
+        published = source.rpartition("/")[2]
+        names += [published, published.removesuffix(".gz")]
+    return next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
 
 
 def warn_of_lost_space(key: str, prefix: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from dpr.assembly.catalogue import read_entry
+from dpr.assembly.catalogue import Catalogue
 from dpr.config.download import DownloadConfig, ResourceConfig
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -17,6 +17,8 @@ from dpr.formats.downloads import download
 from dpr.formats.outputs import require_writable
 
 logger = get_logger(__name__)
+
+_CATALOGUE = Catalogue("resources", ResourceConfig, "resource", targets=(), told_apart="it has no meaning here")
 
 
 def run(config: DownloadConfig) -> None:
@@ -81,5 +83,4 @@ def _suffix(url: str) -> str:
 def _resource(key: str, entry: Any) -> ResourceConfig:
     if isinstance(entry, str):
         entry = {"url": entry}
-    resource = read_entry(ResourceConfig, entry, key=f"resources.{key}", targets=(), told_apart="it has no meaning here")
-    return resource
+    return _CATALOGUE.read_entry(key, entry)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.catalogue import read_entry
+from dpr.assembly.catalogue import Catalogue
 from dpr.config.retrieval import QuestionSetConfig
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import InputError
 from dpr.core.records import Question
 from dpr.formats.question_sets import read_questions
 
-_KNOWN_TARGETS = ("dpr.data.retriever_data.CsvQASrc", "dpr.data.retriever_data.JsonlQASrc")
+_CATALOGUE = Catalogue(
+    "datasets",
+    QuestionSetConfig,
+    "question set",
+    targets=("dpr.data.retriever_data.CsvQASrc", "dpr.data.retriever_data.JsonlQASrc"),
+    told_apart="CSV and JSON lines are told by suffix",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +62,4 @@ def resolve_question_set(name: str, catalogue: Mapping[str, Any]) -> QuestionSet
     Raises:
         ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        return QuestionSet(path.name.partition(".")[0] or path.name, path, QuestionSetConfig())
-    if name in catalogue:
-        options = _options(name, catalogue[name])
-        return QuestionSet(name, _file_of(name, options), options)
-    if path.is_dir():
-        raise ConfigError(f"{name} is a folder, expected a question file (CSV, TSV or JSON lines)")
-    near = difflib.get_close_matches(name, catalogue, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else f"the catalogue has {', '.join(sorted(catalogue)) or 'no entries'}"
-    raise ConfigError(f"qa_dataset={name} is neither a file nor a question set of the catalogue; {hint}")
-
-
-def _file_of(name: str, options: QuestionSetConfig) -> Path:
-    if not options.file:
-        raise ConfigError(f"datasets.{name}.file is not set; set datasets.{name}.file=<path>")
-    path = Path(options.file).expanduser()
-    places = [path, path.with_name(path.name + ".gz")]
-    if options.source:
-        published = options.source.rpartition("/")[2]
-        places += [path.with_name(published), path.with_name(published.removesuffix(".gz"))]
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        where = f"it is published at {options.source}; put it there as it is" if options.source else "put it there"
-        raise ConfigError(f"questions {name}: {options.file} does not exist\n{where}, or name your copy: datasets.{name}.file=<path>")
-    return file
-
-
-def _options(name: str, entry: Any) -> QuestionSetConfig:
-    told_apart = "CSV and JSON lines are told by suffix"
-    options = read_entry(QuestionSetConfig, entry, key=f"datasets.{name}", targets=_KNOWN_TARGETS, told_apart=told_apart)
-    return options
+    return QuestionSet(*_CATALOGUE.resolve_file(name, catalogue, setting="qa_dataset="))

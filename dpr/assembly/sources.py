@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import difflib
 import glob
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.catalogue import read_entry
+from dpr.assembly.catalogue import Catalogue, published_form
 from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
 from dpr.data.settings import DataSetSettings
 from dpr.formats.training_files.registry import look_at
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
-# DPR's dataset classes say how a file is read; here its content does.
-_KNOWN_TARGETS = ("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset")
-# Settings of those classes that need no counterpart: JSONL is never counted wrongly, so nobody has to say how long it is.
-_WITHOUT_EFFECT = ("total_data_size", "data_range_start")
+_CATALOGUE = Catalogue(
+    "datasets",
+    DataSetSettings,
+    "data set",
+    # DPR's dataset classes say how a file is read; here its content does.
+    targets=("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset"),
+    told_apart="JSON and JSONL files are told apart by suffix",
+    # Settings of those classes that need no counterpart: JSONL is never counted wrongly, so nobody has to say how long it is.
+    without_effect=("total_data_size", "data_range_start"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ def _resolve(name: str, catalogue: Mapping[str, Any]) -> NamedSource:
             logger.warning("%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)", name, name)
         return NamedSource(_short_name(path.name), (path,), DataSetSettings())
     if name in catalogue:
-        options = _options(name, catalogue[name])
+        options = _CATALOGUE.read_entry(name, catalogue[name])
         return NamedSource(name, _catalogue_files(name, options), options)
     if found := _expand(name):
         return NamedSource(_short_name(path.name), found, DataSetSettings())
@@ -76,10 +82,8 @@ def _resolve(name: str, catalogue: Mapping[str, Any]) -> NamedSource:
         raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
     if glob.has_magic(name):
         raise ConfigError(f"no file matches {name}")
-    near = difflib.get_close_matches(name, catalogue, n=3)
-    near += [str(path.parent / other) for other in difflib.get_close_matches(path.name, _names_beside(path), n=2)]
-    hint = f"did you mean {', '.join(near)}?" if near else f"the catalogue has {', '.join(sorted(catalogue)) or 'no entries'}"
-    raise ConfigError(f"{name} is neither a file nor a data set of the catalogue; {hint}")
+    beside = (str(path.parent / other) for other in difflib.get_close_matches(path.name, _names_beside(path), n=2))
+    raise _CATALOGUE.unknown(name, catalogue, also=beside)
 
 
 def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
@@ -90,21 +94,12 @@ def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     for entry in given:
         if not isinstance(entry, str) or not entry:
             raise ConfigError(f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>")
-        found = _expand(entry) or _published_form(Path(entry).expanduser(), options.source)
+        published = published_form(Path(entry).expanduser(), options.source)
+        found = _expand(entry) or ((published,) if published else ())
         if not found:
-            where = f"it is published at {options.source}; put it there (.json.gz as it is will do)" if options.source else "put it there"
-            raise ConfigError(f"data set {name}: {entry} does not exist\n{where}, or name your copy: datasets.{name}.file=<path>")
+            raise _CATALOGUE.missing(name, entry, options)
         files.extend(found)
     return tuple(files)
-
-
-def _published_form(path: Path, source: str | None) -> tuple[Path, ...]:
-    """The same data as they are published: compressed, or under the name they have on the server."""
-    names = [path.name + ".gz"]
-    if source:
-        published = source.rpartition("/")[2]
-        names += [published, published.removesuffix(".gz")]
-    return next(((path.with_name(name),) for name in names if path.with_name(name).is_file()), ())
 
 
 def _expand(pattern: str) -> tuple[Path, ...]:
@@ -112,18 +107,6 @@ def _expand(pattern: str) -> tuple[Path, ...]:
     if path.is_file():
         return (path,)
     return tuple(Path(found) for found in sorted(glob.glob(str(path), recursive=True)) if Path(found).is_file())
-
-
-def _options(name: str, entry: Any) -> DataSetSettings:
-    options = read_entry(
-        DataSetSettings,
-        entry,
-        key=f"datasets.{name}",
-        targets=_KNOWN_TARGETS,
-        told_apart="JSON and JSONL files are told apart by suffix",
-        without_effect=_WITHOUT_EFFECT,
-    )
-    return options
 
 
 def _short_name(file_name: str) -> str:

@@ -100,7 +100,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, options: dict[s
 def test_data_errors_end_with_three_and_usage_errors_with_two(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [f"model_file={folder / 'model'}", f"out_file={folder / 'X'}", "no_cuda=true"]
     assert main([*arguments, f"ctx_src={folder / 'corpus.csv'}"]) == 2
-    assert "neither a file nor a passage collection of ctx_sources" in capsys.readouterr().err
+    assert "neither a file nor a passage collection of the catalogue ctx_sources" in capsys.readouterr().err
     assert main([*arguments, "ctx_src=dpr_wiki"]) == 2
     assert "it is published at https://" in capsys.readouterr().err
     (folder / "bad.tsv").write_text("1\ttext\ttitle\n2\n")
@@ -137,7 +137,7 @@ def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"file": "none.tsv"}, "passages wiki: none.tsv does not exist"),
+        ({"file": "none.tsv"}, "passage collection wiki: none.tsv does not exist"),
         ({"file": "none.tsv", "source": "https://host/x.tsv.gz"}, "published at https://host/x.tsv.gz"),
         ({"file": None}, "ctx_sources.wiki.file is not set"),
         ({"file": "f", "id_cl": 1}, "unknown setting ctx_sources.wiki.id_cl; did you mean id_col"),
