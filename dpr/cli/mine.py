@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.cli.plain_arguments import PlainParser
 from dpr.core.errors import ConfigError
+from dpr.core.settings import settings
+from dpr.mining.settings import MiningSettings
 
 if TYPE_CHECKING:
     from dpr.mining.search import Search
@@ -38,17 +39,16 @@ def main(argv: list[str]) -> int:
     from dpr.assembly.mining import open_cross_encoder, run
     from dpr.core.logs import configure_logging
     from dpr.mining.audit import audit_lines
-    from dpr.mining.negatives import MiningSettings
 
     configure_logging()
-    settings = MiningSettings(**{name: getattr(options, name) for name in MiningSettings.__dataclass_fields__})
-    if options.cross_encoder and settings.veto_above is None:
-        settings = replace(settings, veto_above=0.5)
-    settings.check()
+    mining = MiningSettings(**{name: getattr(options, name) for name in MiningSettings.__dataclass_fields__})
+    if options.cross_encoder and mining.veto_above is None:
+        mining.veto_above = 0.5
+    mining.check()
     audit = run(
         options.files,
         options.out,
-        settings,
+        mining,
         search=_search(options),
         scorer=open_cross_encoder(options.cross_encoder, **_given(options, _MODELS_ONLY)) if options.cross_encoder else None,
         corpus=options.corpus,
@@ -99,19 +99,8 @@ def _parser() -> PlainParser:
     parser.add_argument("files", nargs="+", metavar="FILE", help="training files, folders or patterns; together one data set")
     parser.setting("out", type=Path, required=True, metavar="FILE", help="file to write; .gz is packed")
     parser.setting("corpus", type=Path, metavar="FILE", help="passages to mine from (default: those of the training data)")
-    parser.setting("per_question", type=int, default=5, metavar="N", help="negatives per question, at most (default %(default)s)")
-    parser.setting("from_rank", type=int, default=1, metavar="N", help="first rank to take from (default %(default)s)")
-    parser.setting("to_rank", type=int, default=100, metavar="N", help="last rank to take from (default %(default)s)")
-    parser.setting("pick", choices=("top", "sample"), default="top", help="the best that pass, or any of them (default top)")
-    parser.setting("seed", type=int, default=0, metavar="N", help="decides what is drawn with pick=sample (default %(default)s)")
-    parser.setting("keep_answers", action="store_true", help="keep passages that hold an answer string")
-    repeats = "share of common words from which two passages are the same (default %(default)s; 0: not looked at)"
-    parser.setting("near_duplicate", type=float, default=0.8, metavar="X", help=repeats)
-    relative = "highest share of the positive's score p: leaves out what scores above p - (1 - X) |p| (default: any)"
-    parser.setting("max_relative_score", type=float, default=0.0, metavar="X", help=relative)
-    absolute = "leaves out what scores above the positive's score - X (default: any)"
-    parser.setting("absolute_margin", also=("margin",), type=float, metavar="X", help=absolute)
-    parser.setting("keep_existing", action="store_true", help="keep the hard negatives that are there, before the mined ones")
+    for entry in settings(MiningSettings):
+        parser.declared(entry, also=("margin",) if entry.key == "absolute_margin" else ())
     model_file = "checkpoint, run folder, Hugging Face or sentence-transformers folder to search with (default: BM25)"
     parser.setting("model_file", metavar="FOLDER", help=model_file)
     vectors = "vectors of the corpus by this model, by dpr embed; again for more (default: they are made)"
@@ -121,8 +110,6 @@ def _parser() -> PlainParser:
     parser.setting("passage_prefix", metavar="TEXT", help="the same before every passage; vectors must have been made with it")
     cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
     parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
-    veto_above = "probability of being relevant from which the cross-encoder leaves a passage out (default 0.5)"
-    parser.setting("veto_above", type=float, metavar="X", help=veto_above)
     parser.setting("device", metavar="D", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
     parser.setting("precision", choices=("fp32", "bf16", "fp16"), help="arithmetic of the model (default fp32)")
     parser.setting("batch_tokens", type=int, metavar="N", help="tokens of a forward pass (default: 65,536 on a GPU, 4,096 on a CPU)")

@@ -7,10 +7,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from dpr.cli.keys import suggestion
 from dpr.core.errors import ConfigError
+from dpr.core.settings import Setting
 
 if TYPE_CHECKING:
     from dpr.formats.training_files.rows import ReadOptions
@@ -44,6 +45,15 @@ class PlainParser(argparse.ArgumentParser):
         action = self.add_argument(flag, **options)
         for key in (name, name.replace("_", "-"), *also):
             self._settings[key] = (flag, action.nargs == 0)
+
+    def declared(self, entry: Setting, *, also: tuple[str, ...] = ()) -> None:
+        """Adds the option of a setting that is declared in a dataclass."""
+        text = entry.doc.replace("%", "%%") + ("" if entry.default is None else " (default %(default)s)")
+        if entry.type is bool:
+            self.setting(entry.key, also=also, action="store_true", help=entry.doc.replace("%", "%%"))
+        else:
+            kind = next(kind for kind in (int, float, str) if kind in (entry.type, *get_args(entry.type)))
+            self.setting(entry.key, also=also, type=kind, default=entry.default, choices=entry.rule.choices or None, help=text)
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line.

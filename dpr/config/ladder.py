@@ -7,50 +7,27 @@ from dataclasses import dataclass, field
 from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, setting
-
-_PICKS = ("top", "sample")
+from dpr.indexer.settings import Bm25Settings
+from dpr.mining.settings import PICKS, MiningSettings
 
 
 @dataclass
-class MineConfig(Settings):
+class MineConfig(MiningSettings):
     """What becomes a hard negative (docs/training_data.md), found by BM25 or by a model."""
 
-    per_question: int = setting(5, unit="passages", least=1)
-    """Negatives per question, at most."""
-    from_rank: int = setting(1, least=1)
-    """First rank to take from."""
-    to_rank: int = setting(100, least=1)
-    """Last rank to take from."""
-    pick: str = setting("top", choices=_PICKS)
-    """top: the best that pass the filters; sample: any of them."""
-    seed: int = setting(0, least=0)
-    """Decides what is drawn with pick=sample."""
-    keep_answers: bool = False
-    """Keep passages that hold an answer string."""
-    near_duplicate: float = setting(0.8, least=0, most=1)
-    """Passages that share this much of their words with a positive, or with a negative that is taken, are left out."""
-    max_relative_score: float = setting(0.0, least=0)
-    """Highest share of the positive's score that a negative of the model may have; 0 = any."""
-    absolute_margin: float | None = None
-    """Leave out what the model scores above the positive's score less this; absent = any."""
     cross_encoder: str | None = None
     """Folder of a sequence classifier that is asked about what would become a negative."""
-    veto_above: float | None = setting(None, above=0, most=1)
-    """Its probability of being relevant from which a passage is left out; absent = 0.5."""
-    keep_existing: bool = False
-    """Keep the hard negatives that the training data have, before the mined ones."""
     processes: int = setting(1, unit="processes", least=1)
     """Processes that filter what was found."""
 
     def check_together(self, prefix: str) -> None:
-        if self.to_rank < self.from_rank:
-            raise ConfigError(f"{prefix}to_rank={self.to_rank} is below {prefix}from_rank={self.from_rank}")
+        super().check_together(prefix)
         if self.veto_above is not None and self.cross_encoder is None:
             raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder; add {prefix}cross_encoder=<folder>")
 
 
 @dataclass
-class Bm25Config(Settings):
+class Bm25Config(Bm25Settings):
     """Where negatives are found by BM25: its own constants and score rules, and what differs from ``mine`` (absent = as there)."""
 
     per_question: int | None = setting(None, unit="passages", least=1)
@@ -59,7 +36,7 @@ class Bm25Config(Settings):
     """First rank to take from; absent = as in ``mine``."""
     to_rank: int | None = setting(None, least=1)
     """Last rank to take from; absent = as in ``mine``."""
-    pick: str | None = setting(None, choices=_PICKS)
+    pick: str | None = setting(None, choices=PICKS)
     """top or sample; absent = as in ``mine``."""
     keep_existing: bool | None = None
     """Keep the hard negatives that the training data have; absent = as in ``mine``."""
@@ -67,10 +44,6 @@ class Bm25Config(Settings):
     """Highest share of the positive's BM25 score that a negative may have; 0 = any."""
     absolute_margin: float | None = None
     """Leave out what BM25 scores above the positive's score less this; absent = any."""
-    k1: float = setting(0.9, least=0)
-    """How soon more occurrences of a word stop counting."""
-    b: float = setting(0.4, least=0, most=1)
-    """How much long passages are marked down, 0 to 1."""
 
 
 @dataclass

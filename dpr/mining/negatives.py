@@ -6,68 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
-from dpr.data.likeness import NEAR_DUPLICATE, jaccard, plain, words_of
+from dpr.data.likeness import jaccard, plain, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.indexer.ranking import Ranking
+from dpr.mining.settings import MiningSettings
 
 _SAMPLE = 71  # keeps these random numbers apart from those of training
-
-
-@dataclass(frozen=True, slots=True)
-class MiningSettings:
-    """What becomes a negative."""
-
-    per_question: int = 5
-    """Negatives per question, at most."""
-    from_rank: int = 1
-    """First rank to take from, counted over all that was found."""
-    to_rank: int = 100
-    """Last rank to take from."""
-    pick: str = "top"
-    """top: the best that pass the filters; sample: any of them, drawn by seed and row."""
-    seed: int = 0
-    keep_answers: bool = False
-    """Keep passages that hold an answer string."""
-    near_duplicate: float = NEAR_DUPLICATE
-    """Share of common words from which two passages are the same; 0 = not looked at."""
-    max_relative_score: float = 0.0
-    """Leave out what scores above p - (1 - this) * |p|, where the positive's score p is known; 0 = off."""
-    absolute_margin: float | None = None
-    """Leave out what scores above p - this, where the positive's score p is known; None = off."""
-    veto_above: float | None = None
-    """Leave out what a cross-encoder gives at least this probability of being relevant; None = it is not asked."""
-    keep_existing: bool = False
-    """Keep the hard negatives that the data have already, before the mined ones."""
-
-    def check(self) -> None:
-        """Raises ConfigError for values out of range."""
-        if self.per_question < 1 or not 1 <= self.from_rank <= self.to_rank:
-            raise ConfigError("per_question must be at least 1, and 1 <= from_rank <= to_rank")
-        if self.pick not in ("top", "sample"):
-            raise ConfigError(f"pick={self.pick} is not known; choose one of top, sample")
-        if not 0 <= self.near_duplicate <= 1 or not self.max_relative_score >= 0:
-            raise ConfigError("near_duplicate must be at least 0 and at most 1, max_relative_score at least 0")
-        if self.absolute_margin is not None and not abs(self.absolute_margin) < float("inf"):
-            raise ConfigError(f"absolute_margin={self.absolute_margin} is no number to subtract from a score")
-        if self.veto_above is not None and not 0 < self.veto_above <= 1:
-            raise ConfigError(f"veto_above={self.veto_above} must be above 0 and at most 1; it is a probability")
-
-    def highest_score(self, positive_score: float | None) -> float:
-        """The score up to which a passage may be a negative; infinite where no rule applies.
-
-        A positive that scores exactly 0 (no word in common, for BM25) says nothing about shares.
-        """
-        if positive_score is None:
-            return float("inf")
-        highest = float("inf")
-        if self.absolute_margin is not None:
-            highest = positive_score - self.absolute_margin
-        if self.max_relative_score and positive_score:
-            highest = min(highest, positive_score - (1 - self.max_relative_score) * abs(positive_score))
-        return highest
 
 
 @dataclass(slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from dpr.config.ladder import LadderConfig, RoundsConfig
+from dpr.config.ladder import LadderConfig, MineConfig, RoundsConfig
 from dpr.core.errors import ConfigError
+from dpr.mining.settings import MiningSettings
 
 
 def config(**values: Any) -> LadderConfig:
@@ -74,3 +76,8 @@ def test_a_mistake_is_told_by_name(values: dict[str, Any], expected: str) -> Non
 )
 def test_when_the_rounds_of_a_continued_run_end(rounds: int, every: int, epochs: int, stops: list[int]) -> None:
     assert RoundsConfig(rounds=rounds, every_epochs=every).stop_epochs(epochs) == stops
+
+
+def test_what_dpr_mine_takes_is_taken_here_too() -> None:
+    config(mine__near_duplicate=0.0).check()
+    assert {item.name for item in fields(MiningSettings)} <= {item.name for item in fields(MineConfig)}

@@ -1,0 +1,60 @@
+"""Settings of mining: what becomes a hard negative."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings, setting
+
+PICKS = ("top", "sample")
+
+
+@dataclass
+class MiningSettings(Settings):
+    """What becomes a negative."""
+
+    per_question: int = setting(5, unit="passages", least=1)
+    """Negatives per question, at most."""
+    from_rank: int = setting(1, least=1)
+    """First rank to take from, counted over all that was found."""
+    to_rank: int = setting(100, least=1)
+    """Last rank to take from."""
+    pick: str = setting("top", choices=PICKS)
+    """top: the best that pass the filters; sample: any of them, drawn by seed and row."""
+    seed: int = setting(0, least=0)
+    """Decides what is drawn with pick=sample."""
+    keep_answers: bool = False
+    """Keep passages that hold an answer string."""
+    near_duplicate: float = setting(0.8, least=0, most=1)
+    """Share of common words from which two passages are the same, so that repeats of a positive or of a negative that is taken are left
+    out; 0 = not looked at."""
+    max_relative_score: float = setting(0.0, least=0)
+    """Highest share of the model's score p of the positive: leaves out what scores above p - (1 - this) * |p|; 0 = any."""
+    absolute_margin: float | None = None
+    """Leaves out what the model scores above the positive's score less this; absent = any."""
+    veto_above: float | None = setting(None, above=0, most=1)
+    """Probability of being relevant from which the cross-encoder leaves a passage out; absent = 0.5 where there is one."""
+    keep_existing: bool = False
+    """Keep the hard negatives that the training data have, before the mined ones."""
+
+    def check_together(self, prefix: str) -> None:
+        if self.to_rank < self.from_rank:
+            raise ConfigError(f"{prefix}to_rank={self.to_rank} is below {prefix}from_rank={self.from_rank}")
+        if self.absolute_margin is not None and not math.isfinite(self.absolute_margin):
+            raise ConfigError(f"{prefix}absolute_margin={self.absolute_margin} is no number to subtract from a score")
+
+    def highest_score(self, positive_score: float | None) -> float:
+        """The score up to which a passage may be a negative; infinite where no rule applies.
+
+        A positive that scores exactly 0 (no word in common, for BM25) says nothing about shares.
+        """
+        if positive_score is None:
+            return float("inf")
+        highest = float("inf")
+        if self.absolute_margin is not None:
+            highest = positive_score - self.absolute_margin
+        if self.max_relative_score and positive_score:
+            highest = min(highest, positive_score - (1 - self.max_relative_score) * abs(positive_score))
+        return highest
