@@ -119,7 +119,11 @@ class PackedLayout(Layout):
 
 
 class _Pad(torch.autograd.Function):
-    """(t, ...) -> (n * L, ...); what stands in padded places is never used. Its backward gathers too, which is faster than to scatter."""
+    """(t, ...) -> (n * L, ...). Padded places hold a copy of token 0.
+
+    Its backward gathers too, which is faster than a scatter. It may leave out the gradients of padded places since these are 0: no real
+    query sees a padded key, and ``_Unpad`` gives what a padded query sees no gradient. They must be finite all the same: 0 x NaN is NaN.
+    """
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, source: Tensor, place: Tensor) -> Tensor:
@@ -166,7 +170,7 @@ class _DroppedAttention(torch.autograd.Function):
             bias = bias.expand(sequences, heads, -1, -1).reshape(sequences * heads, -1, k.shape[1])
             scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scaling)
         weights = torch.softmax(scores, dim=-1)
-        bits = draw_bits(weights.shape)
+        bits = draw_bits(weights.shape)  # kept for backward: drawn again, they would be other bits and move the generator on
         ctx.save_for_backward(q, k, v, weights, bits)
         ctx.heads, ctx.scaling, ctx.probability = heads, scaling, probability
         kept = keep_mask(bits, probability, weights.dtype).mul_(weights)

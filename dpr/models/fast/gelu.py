@@ -21,6 +21,7 @@ class Gelu(nn.Module):
     """The GELU by the error function, of the same values as torch's; without gradients its argument is overwritten on a CPU."""
 
     def forward(self, states: Tensor) -> Tensor:
+        # Autograd would need the argument in backward: it may be overwritten only where no graph is recorded.
         in_place = states.device.type == "cpu" and states.is_contiguous() and not torch.is_grad_enabled()
         if not in_place or torch.compiler.is_compiling():
             return nn.functional.gelu(states)

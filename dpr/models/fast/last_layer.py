@@ -1,4 +1,4 @@
-"""The last layer for one token of each sequence, where a vector is read at one token (``cls`` pooling).
+"""The last layer for one token of each sequence, where a pooling reads one (``cls``, ``last``).
 
 Of that layer's output nothing else is needed, so its queries, attention and feed-forward part are computed for these tokens alone; keys and
 values are those of all tokens. A hook before the layer runs it over all tokens up to its attention, keeps the keys and values that come
@@ -30,7 +30,12 @@ class ReadLayout:
 
 
 class _Reached(Exception):
-    """Attention of the last layer: its keys and values, (1, H, T, d) each."""
+    """Attention of the last layer: its keys and values, (1, H, T, d) each.
+
+    It leaves the layer half-way through its forward. Keys and values stay in autograd's graph, so that their gradient reaches all tokens;
+    the queries that were computed beside them are dropped with the frame and get none. With checkpointed activations the hook runs again in
+    backward, inside the checkpoint. Dynamo cannot trace it, which is why the layer is not compiled.
+    """
 
 
 class _UpToAttention:
