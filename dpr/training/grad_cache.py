@@ -72,6 +72,7 @@ class CachedStep:
             sums = StepResult(result.loss.detach(), result.num_correct, len(batch))
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
+                # Backward ends at these leaves. Its only collectives are those of the gather, in the same order on all ranks.
                 gradients = {side: of_side.grad for side, of_side in vectors.items() if of_side.grad is not None}
                 del vectors, result  # from here on only their gradients are needed, which take as much memory
                 if "ctx" in gradients:
@@ -121,10 +122,12 @@ class CachedStep:
         for number in sorted(range(len(chunks)), key=lambda number: number not in graphs):
             chunk = chunks[number]
             if chunk.side in gradients and self._is_trained(batch, chunk.side):
+                # Sparse or not, a chunk adds to gradients at once, so the order of chunks is the order of these sums: equal each time.
                 encoded = graphs.pop(number) if number in graphs else self._encode(batch, chunk, seed, number)
                 encoded.backward(gradients[chunk.side][self._moved(chunk.rows)])
 
     def _encode(self, batch: BiEncoderBatch, chunk: _Chunk, seed: int, number: int) -> Tensor:
+        # Before every forward, kept or not: masks are then those of the first time, whatever was drawn in between.
         seed_torch(seed, number)
         tokens = batch.questions if chunk.side == "question" else batch.contexts
         with autocast(self.device, self._precision):

@@ -186,7 +186,7 @@ def trained(folder: Path, config: BiEncoderTrainConfig) -> tuple[list[float], li
     trainer = build_trainer(config, build_model(config), train_sets, [])
     curve = Curve()
     trainer.callbacks.append(curve)
-    order = [int(row) for pool in range(STEPS) for row in trainer.dataset.iterator.pool(0, pool).rows]
+    order = [int(row) for pool in range(STEPS) for row in trainer.plan.dataset.iterator.pool(0, pool).rows]
     trainer.train()
     return curve.losses, order
 

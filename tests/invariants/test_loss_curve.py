@@ -94,7 +94,7 @@ def test_twenty_pools_follow_an_independent_reference(tmp_path: Path, accumulati
         lr_schedule="linear",
         warmup_steps=5,
     )
-    order = [int(row) for index in range(POOLS) for row in trainer.dataset.iterator.pool(0, index).rows]
+    order = [int(row) for index in range(POOLS) for row in trainer.plan.dataset.iterator.pool(0, index).rows]
     assert sorted(order) == list(range(POOLS * BATCH)) != order
     trainer.train()
     expected, norms = reference_curve(folder, samples, order, accumulation)
