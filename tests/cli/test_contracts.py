@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpr.cli.train import main
+from dpr.cli.jobs import train as main
 from dpr.core.batch import BiEncoderBatch
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import write_training_set
