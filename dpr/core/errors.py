@@ -66,7 +66,11 @@ class OutputError(InputError, OSError):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (OutputError, (self.file, self.reason))
+        return (_rebuild_output_error, (self.file, self.reason, self.hint))
+
+
+def _rebuild_output_error(file: str | Path, reason: str, hint: str | None) -> OutputError:
+    return OutputError(file, reason, hint=hint)
 
 
 class CheckpointError(InputError):

@@ -98,7 +98,7 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
 
 
 @contextmanager
-def writing(target: Path, *, calls_others: bool = False) -> Iterator[None]:
+def writing(target: Path, *, calls_others: bool = False, hint: str | None = None) -> Iterator[None]:
     """A block whose failed writes become an OutputError that names ``target``.
 
     A block that ``calls_others`` may fail for other reasons too, which are left as they are: there only what says that the disk is full or
@@ -111,9 +111,9 @@ def writing(target: Path, *, calls_others: bool = False) -> Iterator[None]:
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else None
         if number in _DISK_FAILS or (isinstance(error, OSError) and not calls_others):
-            raise OutputError(target, error.strerror or str(error)) from error  # type: ignore[attr-defined]
+            raise OutputError(target, error.strerror or str(error), hint=hint) from error  # type: ignore[attr-defined]
         if calls_others and number is None and not isinstance(error, InputError) and (said := _SAYS_SO.search(str(error))):
-            raise OutputError(target, said[0]) from error
+            raise OutputError(target, said[0], hint=hint) from error
         raise
 
 

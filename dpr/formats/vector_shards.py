@@ -16,7 +16,6 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from dpr.formats.durable import (
     verify_folder,
     write_json,
     write_manifest,
+    writing,
 )
 from dpr.formats.leftovers import remove_leftovers
 from dpr.formats.shard_checks import check_shards_belong_together, first_duplicate, map_array, map_ids
@@ -45,6 +45,7 @@ _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _MARKER = re.compile(r"chunk-(\d{5,})\.json")
 _COUNTS = ("num_vectors", "num_chunks")
 _DECODED_ROWS = 8192
+_KEPT = "run the same command again where it can; chunks that are written are kept"
 
 
 class VectorShardWriter:
@@ -63,7 +64,7 @@ class VectorShardWriter:
         self.dtype = dtype
         self.dimension = dimension
         self.metadata: Metadata = {**metadata, "dimension": dimension, "dtype": dtype}
-        with _writing(self.target):
+        with writing(self.target, hint=_KEPT):
             self._open()
 
     def is_complete(self) -> bool:
@@ -95,7 +96,7 @@ class VectorShardWriter:
         arrays, bad, zero = vector_codes.encode(vectors, self.dtype)
         self._refuse_bad_vectors(number, ids, bad, zero)
         arrays["ids"] = self._encode_ids(number, ids)
-        with _writing(self.target):
+        with writing(self.target, hint=_KEPT):
             if self.is_complete():
                 self._reopen()
             (self.target / _marker(number)).unlink(missing_ok=True)
@@ -125,7 +126,7 @@ class VectorShardWriter:
             raise InputError(found, file=self.target, hint="run the same command again to write them")
         num_vectors = sum(self._marked(number)["rows"] for number in entries)
         files = {name: entry for number in sorted(entries) for name, entry in entries[number].items()}
-        with _writing(self.target):
+        with writing(self.target, hint=_KEPT):
             write_manifest(self.target, {**self.metadata, "num_vectors": num_vectors, "num_chunks": num_chunks}, files=files)
             self._clear_markers()
 
@@ -319,12 +320,3 @@ def _by_chunk(files: dict[str, dict[str, Any]], dtype: str) -> dict[int, dict[st
         if match := _CHUNK_FILE.fullmatch(name):
             chunks.setdefault(int(match[1]), {})[name] = entry
     return {number: entries for number, entries in sorted(chunks.items()) if len(entries) == len(_array_names(dtype))}
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        hint = "run the same command again where it can; chunks that are written are kept"
-        raise InputError(f"cannot be written: {error.strerror or error}", file=target, hint=hint) from error
