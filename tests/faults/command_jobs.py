@@ -55,7 +55,11 @@ JOBS = {
         Job("prepare", "prepare in/pairs.tsv on_bad_row=skip out=out/train.jsonl", "pairs.tsv"),
         Job("prepare to=tevatron", "prepare in/train.json to=tevatron out=out/train.jsonl.gz", "train.json"),
         Job("prepare to=beir", "prepare in/train.json to=beir out=out/beir", "train.json"),
-        Job("prepare docstrings", "prepare docstrings --packages tqdm filelock --dev 5 --test 5 --processes 1 --out out/data", ""),
+        Job(
+            "examples.docstring_corpus",
+            "examples.docstring_corpus --packages tqdm filelock --dev 5 --test 5 --processes 1 --out out/data",
+            "",
+        ),
         Job("new-encoder", "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16", "corpus.tsv"),
         Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
         Job("export to=vectors", "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki", "wiki_0"),

@@ -56,8 +56,8 @@ def _import_everything() -> None:
     import dpr.assembly.retrieval
     import dpr.assembly.training
     import dpr.preparation.conversion
-    import dpr.preparation.docstring_data
     import dpr.preparation.new_encoder  # noqa: F401
+    import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
     from dpr.evaluation.report.write import versions
     from dpr.training.throughput import matrix_peak
@@ -126,10 +126,12 @@ def _run(child: dict[str, Any], printed: int, told: int) -> None:
         os.chdir(child["folder"])
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _place(child["fault"], child["number"], os.getcwd() + os.sep, counts)
-        from dpr.cli.main import main as command
+        from dpr.cli.main import exit_code_of, main
+        from examples.docstring_corpus.__main__ import main as docstring_corpus
 
-        sys.argv = ["dpr", *child["arguments"]]
-        code = command(child["arguments"])
+        name, *rest = child["arguments"]
+        sys.argv = ["dpr", name, *rest]
+        code = exit_code_of(lambda: docstring_corpus(rest)) if name.startswith("examples.") else main([name, *rest])
     except BaseException:
         traceback.print_exc()
     finally:
