@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from dpr.assembly.passage_sources import resolve_passage_source
 from dpr.config.embedding import EmbedConfig
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
+from dpr.embedding.encode import usual_tokens
 from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
 from dpr.formats.checksums import cache_root
 from dpr.models.biencoder import BiEncoder, TowerOptions
@@ -18,7 +21,6 @@ logger = get_logger(__name__)
 
 # A rank on a slow CPU may need minutes for a chunk that another rank has no counterpart for.
 _TIMEOUT_S = 1800.0
-_TOKENS_CUDA, _TOKENS_CPU = 65536, 4096
 
 
 def run(config: EmbedConfig) -> EmbedReport:
@@ -35,7 +37,7 @@ def run(config: EmbedConfig) -> EmbedReport:
         )
         settings = EmbedSettings(
             encoder_type=config.encoder_type,
-            batch_tokens=_batch_tokens(config, model.settings.sequence_length, device.type),
+            batch_tokens=_batch_tokens(config, model.settings.sequence_length, device),
             batch_size=config.batch_size,
             chunk_size=config.chunk_size,
             dtype=config.out_dtype,
@@ -68,9 +70,9 @@ def _token_folder(config: EmbedConfig) -> Path | None:
     return cache_root(None if config.token_store == "auto" else Path(config.token_store)) / "passage-tokens"
 
 
-def _batch_tokens(config: EmbedConfig, sequence_length: int, device_type: str) -> int:
+def _batch_tokens(config: EmbedConfig, sequence_length: int, device: torch.device) -> int:
     if config.batch_tokens:
         return config.batch_tokens
     if config.batch_size:  # DPR's meaning: so many passages, however long they are
         return config.batch_size * sequence_length
-    return _TOKENS_CUDA if device_type == "cuda" else _TOKENS_CPU
+    return usual_tokens(device)

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dpr.assembly.catalogue import warn_of_lost_space
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
+from dpr.embedding.encode import usual_tokens
 from dpr.embedding.source import PassageSource
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, open_shards
@@ -25,8 +24,6 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.retrieval.retrievers import check_vectors_are_of
-
-_TOKENS_CUDA, _TOKENS_CPU = 65536, 4096
 
 
 def run(
@@ -89,7 +86,7 @@ def dense_search(
     return DenseSearch(
         model,
         shards=shards,
-        batch_tokens=batch_tokens or _tokens_for(where),
+        batch_tokens=batch_tokens or usual_tokens(where),
         precision=precision,
         query_prefix=query_prefix,
         passage_prefix=passage_prefix,
@@ -111,11 +108,7 @@ def open_cross_encoder(folder: str, *, device: str | None = None, precision: str
         CheckpointError: there is none, or it cannot be used.
     """
     where = resolve_device(device)
-    return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or _tokens_for(where), precision=precision)
-
-
-def _tokens_for(device: torch.device) -> int:
-    return _TOKENS_CUDA if device.type == "cuda" else _TOKENS_CPU
+    return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision)
 
 
 def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:

@@ -25,6 +25,11 @@ _LISTED_PASSAGES = 512  # at a time: a token in a list takes five times what it 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
+def usual_tokens(device: torch.device) -> int:
+    """Tokens of a forward pass without gradient that keep a device busy, where nobody states how many."""
+    return 65536 if device.type == "cuda" else 4096
+
+
 @dataclass(slots=True)
 class TokenBudget:
     """Tokens of one forward pass at most, padding included. It shrinks where memory does not suffice, and stays so."""
