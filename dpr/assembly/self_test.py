@@ -115,7 +115,7 @@ class _SelfTest:
         folder = trainer.checkpoints.newest()
         if folder is None or (problems := verify_folder(folder)):
             return "no checkpoint" if folder is None else "; ".join(problems)
-        if trainer.progress.step != 30:
+        if trainer.resume().step != 30:
             return f"it went on from step {trainer.progress.step} instead of 30"
         trainer.train()
         return None

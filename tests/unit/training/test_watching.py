@@ -183,7 +183,7 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
 
 def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install "dpr\[wandb\]"'):
+    with pytest.raises(ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install -e "\.\[wandb\]"'):
         WeightsAndBiases()
 
 
