@@ -132,26 +132,26 @@ def test_the_files_of_a_round_cannot_be_changed_in_the_middle_of_it(encoder: Pat
     with pytest.raises(KeyboardInterrupt):
         trainer(encoder, tmp_path / "two", SECOND, KilledAt(9), init="continue", model_file=str(renewed / "one")).train()
     with pytest.raises(CheckpointError, match="train_datasets was"):
-        trainer(encoder, tmp_path / "two", FIRST, init="continue", model_file=str(renewed / "one"))
+        trainer(encoder, tmp_path / "two", FIRST, init="continue", model_file=str(renewed / "one")).resume()
 
 
 @pytest.mark.parametrize("wrong", [make_samples(24, seed=5), FIRST[1:] + FIRST[:1], FIRST[:-1]], ids=["others", "other order", "fewer"])
 def test_other_questions_are_refused(encoder: Path, renewed: Path, tmp_path: Path, wrong: list[TrainingSample]) -> None:
     with pytest.raises(CheckpointError, match="other questions"):
-        trainer(encoder, tmp_path / "two", wrong, init="continue", model_file=str(renewed / "one"))
+        trainer(encoder, tmp_path / "two", wrong, init="continue", model_file=str(renewed / "one")).resume()
 
 
 def test_another_objective_is_refused(encoder: Path, renewed: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="seed was 12345, is now 6"):
-        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(renewed / "one"), seed=6)
+        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(renewed / "one"), seed=6).resume()
 
 
 def test_a_run_at_its_end_and_one_that_was_not_meant_to_go_on_are_refused(encoder: Path, renewed: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has come to its end, step 12 of 12"):
-        trainer(encoder, tmp_path / "three", FIRST, init="continue", model_file=str(renewed / "two"))
+        trainer(encoder, tmp_path / "three", FIRST, init="continue", model_file=str(renewed / "two")).resume()
     trainer(encoder, tmp_path / "plain", FIRST, max_steps=2).train()
     with pytest.raises(CheckpointError, match=r"train\.stop_at_epoch"):
-        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "plain"))
+        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "plain")).resume()
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_from(encoder: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(encoder: Path, tmp_path: Path)
     weights = checkpoints.last_checkpoint(tmp_path / "one") / checkpoints.OPTIMIZER_FILE
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="optimizer"):
-        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "one"))
+        trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "one")).resume()
 
 
 def test_questions_are_the_same_wherever_they_are_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ def test_a_run_with_another_mixture_is_refused_by_name(tmp_path: Path, changed: 
     folder, first = encoder_folder(tmp_path / "encoder"), Sampling(mixed=True, temperature=2.0)
     a_trainer(folder, tmp_path / "run", sampling=first, max_steps=1).train()
     with pytest.raises(CheckpointError, match=name):
-        a_trainer(folder, tmp_path / "run", sampling=replace(first, **changed))
+        a_trainer(folder, tmp_path / "run", sampling=replace(first, **changed)).resume()
 
 
 def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> None:
