@@ -20,8 +20,6 @@ from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import Retriever
 from dpr.retrieval.search_folder import FILE, SearchSettings
 
-MODES = ("dense", "bm25", "hybrid")
-
 
 @dataclass(frozen=True, slots=True)
 class FoundPassage:

@@ -63,11 +63,6 @@ def read_passages(
     yield from (passage for passage in islice(rows, stop) if passage is not None)
 
 
-def count_passages(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
-    """Number of passages in a file."""
-    return sum(1 for _ in _numbered_ids(Path(path), (id_col, text_col, title_col)))
-
-
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
     """Number of passages, after checking that no id occurs twice. Memory does not grow with the corpus: see ``_sorted_hashes``.
 
