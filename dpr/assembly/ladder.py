@@ -263,7 +263,7 @@ class LadderBuilder:
 def _check_can_be_mined(source: NamedSource) -> None:
     options = source.options
     if options.reader is not None:
-        raise ConfigError(f"datasets.{source.name}.reader: negatives are mined for files, not for a class of your own")
+        raise ConfigError(f"datasets.{source.name}.reader: negatives are mined for files, not for a user-defined class")
     for key in ("query_special_suffix", "selector"):
         if getattr(options, key) is not None:
             logger.warning("datasets.%s.%s is heeded in training only; the ladder embeds and mines without it", source.name, key)

@@ -153,7 +153,7 @@ def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> O
         if isinstance(source, TrainingSet):
             result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
         else:
-            logger.info("%s: read by a class of your own, so its texts are tokenised as they come", source.name)
+            logger.info("%s: read by a user-defined class, so its texts are tokenised as they come", source.name)
             result.append((source, options))
     return result
 

@@ -1,4 +1,4 @@
-"""The base of a data set of your own, and what of a data set decides the order of a run."""
+"""The base of a user-defined data set, and what of a data set decides the order of a run."""
 
 from __future__ import annotations
 
