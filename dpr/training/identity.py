@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class RunIdentity:
                 + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""),
                 file=source,
                 expected="the same data, order and objective",
-                hint=f"restore {key}, choose a new output_dir, or set resume=force to go on with another order of samples",
+                hint=f"restore {key}, choose a new output_dir, or set resume=force to resume with another order of samples",
             )
         # What an earlier version did not store is in the settings beside it, or nobody knows.
         for key, (was, now) in (changed | _differences(stored.get("free", {}), self.free, self.free | before)).items():
@@ -105,10 +106,13 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def run_identity(settings: TrainingSettings, plan: Plan, model: BiEncoder, loss: Loss, ranks: Ranks) -> RunIdentity:
+def run_identity(
+    settings: TrainingSettings, plan: Plan, model: BiEncoder, loss: Loss, ranks: Ranks, dev_files: Sequence[str] = ()
+) -> RunIdentity:
     """What decides the batches and the objective of this run (fixed), and what else decides what it ends with (free).
 
-    Both are the settings of these roles, except where the data, the model or the process group say what is in effect.
+    Both are the settings of these roles, except where the data, the model or the process group say what is in effect. ``dev_files`` are
+    the fingerprints of the dev sets.
     """
     options = flat_values(model.options, (IDENTITY, TOLD))
     files = [source.fingerprint for source in plan.dataset.sources]
@@ -124,9 +128,11 @@ def run_identity(settings: TrainingSettings, plan: Plan, model: BiEncoder, loss:
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
             "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
+            "encoder.tokenizer": model.tensorizer.fingerprint,
         },
         free=flat_values(settings, (TOLD,))
         | {
+            "dev_datasets.content": list(dev_files),
             "train.max_steps": plan.total_steps,
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
             "train.warmup_steps": settings.train.warmup(plan.total_steps),
@@ -181,10 +187,13 @@ def _continued(own: RunIdentity, stored: StoredRun, total_steps: int) -> dict[st
         )
     if stored.progress.step >= total_steps:
         found = f"has come to its end, step {stored.progress.step} of {total_steps}"
-        raise CheckpointError(found, file=stored.folder, hint="raise train.num_train_epochs to go on, or set init=weights to start from it")
+        raise CheckpointError(
+            found, file=stored.folder, hint="raise train.num_train_epochs to continue, or set init=weights to start from it"
+        )
     data = own.fixed["train_datasets"]
     rounds = [*lineage["rounds"], {"from_step": stored.progress.step, "train_datasets": data}]
-    fixed = {**stored.identity["fixed"], "train_datasets": data}
+    # The tokenizer now comes from a checkpoint, which need not write it as it was read.
+    fixed = {**stored.identity["fixed"], "train_datasets": data, "encoder.tokenizer": own.fixed["encoder.tokenizer"]}
     # Its best checkpoint is in another folder, where nobody would find it.
     stored.progress.best_metric = stored.progress.best_value = stored.progress.best_checkpoint = None
     return {**stored.identity, "fixed": fixed, "lineage": {**lineage, "rounds": rounds}}

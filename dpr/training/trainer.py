@@ -101,6 +101,7 @@ class BiEncoderTrainer:
         self.learning_rate, self.grad_norm = 0.0, torch.zeros(())
         self.metrics = TrainingMetrics(model)
         sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets)]
+        self._dev_files = [dev_set.source.fingerprint for dev_set in sets]
         self.validations = [*usual_validations(sets, settings, metrics, candidates=self.loss.candidates), *validations]
         self.callbacks = with_usual_callbacks(callbacks, train, self.output_dir)
         self.identity: RunIdentity | None = None
@@ -144,7 +145,7 @@ class BiEncoderTrainer:
         self.checkpoints.prepare()
         self._is_open = True
         stored = find_stored_run(self.checkpoints, self.settings)
-        self.identity = run_identity(self.settings, self.plan, self.model, self.loss, self.ranks)
+        self.identity = run_identity(self.settings, self.plan, self.model, self.loss, self.ranks, self._dev_files)
         if stored is not None:
             self._restore(stored)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch

@@ -18,7 +18,7 @@ from dpr.core.errors import CheckpointError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Setting, flat_values, settings
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
 from dpr.formats.durable import describe_file
-from dpr.formats.training_sets import write_training_set
+from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
@@ -164,6 +164,22 @@ def test_a_setting_without_effect_is_changed_without_a_word(folder: Path, key: s
 def test_the_same_settings_bring_no_word(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert start(folder, config_of(folder)).step == 2
     assert "changed" not in caplog.text
+
+
+def test_another_vocabulary_is_refused_and_other_dev_data_are_told(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(folder, tmp_path / "moved")
+    config = config_of(tmp_path / "moved")
+    job = trainer(tmp_path / "moved", config)
+    write_training_set(tmp_path / "dev.json", make_samples(4, seed=5))
+    job._dev_files = [open_training_set(str(tmp_path / "dev.json"), name="dev").fingerprint]
+    job.resume()
+    job.checkpoints.release()
+    assert "resuming with dev_datasets.content changed from" in caplog.text
+    words = (tmp_path / "moved" / "encoder" / "vocab.txt").read_text().split("\n")
+    words[-3], words[-2] = words[-2], words[-3]
+    (tmp_path / "moved" / "encoder" / "vocab.txt").write_text("\n".join(words))
+    with pytest.raises(CheckpointError, match=r"encoder\.tokenizer was "):
+        start(tmp_path / "moved", config)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_resumed_without_a_word(
