@@ -266,7 +266,7 @@ def _check_can_be_mined(source: NamedSource) -> None:
         raise ConfigError(f"datasets.{source.name}.reader: negatives are mined for files, not for a user-defined class")
     for key in ("query_special_suffix", "selector"):
         if getattr(options, key) is not None:
-            logger.warning("datasets.%s.%s is heeded in training only; the ladder embeds and mines without it", source.name, key)
+            logger.warning("datasets.%s.%s applies in training only; the ladder embeds and mines without it", source.name, key)
 
 
 def _mined_file(stage: Stage, name: str) -> Path:

@@ -72,5 +72,5 @@ def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _parser() -> PlainParser:
     parser = PlainParser(prog="dpr compare", operands="[LABEL=]FILE ...", description=main.__doc__, epilog=EXAMPLE, labels=True)
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]FILE", help="metrics files, with the label of their line")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all figures into")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all metrics to")
     return parser

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> PlainParser:
     parser = PlainParser(prog="dpr report", operands="FOLDER [[LABEL=]FILE ...]", description=main.__doc__, epilog=EXAMPLE, labels=True)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder; of several runs below it, the longest is shown")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder; if it contains several runs, the longest is shown")
     parser.add_argument("runs", nargs="*", metavar="[LABEL=]FILE", help="metrics files (metrics_file=...) or results (out_file=...)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: FOLDER/report.html)")
     parser.add_argument("--title", help="heading (default: the name of the folder)")

@@ -88,7 +88,7 @@ def _parser() -> PlainParser:
     parser.add_argument("--top", "-k", type=_positive, default=5, metavar="N", help="passages to show (default %(default)s)")
     parser.add_argument("--mode", choices=("dense", "bm25", "hybrid"), help="how to search (default: as the folder says)")
     parser.add_argument("--weight", type=_share, metavar="W", help="share of the dense side in a hybrid, 0 to 1")
-    parser.add_argument("--indexer", metavar="KIND", help="index, or your own class as module:Class (default: as the folder says)")
+    parser.add_argument("--indexer", metavar="KIND", help="index, or a user-defined module:Class (default: as stored in the folder)")
     parser.add_argument("--model", metavar="FOLDER", help="checkpoint or run folder")
     parser.add_argument("--vectors", nargs="+", default=[], metavar="FOLDER", help="vectors of the corpus")
     parser.add_argument(

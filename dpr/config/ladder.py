@@ -109,7 +109,7 @@ class LadderConfig(BiEncoderTrainConfig):
         if self.train.dry_run:
             raise ConfigError("train.dry_run=true is for dpr train; ladder.plan=true shows the stages of a ladder")
         if self.init in ("resume", "continue") or self.resume != "auto":
-            raise ConfigError("init and resume are the ladder's own business here; leave resume out, and init but for scratch or weights")
+            raise ConfigError("the ladder sets init and resume itself; leave resume out, and set init to scratch or weights only")
         if self.ladder.mode == "continue":
             self._check_continue()
 

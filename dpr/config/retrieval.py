@@ -30,7 +30,7 @@ class IndexerConfig(Bm25Settings, GraphSettings, ExactSettings, _IndexKind):
         if self.kind not in KINDS and ":" not in self.kind:
             raise ConfigError(f"indexer={self.kind} is not known; choose one of {', '.join(KINDS)}, or module:Class")
         if self.options and self.kind in KINDS:
-            raise ConfigError(f"indexer.options is for a class of your own; {self.kind} is set beside it, e.g. indexer.ef_search=64")
+            raise ConfigError(f"indexer.options is for a user-defined class; {self.kind} is set beside it, e.g. indexer.ef_search=64")
 
 
 @dataclass

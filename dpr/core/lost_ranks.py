@@ -50,7 +50,7 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
             raise
         if "EADDRINUSE" in str(error):
             port = f"port {os.environ.get('MASTER_PORT')} of this machine is taken, most likely by another run"
-            raise ConfigError(f"{port}; start it with a port of its own (--master-port), or with torchrun --standalone") from error
+            raise ConfigError(f"{port}; give it another port (--master-port), or start it with torchrun --standalone") from error
         raise LostRankError(_told_of_ranks(error, where)) from error
     except Exception as error:
         _sign_off(error)
@@ -68,7 +68,7 @@ def _told_of_worker(pids: str, rest: str, where: str) -> str:
     reason = rest.strip().rstrip(".") or "exited unexpectedly"
     return (
         f"data-loader worker {pids.strip()}{rank} {reason}{_after(where)}; often the machine ran out of memory: lower train.num_workers or "
-        "train.prefetch_batches. Run the same command again to go on from the last checkpoint"
+        "train.prefetch_batches. Rerun the same command to resume from the last checkpoint"
     )
 
 
@@ -84,7 +84,7 @@ def _told_of_ranks(error: RuntimeError, where: str) -> str:
     else:
         who = "the ranks lost touch with each other"
     first_line = str(error).strip().partition("\n")[0]
-    return f"{who}{_after(where)} ({first_line[:200]}). Run the same command again to go on from the last checkpoint"
+    return f"{who}{_after(where)} ({first_line[:200]}). Rerun the same command to resume from the last checkpoint"
 
 
 def _after(where: str) -> str:

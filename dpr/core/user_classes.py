@@ -75,7 +75,7 @@ def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
     if isinstance(entry, str):
         return entry, {}
     if not (isinstance(entry, Mapping) and isinstance(entry.get("use"), str)):
-        raise ConfigError(f"{setting}: {entry!r} names nothing; write module:Class or {{use: module:Class, argument: value}}")
+        raise ConfigError(f"{setting}: {entry!r} has no import path; write module:Class or {{use: module:Class, argument: value}}")
     return str(entry["use"]), {str(key): value for key, value in entry.items() if key != "use"}
 
 

@@ -117,7 +117,7 @@ def open_tokens(
         logger.warning("%s: trained from the text, since its tokens cannot be stored (%s)", text.name, error)
         return text
     if not _equals_text(stored, tensorizer, options):
-        logger.warning("%s: trained from the text, since this tokenizer joins title and text by a rule of its own", text.name)
+        logger.warning("%s: trained from the text, because this tokenizer joins title and text by an unknown rule", text.name)
         return text
     logger.info("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
     return stored

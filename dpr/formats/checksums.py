@@ -62,7 +62,7 @@ def _remembered_sha256(path: Path) -> str:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         status = os.fstat(file.fileno())
         if _identity(file.fileno()) != seen:
-            raise InputError("changed while it was read", file=path, hint="run the same command again when it is complete")
+            raise InputError("changed while it was read", file=path, hint="rerun the same command when it is complete")
     if begun - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
         with suppress(OSError), durable_file(note) as out:  # without a cache it is read again the next time
             out.write(f"{found} {_sha256(seen + found)}\n")

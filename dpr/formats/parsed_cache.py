@@ -46,7 +46,7 @@ def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Cal
         raise ConfigError(f"the cache folder {cache} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
     with alone_with(cache / f"{folder.name}.lock"):  # without locks in the file system, processes may build it side by side
         if folder.exists() and (found := problem_of(folder)) is not None:
-            logger.warning("the cache %s is damaged or unfinished (%s); making it again", folder, found)
+            logger.warning("the cache %s is damaged or unfinished (%s); rebuilding it", folder, found)
         elif folder.exists():
             return
         build(folder)

@@ -59,7 +59,7 @@ class RunLock:
                 raise CheckpointError(
                     f"another run is writing here: {holder}",
                     file=self._target,
-                    hint=f"wait for it or end it; if it is certainly gone, remove {self._file}",
+                    hint=f"wait for it or end it; if you know that it is gone, remove {self._file}",
                 )
             time.sleep(0.2)
         done = threading.Event()
@@ -82,7 +82,7 @@ class RunLock:
             if (holder := self._holder(seen)) is not None:
                 return holder
             if seen:
-                logger.warning("%s was left by processes that are gone; taking over", self._file)
+                logger.warning("%s was left by processes that no longer exist; taking it over", self._file)
             self._token = os.urandom(8).hex()
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             lock = {"token": self._token, "since": since, "processes": [asdict(process) for process in processes]}

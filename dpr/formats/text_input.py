@@ -60,7 +60,7 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"gzip data is damaged or cut off ({error})", file=path, hint="fetch or pack the file again") from None
+        raise InputError(f"gzip data is damaged or cut off ({error})", file=path, hint="download or compress the file again") from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
 

@@ -186,7 +186,7 @@ class TokenPart:
         raise InputError(
             f"the token store is damaged: record {number} of {name} is not what was written",
             file=self._folder,
-            hint="start again, the damaged part is then made anew; train.token_store=off trains from the text",
+            hint="rerun the command to rebuild the damaged part; train.token_store=off trains from the text",
         )
 
 

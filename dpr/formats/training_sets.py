@@ -157,7 +157,7 @@ class _Builder:
                         store.add(sample)
             self._require_rows()
             if self.folder_name() != folder.name:
-                again = "run the same command again when it is complete"
+                again = "rerun the same command when it is complete"
                 raise InputError("changed while it was read", file=_shown(self._paths), hint=again)
             counts = {"read": self._read, "kept": self._kept, "dropped": self._dropped, "rejected": len(self._bad_rows)}
             metadata.update(

@@ -45,7 +45,7 @@ _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _MARKER = re.compile(r"chunk-(\d{5,})\.json")
 _COUNTS = ("num_vectors", "num_chunks")
 _DECODED_ROWS = 8192
-_KEPT = "run the same command again where it can; chunks that are written are kept"
+_KEPT = "rerun the same command where it can; chunks that are written are kept"
 
 
 class VectorShardWriter:
@@ -123,7 +123,7 @@ class VectorShardWriter:
         missing = sorted(set(range(num_chunks)) - set(entries))
         if missing or len(entries) != num_chunks:
             found = f"{len(missing)} chunks are missing, first {missing[:5]}" if missing else f"{len(entries)} chunks, not {num_chunks}"
-            raise InputError(found, file=self.target, hint="run the same command again to write them")
+            raise InputError(found, file=self.target, hint="rerun the same command to write them")
         num_vectors = sum(self._marked(number)["rows"] for number in entries)
         files = {name: entry for number in sorted(entries) for name, entry in entries[number].items()}
         with writing(self.target, hint=_KEPT):

@@ -94,7 +94,7 @@ class IndexChoice:
         made = index_class(kind)
         known = [item.name for item in fields(made.Settings)]
         if unknown := sorted(set(values) - set(known)):
-            raise ConfigError(f"{key}{unknown[0]} is no setting of indexer.kind={kind}; it has {', '.join(known) or 'none'}")
+            raise ConfigError(f"{key}{unknown[0]} is not a setting of indexer.kind={kind}; it has {', '.join(known) or 'none'}")
         settings = made.Settings(**values)
         if isinstance(settings, Settings):
             settings.check(key)
@@ -189,5 +189,5 @@ def index_class(kind: str) -> type[Index]:
         ConfigError: there is none of that name, or what the path names is no ``Index``.
     """
     if kind not in KINDS and ":" not in kind:
-        raise ConfigError(f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or name your own as indexer.kind=module:Class")
+        raise ConfigError(f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or a user-defined indexer.kind=module:Class")
     return load_class(KINDS.get(kind, kind), Index, setting="indexer.kind")

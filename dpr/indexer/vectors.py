@@ -126,7 +126,7 @@ def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
         first = decode_ids(ids[~finite][:1])[0]
         raise InputError(
             f"{int((~finite).sum())} vectors hold NaN or infinity, the first is that of id {first!r}",
-            hint="embed the corpus again with a sound model",
+            hint="embed the corpus again with an intact model",
         )
 
 

@@ -94,7 +94,7 @@ def _refuse_if_costly(record: Record, reasons: list[str]) -> None:
     raise InputError(
         f"was {'made' if record.is_done else 'begun'} with other settings or data: {shown}",
         file=record.stage.folder,
-        hint="restore that, choose another output_dir, or set ladder.overwrite=true to make it and what follows from it anew",
+        hint="restore that, choose another output_dir, or set ladder.overwrite=true to make it and everything that depends on it again",
     )
 
 
@@ -115,7 +115,7 @@ def _bring_to_its_end(stage: Stage, stages: Sequence[Stage], records: dict[str, 
             return
         logger.warning("%s is run again: %s", stage.name, lost)
     if signals.asked:
-        raise StopRequested(f"{describe(signals.asked)} before {stage.name}. Run the same command again to go on")
+        raise StopRequested(f"{describe(signals.asked)} before {stage.name}. Rerun the same command to resume")
     _run(record, _inputs(record, records) or {}, signals)
 
 
@@ -146,7 +146,7 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
         logger.info("%s: done in %.0f s", stage.name, record.stored["seconds"])
     elif signals.asked or code == _STOPPED or _stop_note(stage) != note:
         why = describe(signals.asked) if signals.asked else "it was asked to"
-        raise StopRequested(f"{why}; {stage.name} has stopped. Run the same command again to go on")
+        raise StopRequested(f"{why}; {stage.name} has stopped. Rerun the same command to resume")
     else:
         raise StageError(
             f"{stage.name} ended with exit code {code}; its output is above and in {stage.folder / LOG_FILE}\n"

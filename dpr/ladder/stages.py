@@ -54,7 +54,7 @@ class Record:
         if self._file.is_file():
             self.stored = read_json(self._file)
             if not isinstance(self.stored, dict) or self.stored.get("format") != _FORMAT:
-                raise InputError("is not the record of a stage", file=self._file, hint="remove it, and the stage is made anew")
+                raise InputError("is not the record of a stage", file=self._file, hint="remove it to run the stage again")
 
     @property
     def is_begun(self) -> bool:

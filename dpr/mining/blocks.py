@@ -144,7 +144,7 @@ def mine_blocks(job: BlockJob, blocks: Sequence[range], *, processes: int, score
                     miner.write(rows, found, scorer)
                     yield rows
     except BrokenProcessPool:
-        raise LostRankError("a process that mines was killed, perhaps for want of memory; run the same command again to go on") from None
+        raise LostRankError("a mining process was killed, possibly because memory ran out; rerun the same command to resume") from None
     finally:
         pool.shutdown(cancel_futures=True)
 

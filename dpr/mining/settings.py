@@ -43,7 +43,7 @@ class MiningSettings(Settings):
         if self.to_rank < self.from_rank:
             raise ConfigError(f"{prefix}to_rank={self.to_rank} is below {prefix}from_rank={self.from_rank}")
         if self.absolute_margin is not None and not math.isfinite(self.absolute_margin):
-            raise ConfigError(f"{prefix}absolute_margin={self.absolute_margin} is no number to subtract from a score")
+            raise ConfigError(f"{prefix}absolute_margin={self.absolute_margin} is not a number to subtract from a score")
 
     def highest_score(self, positive_score: float | None) -> float:
         """The score up to which a passage may be a negative; infinite where no rule applies.

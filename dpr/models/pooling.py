@@ -116,7 +116,7 @@ def make_pooling(name: str, hidden_size: int) -> tuple[Pooling, int]:
     """
     if not is_user_defined(name):
         if name not in POOLINGS:
-            raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or module:Class of your own")
+            raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class")
         return POOLINGS[name](hidden_size), hidden_size
     pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size,))
     try:

@@ -121,7 +121,7 @@ class CheckpointFolder:
                 raise CheckpointError(
                     f"all {len(damaged)} checkpoints are damaged",
                     file=self.output_dir,
-                    hint=f"resume=fresh sets them aside and starts again at step 0, or choose a new output_dir{reasons}",
+                    hint=f"resume=fresh moves them aside and starts at step 0; or choose a new output_dir{reasons}",
                 )
 
         on_main(find)
@@ -171,7 +171,9 @@ class CheckpointFolder:
                 hint="free some space and rerun the same command to resume from the last checkpoint",
             )
         if failures:
-            logger.warning("%s cannot be written%s; the checkpoints before it are whole, the next is tried when it is due", folder, reason)
+            logger.warning(
+                "%s cannot be written%s; earlier checkpoints are intact, and the next one is tried when it is due", folder, reason
+            )
         return None
 
     def _write(
@@ -202,7 +204,7 @@ class CheckpointFolder:
         try:
             return Progress(**state["progress"]), dict(state["identity"])
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"lacks what is needed to go on ({error})", file=folder / checkpoints.STATE_FILE) from error
+            raise CheckpointError(f"lacks what is needed to resume ({error})", file=folder / checkpoints.STATE_FILE) from error
 
 
 def _step_of(folder: Path) -> int:

@@ -28,7 +28,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
     num_hard, num_other = dataset.collator.num_hard, dataset.collator.num_other
     own, has_hard = own_negatives(dataset.sources, num_hard=num_hard, num_other=num_other)
     if has_hard and not num_hard:
-        logger.warning("the training data have hard negatives, but train.hard_negatives=0 uses none; set train.hard_negatives=1")
+        logger.warning("the training data have hard negatives, but train.hard_negatives=0 ignores them; set train.hard_negatives=1")
     width = 1 + own
     num_contexts = plan.pool_size * width
     logger.info(

@@ -47,5 +47,5 @@ def stop_requested(signal: int, step: int, last_step: int, *, is_saved: bool) ->
     """What ends a run that a signal stops after update ``step``."""
     asked = describe(signal)
     if is_saved:
-        return StopRequested(f"{asked}; saved at step {step} of {last_step}. Run the same command again to resume")
+        return StopRequested(f"{asked}; saved at step {step} of {last_step}. Rerun the same command to resume")
     return StopRequested(f"{asked}; step {step} could not be saved, the checkpoints before it are intact", exit_code=128 + signal)

@@ -309,7 +309,7 @@ class BiEncoderTrainer:
             try:
                 callback.on_exception(self, error)
             except Exception as second:
-                logger.warning("%s failed over an error that it was told of: %s", type(callback).__name__, second)
+                logger.warning("%s failed while handling an error: %s", type(callback).__name__, second)
 
 
 def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:

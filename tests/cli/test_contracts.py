@@ -153,7 +153,7 @@ REFUSED: list[tuple[str, str]] = [
     (f"loss.name={HERE}:Stranger", "is not a subclass of dpr.losses.protocol.Loss"),
     (f"loss.name={HERE}:Greedy", "needs teacher; only contexts, questions are gathered"),
     (f"loss.name={{use: '{HERE}:BothWays', shore: 1}}", "arguments given: shore"),
-    ("loss.name=[1]", "names nothing; write module:Class"),
+    ("loss.name=[1]", "has no import path; write module:Class"),
     ("train.validation=os:system", "train.validation=os:system is not a class"),
     (f"train.validation={HERE}:Stranger", "is not a subclass of dpr.training.validations.protocol.Validation"),
     (f"train.validation=['{HERE}:Spread','{HERE}:Spread']", "two validations return the metric eval/spread"),

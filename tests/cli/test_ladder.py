@@ -225,7 +225,7 @@ def test_asked_to_stop_it_ends_with_75_and_goes_on(workplace: Path, processes: i
     ladder.process.send_signal(signal.SIGTERM)
     assert ladder.wait() == 75, ladder.text
     assert "stopped: SIGTERM; saved at step" in ladder.text  # said by the training
-    assert "stopped: SIGTERM; train-1 has stopped. Run the same command again to go on" in ladder.text
+    assert "stopped: SIGTERM; train-1 has stopped. Rerun the same command to resume" in ladder.text
     again = finish(workplace, f"stopped-{processes}", *overrides)
     assert "resuming from" in again.text
     summary = json.loads((ladder.folder / "ladder.json").read_text())

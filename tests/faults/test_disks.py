@@ -19,7 +19,7 @@ def test_a_save_fails(case: Case, workshop: Workshop, undisturbed: dict[int, str
             first, count = trial.random.randint(1, 4), trial.random.randint(1, 2)
             fault = "full_disk" if trial.number % 2 else "failing_flush"
             run = workshop.finish(trial.output_dir, injections=[(fault, {"from_save": first, "saves": count})])
-            assert run.rank_text(0).count("the next is tried when it is due") == count, run.text
+            assert run.rank_text(0).count("the next one is tried when it is due") == count, run.text
             assert all(not verify_folder(folder) for folder in checkpoint_folders(trial.output_dir, NAME))
             assert final_hash(trial.output_dir) == undisturbed[2]
             assert not list(trial.output_dir.glob(".*"))

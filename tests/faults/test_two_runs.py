@@ -62,7 +62,7 @@ def test_a_stale_lock(case: Case, workshop: Workshop, undisturbed: dict[int, str
                 old = time.time() - STALE_AFTER_S - 5
                 os.utime(lock, (old, old))
             run = workshop.finish(trial.output_dir)
-            assert "taking over" in run.rank_text(0)
+            assert "taking it over" in run.rank_text(0)
             assert final_hash(trial.output_dir) == undisturbed[2]
             assert not lock.exists()
 

@@ -23,7 +23,7 @@ FIRST = int(os.environ.get("DPR_FUZZ_SEED", "0"))
 LIMIT_S = 5.0
 # What has no line: a file that cannot be opened or unpacked, or has too little in it.
 _WITHOUT_LINE = (
-    *("no rows", "no such file", "none of the", "gzip data", "cannot be read", "bad rows", "no training data of a known format"),
+    *("no rows", "no such file", "none of the", "gzip data", "cannot be read", "bad rows", "not training data of a known format"),
     "occurs twice",  # the id is named
 )
 

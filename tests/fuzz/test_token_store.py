@@ -77,7 +77,7 @@ def test_whatever_happens_to_a_store_its_tokens_are_those_of_the_text(text: Trai
         try:
             found = tokens_of(open_tokens(text, tensorizer, OPTIONS), tensorizer)
         except InputError as error:
-            refused += "damaged" in str(error) and "start again" in str(error)
+            refused += "damaged" in str(error) and "rerun the command" in str(error)
             source = open_tokens(text, tensorizer, OPTIONS)
             assert isinstance(source, StoredTokens), (case, done)
             found = tokens_of(source, tensorizer)

@@ -182,7 +182,7 @@ def detect(path: Path, options: ReadOptions | None = None, *, fallback: str = ""
     hint = "or name columns: question=... positive=..."
     if len(seen.fields) == 1 and "," in seen.fields[0]:
         hint = "columns that are separated by commas need a header, such as question,passage or question,positive,negative"
-    raise InputError(f"no training data of a known format ({shown})", file=path, expected=expected, hint=hint)
+    raise InputError(f"not training data of a known format ({shown})", file=path, expected=expected, hint=hint)
 
 
 def files_read(path: Path) -> list[Path]:

@@ -47,7 +47,7 @@ def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iter
 
 def _sample(entry: dict[str, Any] | None, paragraph: dict[str, Any], title: Any, where: str, inside: str) -> TrainingSample:
     if entry is None:
-        raise ValueError(f"{where} is no object, expected a question with its answers")
+        raise ValueError(f"{where} is not an object, expected a question with its answers")
     question = text_of(entry.get("question"), f"{where}.question")
     passage = Passage(text_of(paragraph.get("context"), f"{inside}.context"), title_of(title, "title"))
     if entry.get("is_impossible") is True:

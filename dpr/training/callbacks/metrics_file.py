@@ -53,7 +53,7 @@ class MetricsFile(Callback):
         try:
             append_jsonl(self.path, {"step": run.progress.step, "epoch": run.epoch, **metrics})
         except OSError as error:  # no reason to lose a run
-            logger.warning("figures of step %d are not in %s: %s", run.progress.step, self.path, error.strerror or error)
+            logger.warning("metrics of step %d are missing in %s: %s", run.progress.step, self.path, error.strerror or error)
 
 
 def _step_of(line: str) -> float:

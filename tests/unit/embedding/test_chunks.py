@@ -91,7 +91,7 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(vector_shards, "durable_file", full)
         assert main(arguments) == 3
-    assert "X_0: cannot be written (No space left on device); run the same command again where it can" in capsys.readouterr().err
+    assert "X_0: cannot be written (No space left on device); rerun the same command where it can" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "X_0").glob("chunk-*.json")} == {f"chunk-{number:05d}.json" for number in range(failing)}
     assert not (tmp_path / "X_0" / "manifest.json").exists()
     assert main(arguments) == 0

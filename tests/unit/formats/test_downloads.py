@@ -176,7 +176,7 @@ def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None
 
 def test_a_page_in_place_of_the_file_is_refused(server: Server, tmp_path: Path) -> None:
     server.files["/x.gz"] = b"<html>please log in</html>"
-    with pytest.raises(InputError, match="no gzip data"):
+    with pytest.raises(InputError, match="not gzip data"):
         fetch(server, tmp_path / "x.gz", "/x.gz")
     assert not (tmp_path / "x.gz").exists()
 

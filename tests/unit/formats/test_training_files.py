@@ -473,11 +473,11 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
     [
         ('{"question": "q", "positive_ctxs": [], "query": "q", "pos": []}', "fits the formats dpr and flagembedding"),
         ("12\t345\t6", "fits the formats beir and triples"),
-        ("id\ttext\ttitle", "no training data of a known format"),
-        ("who?\t['Ann']", "no training data of a known format"),
-        ("just text", "no training data of a known format"),
-        ('{"question": "q", "answer": ["a"]}', "no training data of a known format (keys answer, question)"),
-        ("", "no training data of a known format"),
+        ("id\ttext\ttitle", "not training data of a known format"),
+        ("who?\t['Ann']", "not training data of a known format"),
+        ("just text", "not training data of a known format"),
+        ('{"question": "q", "answer": ["a"]}', "not training data of a known format (keys answer, question)"),
+        ("", "not training data of a known format"),
     ],
 )
 def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, said: str) -> None:

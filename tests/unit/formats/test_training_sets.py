@@ -283,7 +283,7 @@ def test_a_cache_with_any_damage_is_built_again_with_one_warning(
     assert rows(again) == whole
     assert again.rows_with_same_question(2) == [0]
     (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
-    assert "making it again" in warning
+    assert "rebuilding it" in warning
     assert "\n" not in warning
 
 

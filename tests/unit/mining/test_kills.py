@@ -83,7 +83,7 @@ class KillingSearch(LexicalSearch):
 
 
 def test_a_killed_process_of_several_ends_the_command_with_a_message(tmp_path: Path, train: TrainingSet, corpus_file: Path) -> None:
-    with pytest.raises(LostRankError, match="run the same command again"):
+    with pytest.raises(LostRankError, match="rerun the same command"):
         mine(train, tmp_path / "out.jsonl", MiningSettings(), search=KillingSearch(), corpus=corpus_file, processes=2)
     whole = mine(train, tmp_path / "whole.jsonl", MiningSettings(), corpus=corpus_file)
     assert mine(train, tmp_path / "out.jsonl", MiningSettings(), corpus=corpus_file, processes=2) == whole

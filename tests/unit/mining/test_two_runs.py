@@ -64,6 +64,6 @@ def test_a_second_run_is_refused_while_the_first_is_there(
         first.send_signal(signal.SIGKILL)
         first.wait()
     assert main(arguments) == 0
-    assert "left by processes that are gone" in capsys.readouterr().err
+    assert "left by processes that no longer exist" in capsys.readouterr().err
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not list(tmp_path.glob("*.lock"))

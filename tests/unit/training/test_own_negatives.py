@@ -24,4 +24,4 @@ def test_negatives_are_counted_as_they_are_there(
         make_trainer(model, [ListSource(samples)], [], tmp_path / "run", hard_negatives=hard_negatives, max_steps=1).train()
     width = 8 * (1 + own)
     assert f"up to {width} contexts, so up to {width - 1} negatives per question of which {own} are its own" in caplog.text
-    assert caplog.text.count("have hard negatives, but train.hard_negatives=0 uses none") == (has_hard and not hard_negatives)
+    assert caplog.text.count("have hard negatives, but train.hard_negatives=0 ignores them") == (has_hard and not hard_negatives)
