@@ -22,7 +22,8 @@ from dpr.formats.training_files.registry import read_rows
 from dpr.formats.training_files.rows import ReadOptions
 from tests.helpers.examples import examples
 
-IDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1, max_size=4) | st.integers(0, 999).map(str)
+NAME = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], exclude_characters="\ufeff"), min_size=1, max_size=4)
+IDS = NAME | st.integers(0, 999).map(str)
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters='"'), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
 PASSAGES = st.dictionaries(IDS.filter(lambda key: key != "id"), st.tuples(SOLID, TEXT), min_size=1, max_size=6)
