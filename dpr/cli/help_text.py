@@ -51,7 +51,10 @@ def _groups(folder: Path, entries: list[Setting], names: dict[str, str]) -> list
 
 def _describe(entry: Setting, width: int) -> str:
     value = "" if entry.is_open else f"={_show(entry.default)}"
-    return _row(f"{entry.key}{value}", f"({type_name(entry.type)}) {entry.doc}".rstrip(), width)
+    rule = entry.rule
+    kind = "|".join([*rule.choices, *["module:Class"] * rule.or_class]) if rule.choices else type_name(entry.type)
+    facts = ", ".join(filter(None, [kind, rule.unit, rule.range]))
+    return _row(f"{entry.key}{value}", f"({facts}) {entry.doc}".rstrip(), width)
 
 
 def _show(default: Any) -> str:

@@ -39,7 +39,7 @@ class ResourceConfig(Settings):
 
 @dataclass
 class DownloadConfig(Settings):
-    """Everything ``dpr download`` can be told. ``dpr download KEY ...`` is short for ``resource=[KEY,...]``."""
+    """Downloads published data. ``dpr download KEY ...`` is short for ``resource=[KEY,...]``."""
 
     resource: Any = None
     """Keys of ``resources``; the beginning of a key stands for all that begin so. Absent: the keys are listed."""

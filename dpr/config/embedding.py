@@ -44,7 +44,7 @@ class CheckpointEncoderConfig(Settings):
 
 @dataclass
 class EmbedConfig(Settings):
-    """Everything ``dpr embed`` can be told. Shard ``shard_id`` of the corpus goes to the folder ``<out_file>_<shard_id>``."""
+    """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of

@@ -12,7 +12,7 @@ from dpr.core.settings import Settings, setting
 
 @dataclass
 class ExportConfig(Settings):
-    """Everything ``dpr export`` can be told."""
+    """Writes a model, or vectors, in another format."""
 
     to: str = setting("dpr", choices=("dpr", "vectors"))
     """dpr: a checkpoint file that the original DPR loads; vectors: folders of vectors from the original's embedding files."""

@@ -69,7 +69,7 @@ class QuestionSetConfig(Settings):
 
 @dataclass
 class RetrievalConfig(Settings):
-    """Everything ``dpr retrieve`` can be told."""
+    """Searches a set of questions and evaluates what is found."""
 
     qa_dataset: str | None = None
     """A name of ``datasets``, or the path of a question file."""

@@ -45,7 +45,7 @@ class RunConfig(Settings):
 
 @dataclass
 class BiEncoderTrainConfig(TrainingSettings, RunConfig):
-    """Everything ``dpr train`` can be told. ``train_datasets`` absent and ``model_file`` given: evaluation only."""
+    """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
 
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
     """One factor per train set, multiplies its loss."""
