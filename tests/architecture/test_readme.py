@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -38,6 +39,20 @@ def test_architecture_names_every_package_and_nothing_else() -> None:
     rows = re.findall(r"(?m)^\| \d \| (.+?) \|", (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8"))
     there = {path.parent.name for path in (REPOSITORY / "dpr").glob("*/__init__.py")}
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == there
+
+
+def test_what_adding_something_touches_is_there() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("## Contracts") :]
+    paths = set(re.findall(r"`((?:dpr|conf)/[\w./]+)`", table))
+    assert len(paths) > 10 and [path for path in sorted(paths) if not (REPOSITORY / path).exists()] == []
+    for module, name in (
+        ("dpr.losses.protocol", "Loss"),
+        ("dpr.training.validations.protocol", "Validation"),
+        ("dpr.models.pooling", "POOLINGS"),
+    ):
+        assert hasattr(importlib.import_module(module), name)
+    assert issubclass(importlib.import_module("dpr.indexer.exact").ExactIndex, importlib.import_module("dpr.indexer.registry").Index)
 
 
 def test_readme_is_short() -> None:
