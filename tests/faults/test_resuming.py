@@ -107,9 +107,9 @@ UNSAFE = {
     "train.other_negatives=1": "train.other_negatives was 0, is now 1",
     "loss.temperature=0.5": "loss.temperature was 1.0, is now 0.5",
     "loss.candidates=dpr": "loss.candidates was distinct, is now dpr",
-    "encoder.pooling=mean": "encoder was ",
-    "encoder.sequence_length=20": "encoder was ",
-    "train.augment.crop_tokens=5": "train.augment was ",
+    "encoder.pooling=mean": "encoder.pooling was ",
+    "encoder.sequence_length=20": "encoder.sequence_length was ",
+    "train.augment.crop_tokens=5": "train.augment.crop_tokens was ",
     "train_sampling_rates=[0.5]": "train_sampling_rates was ",
     "local_shards_dataloader=true": "local_shards_dataloader was 0, is now 2",
 }

@@ -95,7 +95,7 @@ def test_a_rank_that_was_left_over(case: Case, workshop: Workshop, undisturbed: 
             first.poll()  # rank 0 is taken off the list of processes
             second = workshop.run(trial.output_dir)
             assert second.wait() == [REFUSED, REFUSED], second.text
-            assert f"process {first.pids[1]} on " in second.rank_text(0) and "(rank 1)" in second.rank_text(0)
+            assert f"process {first.pids[1]} on " in second.rank_text(0) and "(rank 1, since " in second.rank_text(0)
             first.kill()
             workshop.finish(trial.output_dir)
             assert final_hash(trial.output_dir) == undisturbed[2]
