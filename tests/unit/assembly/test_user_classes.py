@@ -93,8 +93,8 @@ def test_classes_and_functions_become_callbacks_in_order() -> None:
         ("user_module:alone", "does not accept the trainer"),
         ("user_module:Raises", "raised RuntimeError: no luck"),
         ("broken_module:Mine", "importing broken_module raised SyntaxError"),
-        (3, "names nothing"),
-        ({"class": "user_module:Mine"}, "names nothing"),
+        (3, "has no import path"),
+        ({"class": "user_module:Mine"}, "has no import path"),
     ],
 )
 def test_a_wrong_callback_is_told_by_what_is_wrong(entry: Any, message: str) -> None:

@@ -68,7 +68,7 @@ def test_a_class_that_has_the_methods_of_the_protocol_is_taken() -> None:
         ("slot_module:whole", "is not a class, expected one that implements .*Slot; name its class Whole"),
         ("os:getcwd", "is not a class"),
         ({"use": "slot_module:Whole", "sise": 4}, "unexpected keyword argument 'sise'; arguments given: sise"),
-        (["slot_module:Whole"], "names nothing"),
+        (["slot_module:Whole"], "has no import path"),
     ],
 )
 def test_what_does_not_fit_the_slot_is_refused_in_one_line(entry: Any, message: str) -> None:
