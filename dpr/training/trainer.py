@@ -32,7 +32,7 @@ from dpr.training.finite_guard import FiniteGuard
 from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
-from dpr.training.pools import make_dataset, make_plan
+from dpr.training.pools import Plan, make_dataset, make_plan
 from dpr.training.run_state import CheckpointFolder, Progress
 from dpr.training.run_summary import log_summary
 from dpr.training.settings import TrainingSettings
@@ -59,6 +59,14 @@ class BiEncoderTrainer:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
     """
 
+    epoch = 0
+    saved_step = -1
+    learning_rate = 0.0
+    identity: RunIdentity | None = None
+    is_stopping = False
+    _is_open = False
+    _warned_of_best = False
+
     def __init__(
         self,
         model: BiEncoder,
@@ -81,13 +89,8 @@ class BiEncoderTrainer:
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
-
-        stored = stored_pool_size(self.checkpoints, settings)
-        pool_size = train.global_batch_size or stored or train.batch_size * self.ranks.world_size
-        dataset = make_dataset(_with_options(train_sets), model.tensorizer, settings, pool_size=pool_size, ranks=self.ranks)
-        self.plan = plan = make_plan(dataset, train, pool_size=pool_size)
+        self.plan = plan = self._make_plan(_with_options(train_sets))
         self.steps_per_epoch, self.total_steps, self.last_step = plan.steps_per_epoch, plan.total_steps, plan.last_step
-
         freeze_unneeded(model)
         set_up_arithmetic(train, model)
         self.loss = loss or BiEncoderNllLoss(candidates=settings.candidates())
@@ -96,16 +99,22 @@ class BiEncoderTrainer:
         self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps), train.min_lr_ratio)
         self.guard = FiniteGuard(self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16")
 
-        self.progress, self.epoch, self.saved_step = Progress(), 0, -1
+        self.progress, self.grad_norm = Progress(), torch.zeros(())
         self.results: list[StepResult] = []
-        self.learning_rate, self.grad_norm = 0.0, torch.zeros(())
         self.metrics = TrainingMetrics(model)
         sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets)]
         self._dev_files = [dev_set.source.fingerprint for dev_set in sets]
         self.validations = [*usual_validations(sets, settings, metrics, candidates=self.loss.candidates), *validations]
         self.callbacks = with_usual_callbacks(callbacks, train, self.output_dir)
-        self.identity: RunIdentity | None = None
-        self._stopping, self.is_stopping, self._is_open, self._warned_of_best = StopAgreement(), False, False, False
+        self._stopping = StopAgreement()
+
+    def _make_plan(self, train_sets: Sequence[tuple[SampleSource, SetOptions]]) -> Plan:
+        """The pools of the run; their size is that of the run found in the folder, if any, unless it is set."""
+        train, ranks = self.settings.train, self.ranks
+        stored = stored_pool_size(self.checkpoints, self.settings)
+        pool_size = train.global_batch_size or stored or train.batch_size * ranks.world_size
+        dataset = make_dataset(train_sets, self.model.tensorizer, self.settings, pool_size=pool_size, ranks=ranks)
+        return make_plan(dataset, train, pool_size=pool_size)
 
     def train(self) -> float | None:
         """Runs to the end; returns the best validation value, None without dev sets. A finished run returns at once.

@@ -166,7 +166,7 @@ WAIT = (
 def test_a_signal_is_passed_on_and_what_was_interrupted_goes_on(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
     when_ready(tmp_path / "a" / "out.txt.ready", getattr(signal, name))
-    with pytest.raises(StopRequested, match=f"{name}; a has stopped. Run the same command again") as error:
+    with pytest.raises(StopRequested, match=f"{name}; a has stopped. Rerun the same command") as error:
         climb([stage(tmp_path, "a", program=WAIT.format(name=name, action="sys.exit(75)"))], tmp_path)
     assert error.value.exit_code == 75
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == handlers
