@@ -57,7 +57,13 @@ def logging_as_it_was() -> Iterator[None]:
     """Commands send messages to the standard error of their time, which pytest closes after the test."""
     logger = logging.getLogger("dpr")
     before = logger.handlers[:], logger.level, logger.propagate
+    names = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # set for ranks that are to be silent
+    quiet = {name: os.environ.pop(name, None) for name in names}
     yield
+    for name, value in quiet.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     logger.handlers[:], logger.propagate = before[0], before[2]
     logger.setLevel(before[1])
 
