@@ -103,7 +103,7 @@ class BiEncoderTrainer:
         self.results: list[StepResult] = []
         self.metrics = TrainingMetrics(model)
         sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets)]
-        self._dev_files = [dev_set.source.fingerprint for dev_set in sets]
+        self._dev_sets = sets
         self.validations = [*usual_validations(sets, settings, metrics, candidates=self.loss.candidates), *validations]
         self.callbacks = with_usual_callbacks(callbacks, train, self.output_dir)
         self._stopping = StopAgreement()
@@ -154,7 +154,8 @@ class BiEncoderTrainer:
         self.checkpoints.prepare()
         self._is_open = True
         stored = find_stored_run(self.checkpoints, self.settings)
-        self.identity = run_identity(self.settings, self.plan, self.model, self.loss, self.ranks, self._dev_files)
+        dev_files = [dev_set.source.fingerprint for dev_set in self._dev_sets]
+        self.identity = run_identity(self.settings, self.plan, self.model, self.loss, self.ranks, dev_files)
         if stored is not None:
             self._restore(stored)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch

@@ -18,7 +18,7 @@ from dpr.core.errors import CheckpointError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Setting, flat_values, settings
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
 from dpr.formats.durable import describe_file
-from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.formats.training_sets import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback
 from dpr.training.metrics import Metrics
@@ -120,14 +120,15 @@ def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainC
     return config
 
 
-def trainer(folder: Path, config: BiEncoderTrainConfig) -> BiEncoderTrainer:
+def trainer(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -> BiEncoderTrainer:
     sets = open_sets(resolve_training_files([str(folder / "train.json")], {}), config, config.loss_scale_factors)
-    return build_trainer(config, build_model(config), sets, sets)
+    dev_sets = sets if dev == "train.json" else open_sets(resolve_training_files([str(folder / dev)], {}), config)
+    return build_trainer(config, build_model(config), sets, dev_sets)
 
 
-def start(folder: Path, config: BiEncoderTrainConfig) -> Progress:
+def start(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -> Progress:
     """Resumes the run, and leaves it again before an update."""
-    job = trainer(folder, config)
+    job = trainer(folder, config, dev)
     try:
         return job.resume()
     finally:
@@ -169,11 +170,10 @@ def test_the_same_settings_bring_no_word(folder: Path, caplog: pytest.LogCapture
 def test_another_vocabulary_is_refused_and_other_dev_data_are_told(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.copytree(folder, tmp_path / "moved")
     config = config_of(tmp_path / "moved")
-    job = trainer(tmp_path / "moved", config)
-    write_training_set(tmp_path / "dev.json", make_samples(4, seed=5))
-    job._dev_files = [open_training_set(str(tmp_path / "dev.json"), name="dev").fingerprint]
-    job.resume()
-    job.checkpoints.release()
+    assert start(tmp_path / "moved", config).step == 2
+    assert "dev_datasets" not in caplog.text
+    write_training_set(tmp_path / "moved" / "dev.json", make_samples(4, seed=5))
+    assert start(tmp_path / "moved", config, dev="dev.json").step == 2
     assert "resuming with dev_datasets.content changed from" in caplog.text
     words = (tmp_path / "moved" / "encoder" / "vocab.txt").read_text().split("\n")
     words[-3], words[-2] = words[-2], words[-3]
