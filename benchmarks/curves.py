@@ -27,7 +27,6 @@ import torch
 from benchmarks.workload import SHARED, load_texts
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import as_tokens, build_model, build_trainer, open_sets
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.dpr_json import write_training_set
@@ -35,6 +34,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
 from dpr.training.callbacks import Callback
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.validations.protocol import run_validations

@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dpr.assembly.catalogue import Catalogue
-from dpr.config.download import DownloadConfig, ResourceConfig
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.archives import is_archive, unpack
 from dpr.formats.downloads import download
 from dpr.formats.outputs import require_writable
+from dpr.preparation.settings import DownloadConfig, ResourceConfig
 
 logger = get_logger(__name__)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from dpr.assembly.passage_sources import resolve_passage_source
-from dpr.config.embedding import EmbedConfig
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
 from dpr.embedding.encode import usual_tokens
 from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.formats.checksums import cache_root
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings

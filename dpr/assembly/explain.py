@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, open_sets
-from dpr.config.explain import ExplainConfig
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
@@ -19,10 +18,15 @@ from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.losses.candidates import find_candidates
+from dpr.training.command_settings import ExplainConfig
 from dpr.training.pools import make_dataset, pools_of_step, steps_per_epoch
 from dpr.training.run_state import CheckpointFolder
 
 _SHOWN_LETTERS = 90
+
+
+def run(config: ExplainConfig) -> None:
+    print("\n".join(explain(config)))
 
 
 def explain(config: ExplainConfig) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpr.config.export import ExportConfig
 from dpr.core.logs import get_logger
 from dpr.export.dpr_file import export_dpr_file
+from dpr.export.settings import ExportConfig
 from dpr.export.vector_folders import export_vector_folders
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder

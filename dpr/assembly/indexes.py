@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpr.config.retrieval import IndexerConfig, RetrievalConfig
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.embedding.source import PassageSource
@@ -36,6 +35,7 @@ from dpr.retrieval.retrievers import (
     Retriever,
     check_vectors_are_of,
 )
+from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 
 logger = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import Catalogue
-from dpr.config.embedding import PassageSourceConfig
 from dpr.core.errors import ConfigError
+from dpr.embedding.settings import PassageSourceConfig
 from dpr.embedding.source import PassageSource
 
 _CATALOGUE = Catalogue(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import Catalogue
-from dpr.config.retrieval import QuestionSetConfig
 from dpr.core.errors import InputError
 from dpr.core.records import Question
 from dpr.formats.question_sets import read_questions
+from dpr.retrieval.settings import QuestionSetConfig
 
 _CATALOGUE = Catalogue(
     "datasets",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,9 +12,8 @@ from typing import Any
 from dpr.assembly.indexes import build_retriever, index_choice
 from dpr.assembly.passage_sources import resolve_passage_sources
 from dpr.assembly.question_sets import QuestionSet, resolve_question_set
-from dpr.config.retrieval import RetrievalConfig
 from dpr.core.distributed import resolve_device
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
@@ -28,6 +28,7 @@ from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, rele
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.settings import RetrievalConfig
 from dpr.retrieval.tuning import weight_values
 
 logger = get_logger(__name__)
@@ -46,6 +47,8 @@ class _Inputs:
 
 def run(config: RetrievalConfig) -> float | None:
     """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the deepest cut-off that there is."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("retrieval runs in one process; start it without torchrun (a GPU is used when there is one)")
     for file in (config.out_file, config.trec_run_file, config.metrics_file):
         if file:
             require_writable(file)

@@ -9,16 +9,16 @@ from typing import Any
 
 from dpr.assembly.indexes import build_retriever
 from dpr.assembly.passage_sources import resolve_passage_sources
-from dpr.config.embedding import CheckpointEncoderConfig
-from dpr.config.retrieval import IndexerConfig, RetrievalConfig
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
+from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import KINDS
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import Retriever
 from dpr.retrieval.search_folder import FILE, SearchSettings
+from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 
 
 @dataclass(frozen=True, slots=True)

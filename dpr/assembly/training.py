@@ -11,7 +11,6 @@ from typing import Any
 
 from dpr.assembly.sources import NamedSource, resolve_training_files
 from dpr.assembly.user_classes import make_loss, user_callbacks, user_data, user_metrics, user_validations
-from dpr.config.training import BiEncoderTrainConfig, TrackingConfig
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -27,6 +26,7 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
 from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
 from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
+from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.dev_sets import DevSet

@@ -15,11 +15,11 @@ from dpr.cli.conf_folder import conf_folder, group_options
 from dpr.cli.keys import check_keys
 from dpr.cli.launch import launch
 from dpr.cli.main import COMMANDS, entry_of
-from dpr.config.download import ResourceConfig
-from dpr.config.embedding import PassageSourceConfig
-from dpr.config.retrieval import QuestionSetConfig
 from dpr.core.settings import sections, settings
 from dpr.data.settings import DataSetSettings
+from dpr.embedding.settings import PassageSourceConfig
+from dpr.preparation.settings import ResourceConfig
+from dpr.retrieval.settings import QuestionSetConfig
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.jobs import LaunchedJob, launched_jobs
 

@@ -15,8 +15,8 @@ import pytest
 
 from dpr.assembly import training
 from dpr.cli.jobs import train as main
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.formats.training_sets import write_training_set
+from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, make_samples

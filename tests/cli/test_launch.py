@@ -12,9 +12,9 @@ import pytest
 from hypothesis import strategies as st
 
 from dpr.cli.launch import launch
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import DivergedError, InputError
 from dpr.core.settings import settings
+from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 
 ODD_VALUES = ["[", "{a:1}", "${x}", "1e999", "[[],{}]", "'", "nan", "a,b", "\\\\", "???"]

@@ -51,10 +51,10 @@ def _import_everything() -> None:
     import dpr.assembly.download
     import dpr.assembly.embedding
     import dpr.assembly.export
-    import dpr.assembly.ladder
     import dpr.assembly.mining
     import dpr.assembly.retrieval
     import dpr.assembly.training
+    import dpr.ladder.rounds
     import dpr.preparation.conversion
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401

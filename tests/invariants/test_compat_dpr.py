@@ -20,11 +20,11 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, build_trainer, open_sets, run
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_sets import write_training_set
 from dpr.models.settings import TowerSettings
 from dpr.training.callbacks import Callback
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainSettings
 from dpr.training.trainer import BiEncoderTrainer

@@ -14,11 +14,11 @@ import torch
 
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import as_tokens, build_model, build_trainer, open_sets
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
 from dpr.formats.training_sets import TrainingSet, write_training_set
 from dpr.training.callbacks import Callback
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import encoder_folder, make_samples

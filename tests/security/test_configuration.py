@@ -10,8 +10,8 @@ from dpr.assembly.passage_sources import resolve_passage_source
 from dpr.assembly.question_sets import resolve_question_set
 from dpr.assembly.sources import resolve_training_files
 from dpr.cli.launch import launch
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
+from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 
 NAMES = [

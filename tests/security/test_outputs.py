@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dpr.assembly import embedding, training
-from dpr.config.embedding import EmbedConfig
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.records import Passage
+from dpr.embedding.settings import EmbedConfig
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
+from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.tiny import encoder_folder, make_samples
 
 SECRETS = {

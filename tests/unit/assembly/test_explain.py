@@ -11,10 +11,10 @@ from dpr.assembly.explain import explain
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, build_trainer, open_sets
 from dpr.cli.jobs import explain as main
-from dpr.config.explain import ExplainConfig
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.losses.candidates import find_candidates
+from dpr.training.command_settings import ExplainConfig
 from tests.helpers.tiny import encoder_folder, make_samples
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dpr.assembly.indexes import index_choice, open_text_index
-from dpr.config.retrieval import IndexerConfig
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
+from dpr.retrieval.settings import IndexerConfig
 
 
 def corpus_of(path: Path, middle: str = "lamp") -> Path:

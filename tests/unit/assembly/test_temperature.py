@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dpr.assembly.training import build_model, run
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import write_training_set
+from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.tiny import encoder_folder, make_samples
 
 TOLD = "was trained with"

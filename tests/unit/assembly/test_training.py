@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from dpr.config.training import BiEncoderTrainConfig
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.settings import TrainSettings
 from tests.architecture.source_files import package_sources
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.keys import check_keys
-from dpr.config.embedding import EmbedConfig
-from dpr.config.retrieval import RetrievalConfig
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.settings import settings
+from dpr.embedding.settings import EmbedConfig
+from dpr.retrieval.settings import RetrievalConfig
+from dpr.training.command_settings import BiEncoderTrainConfig
 
 CONF = [Path(__file__).parents[3] / "conf"]
 KEY = "encoder.pretrained_model_cfg=bert"

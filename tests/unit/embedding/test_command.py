@@ -13,9 +13,9 @@ import torch
 from dpr.assembly.embedding import run
 from dpr.assembly.passage_sources import resolve_passage_source, resolve_passage_sources
 from dpr.cli.jobs import embed as main
-from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder

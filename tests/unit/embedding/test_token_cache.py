@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dpr.assembly.embedding import run
-from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.embedding import token_cache
 from dpr.embedding.encode import tokenize_passages
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.token_cache import TokenCache
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder

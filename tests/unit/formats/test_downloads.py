@@ -247,7 +247,7 @@ def test_the_catalogue_is_listed_and_leads_to_the_data_sets(capsys: pytest.Captu
 
     from dpr.assembly.download import files_of
     from dpr.cli.conf_folder import conf_folder
-    from dpr.config.download import ResourceConfig
+    from dpr.preparation.settings import ResourceConfig
 
     assert main(["download"]) == 0
     listed = capsys.readouterr().out

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from dpr.config.embedding import EmbedConfig
 from dpr.core.errors import ConfigError, InputError
+from dpr.embedding.settings import EmbedConfig
 from dpr.formats.durable import verify_folder
 from dpr.formats.vector_codes import DTYPES, decode, encode
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards

@@ -12,15 +12,15 @@ import torch
 
 from dpr.assembly import embedding, training
 from dpr.cli.search import main as search
-from dpr.config.embedding import EmbedConfig
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
+from dpr.embedding.settings import EmbedConfig
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShard
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
+from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples
 
 PASSAGES = [Passage(" ".join(WORDS[start : start + 5 + start]), "ba be" if start % 2 else "", f"p{start}") for start in range(6)]

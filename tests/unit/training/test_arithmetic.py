@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, build_trainer, open_sets
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.models.trials import layers_of
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer

@@ -13,7 +13,6 @@ import torch
 
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, build_trainer, open_sets
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import CheckpointError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Setting, flat_values, settings
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
@@ -21,6 +20,7 @@ from dpr.formats.durable import describe_file
 from dpr.formats.training_sets import write_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run_state import Progress
 from dpr.training.trainer import BiEncoderTrainer

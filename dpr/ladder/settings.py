@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, setting
 from dpr.indexer.settings import Bm25Settings
 from dpr.mining.settings import PICKS, MiningSettings
+from dpr.training.command_settings import BiEncoderTrainConfig
 
 
 @dataclass

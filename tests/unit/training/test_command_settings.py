@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
 from dpr.core.settings import settings
+from dpr.training.command_settings import BiEncoderTrainConfig
 
 
 def with_value(key: str, value: Any) -> BiEncoderTrainConfig:

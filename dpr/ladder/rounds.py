@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.ladder_settings import Prefixes, data_set_entry, deciding, differing, encoding_prefixes, existing, train_settings
 from dpr.assembly.sources import NamedSource, resolve_training_files
-from dpr.config.ladder import LadderConfig
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE
 from dpr.formats.durable import read_json
 from dpr.ladder.climb import SETTINGS_FILE, climb, plan_lines
+from dpr.ladder.settings import LadderConfig
 from dpr.ladder.stages import Stage
 from dpr.ladder.summary import Round, summarize
+from dpr.ladder.training import Prefixes, data_set_entry, deciding, differing, encoding_prefixes, existing, train_settings
+from dpr.training.command_settings import BiEncoderTrainConfig
 
 logger = get_logger(__name__)
 
@@ -28,6 +29,8 @@ _SCORE_RULES = ("max_relative_score", "absolute_margin")  # of the model's score
 
 def run(config: LadderConfig) -> float | None:
     """Goes through all stages, or prints them with ``ladder.plan``. Returns the best validation value of the last round."""
+    if "LOCAL_RANK" in os.environ or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        raise ConfigError("dpr ladder starts its own processes; start it without torchrun, with ladder.processes=N")
     builder = LadderBuilder(config)
     stages, rounds = builder.build()
     if config.ladder.plan:

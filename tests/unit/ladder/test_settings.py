@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpr.config.ladder import LadderConfig, MineConfig, RoundsConfig
 from dpr.core.errors import ConfigError
+from dpr.ladder.settings import LadderConfig, MineConfig, RoundsConfig
 from dpr.mining.settings import MiningSettings
 
 

@@ -1,7 +1,4 @@
-"""Settings of ``dpr train`` / ``train_dense_encoder.py``. Key names are DPR's where DPR has the setting.
-
-They are those of the jobs, put together, and what a command line has beside them: data sets and devices.
-"""
+"""Settings of ``dpr train`` and ``dpr explain``: those of the trainer and the towers, data sets and devices. Key names are DPR's."""
 
 from __future__ import annotations
 
@@ -98,3 +95,18 @@ class BiEncoderTrainConfig(TrainingSettings, RunConfig):
             raise ConfigError(
                 f"compat=dpr and {', '.join(named)} are mutually exclusive, the original has no such choice; leave one of them out"
             )
+
+
+@dataclass
+class ExplainConfig(BiEncoderTrainConfig):
+    """Prints what one step of a training run is made of: rows, passages drawn, what is masked, tokens. Give the settings of the run."""
+
+    step: int = setting(1, least=1, on_resume=NO_EFFECT)
+    """The optimizer step, counted from 1 as in the log."""
+    questions: int = setting(3, unit="questions", least=0, on_resume=NO_EFFECT)
+    """Questions shown of each pool; 0 = all."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        if self.train_datasets is None:
+            raise ConfigError("train_datasets is not set; give the command line of the training run, and step=N")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.sources import NamedSource
-from dpr.config.training import BiEncoderTrainConfig
 from dpr.core.errors import ConfigError
 from dpr.core.settings import DECIDING, flat_values
 from dpr.data.settings import DataSetSettings
+from dpr.training.command_settings import BiEncoderTrainConfig
 
 
 class Prefixes:

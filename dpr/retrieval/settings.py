@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.config.embedding import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, setting
+from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings
 
 
