@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from dpr.core.errors import DivergedError
-from dpr.training.callbacks.progress_line import duration
-from dpr.training.callbacks.validate_and_save import ValidateAndSave
+from dpr.training.callbacks.usual import ValidateAndSave, duration, validate_ahead
 from dpr.training.throughput import peak_memory_gb
 from dpr.training.trainer import BiEncoderTrainer
-from dpr.training.validations.protocol import due_until, run_validations
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +72,11 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     if loss != loss:
         raise DivergedError("the loss is not a number after two steps; lower train.learning_rate or use train.precision=fp32")
     start = time.perf_counter()
-    run_validations(due_until(-(-trainer.last_step // trainer.steps_per_epoch), trainer.validations), trainer.model)
+    validate_ahead(trainer)
     _wait(trainer.device)
-    validations, saves = _times(trainer)
+    periods, total = ValidateAndSave(trainer.settings.train), trainer.total_steps
+    due = [periods.due_at(step, total, trainer.steps_per_epoch) for step in range(1, total + 1)]
+    validations, saves = (sum(times) for times in zip(*due))
     kept = trainer.checkpoints.keep_last
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
@@ -90,17 +90,6 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
         checkpoint_gb=_checkpoint_bytes(trainer) / 1e9,
         free_gb=shutil.disk_usage(existing).free / 1e9,
     )
-
-
-def _times(trainer: BiEncoderTrainer) -> tuple[int, int]:
-    """How often the run will be validated and saved."""
-    plan, every = ValidateAndSave(trainer.settings.train), trainer.settings.train.save_every_steps
-    validations = saves = 0
-    for step in range(1, trainer.total_steps + 1):
-        validates = step == trainer.total_steps or plan.is_validation_due(step, trainer.steps_per_epoch)
-        validations += validates
-        saves += validates or bool(every and step % every == 0)
-    return validations, saves
 
 
 def _checkpoint_bytes(trainer: BiEncoderTrainer) -> int:

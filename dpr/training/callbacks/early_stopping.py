@@ -1,4 +1,4 @@
-"""Ending a run that has stopped getting better, and what is done with the best of it."""
+"""Ending a run that no longer improves, and returning to its best weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ logger = get_logger(__name__)
 class EarlyStopping(Callback):
     """Stops after ``patience`` validations in a row that were not better than the best by more than ``min_delta``.
 
-    ``metric`` is a figure of the validation; None takes the one that the best checkpoint is chosen by. ``highest`` says that more is
-    better. When validation changes over to the average rank, counting starts afresh. Starting a run that was stopped again does nothing.
+    ``metric`` is a metric of the validation; None is the one that the best checkpoint is chosen by. ``highest``: more is better. Counting
+    starts over when validation changes to the average rank. Rerunning a stopped run does nothing.
     """
 
     def __init__(self, *, patience: int = 3, min_delta: float = 0.0, metric: str | None = None, highest: bool = False) -> None:
@@ -59,12 +59,10 @@ class EarlyStopping(Callback):
 
 
 class LoadBest(Callback):
-    """At the end of training, puts the weights of the best checkpoint into the model."""
+    """At the end of training, loads the weights of the best checkpoint into the model."""
 
     def on_train_end(self, run: Run) -> None:
-        best = run.progress.best_checkpoint
-        if best is None:
-            return
-        folder = run.output_dir / best
-        run.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
-        logger.info("the model is now that of %s", folder)
+        if run.progress.best_checkpoint is not None:
+            folder = run.output_dir / run.progress.best_checkpoint
+            run.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
+            logger.info("the model is now that of %s", folder)

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient stands out."""
+"""Warnings about steps with an unusual loss or gradient."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ class RunningScore:
         self._least = least
 
     def score(self, value: float, *, limit: float) -> float:
-        """Of a new value; 0 while there are too few before it. What exceeds ``limit`` is remembered as if it only reached it.
-
-        So one spike does not hide the next, and a lasting rise is accepted after a while.
+        """The score of a new value; 0 while there are too few before it. A score above ``limit`` is remembered as one of ``limit``, so that
+        one spike does not hide the next and a lasting rise is accepted after a while.
         """
         if len(self.values) < self._least:
             self.values.append(value)
             return 0.0
         mean = sum(self.values) / len(self.values)
         variance = sum((other - mean) ** 2 for other in self.values) / len(self.values)
-        # Values that hardly differ would make a spike of nothing.
+        # Without a lower bound, values that hardly differ would make a spike of nothing.
         deviation = max(math.sqrt(variance), 0.02 * abs(mean), 1e-12)
         score = (value - mean) / deviation
         self.values.append(min(value, mean + limit * deviation))
@@ -46,8 +45,8 @@ class RunningScore:
 class SpikeMonitor(Callback):
     """Warns where the loss or the gradient norm of a step exceeds mean + 6 standard deviations of the last 128 steps; changes nothing.
 
-    ``train/spikes`` counts such steps between two log lines. On rank 0, whose own share of the loss it looks at; the norm is that of all.
-    On a GPU it looks one step later, so that nobody has to wait for the device.
+    ``train/spikes`` counts such steps between two log lines. On rank 0, which sees its share of the loss and the norm of the whole
+    gradient. On a GPU it looks one step later, so that the host never waits for the device.
     """
 
     def __init__(self, *, window: int = 128, limit: float = 6.0, least: int = 32) -> None:
@@ -61,12 +60,10 @@ class SpikeMonitor(Callback):
             return
         loss = torch.stack([result.loss_sum for result in run.results]).sum() / sum(result.num_questions for result in run.results)
         values = torch.stack([loss.float(), run.grad_norm.float()])
-        before, self._pending = self._pending, _copied(run.progress.step, values)
-        for pending in (before, None if values.is_cuda else self._pending):
-            if pending is not None:
-                self._judge(pending)
+        self._judge_pending()
+        self._pending = _copied(run.progress.step, values)
         if not values.is_cuda:
-            self._pending = None
+            self._judge_pending()
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
         metrics["train/spikes"] = float(self._spikes)

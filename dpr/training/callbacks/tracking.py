@@ -1,4 +1,4 @@
-"""Figures for programs that show them: TensorBoard, Weights & Biases."""
+"""Metrics for trackers: TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dpr.training.run import Run
 
 
 class TensorBoard(Callback):
-    """Writes every logged and validated figure as a TensorBoard event file. On rank 0.
+    """Writes all logged and validation metrics as a TensorBoard event file. On rank 0.
 
-    What a killed run wrote about steps that are done again is hidden by TensorBoard. Needs the extra ``tb``.
+    TensorBoard hides what a killed run wrote about steps that are repeated. Needs the extra ``tb``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,9 +49,9 @@ class TensorBoard(Callback):
 
 
 class WeightsAndBiases(Callback):
-    """Sends every logged and validated figure to Weights & Biases; with ``mode="offline"`` it stays in ``<output_dir>/wandb``.
+    """Sends all logged and validation metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``.
 
-    On rank 0. A resumed run goes on with the same run there. Needs the extra ``wandb``.
+    On rank 0. A resumed run continues the same run there. Needs the extra ``wandb``.
     """
 
     def __init__(self, *, project: str = "dpr", run_name: str | None = None, mode: str = "online") -> None:

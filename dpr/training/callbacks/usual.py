@@ -1,36 +1,245 @@
-"""The callbacks of every run, put together."""
+"""The callbacks of every run: validation and checkpoints, the log line, the progress bar, ``metrics.jsonl`` and the report page."""
 
 from __future__ import annotations
 
+import json
+import math
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from dpr.core.errors import ConfigError
-from dpr.formats.checkpoints import METRICS_LINES
-from dpr.training.callbacks.log_every import LogEvery
-from dpr.training.callbacks.metrics_file import MetricsFile
-from dpr.training.callbacks.progress_line import ProgressLine
+from dpr.core.logs import get_logger
+from dpr.core.precision import dtype_of
+from dpr.evaluation.report.write import write_report
+from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
+from dpr.formats.durable import append_jsonl, durable_file
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.callbacks.report_page import ReportPage
-from dpr.training.callbacks.sanity_check import SanityCheck
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
-from dpr.training.callbacks.validate_and_save import ValidateAndSave
-from dpr.training.settings import TrainSettings
+from dpr.training.metrics import Metrics
+from dpr.training.run import Run
+from dpr.training.settings import Periods, TrainSettings
+from dpr.training.throughput import matrix_peak, peak_memory_gb
+from dpr.training.validations.protocol import run_validations
+
+logger = get_logger(__name__)
+
+
+class SanityCheck(Callback):
+    """Before training, tries every validation that the run will reach on a few pools of each dev set; the values are discarded."""
+
+    def __init__(self, num_pools: int = 2) -> None:
+        self.num_pools = num_pools
+
+    def on_train_begin(self, run: Run) -> None:
+        if not run.validations or run.progress.step >= run.last_step or not self.num_pools:
+            return
+        metrics = validate_ahead(run, num_pools=self.num_pools)
+        name, _ = run.best_by(metrics)
+        if name not in metrics and not run.progress.step:  # a resumed run is not lost over it
+            raise ConfigError(f"train.best_metric={name} is not a metric of any validation of this run; choose one of {', '.join(metrics)}")
+        logger.info("validation tried on %d pools of each dev set", self.num_pools)
+
+
+def validate_ahead(run: Run, *, num_pools: int = 0) -> Metrics:
+    """The metrics of all validations that the run will reach; with ``num_pools`` those of their trials."""
+    epochs = range(-(-run.last_step // run.steps_per_epoch))
+    return run_validations([each for each in run.validations if any(map(each.is_due, epochs))], run.model, num_pools=num_pools)
+
+
+class ReportPage(Callback):
+    """Rewrites ``report.html`` in the run's folder at every checkpoint, so after every validation, and at the end. On rank 0.
+
+    A page that cannot be written is a warning.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_save(self, run: Run, folder: Path) -> None:
+        self.on_train_end(run)
+
+    def on_train_end(self, run: Run) -> None:
+        if run.ranks.is_main:
+            try:
+                write_report(self.folder)
+            except Exception as error:  # no reason to lose a run
+                logger.warning("report.html is not written: %s", error)
+
+
+class LogEvery(Callback):
+    """Every so many steps (0: never), collects the training metrics of all ranks and passes them to the ``on_log`` of every callback."""
+
+    def __init__(self, every_steps: int) -> None:
+        self.every_steps = every_steps
+        self._peak = 0.0
+        self._start = (0.0, 0)
+
+    def on_train_begin(self, run: Run) -> None:
+        if run.progress.step < run.last_step:
+            self._peak = matrix_peak(run.device, dtype_of(run.settings.train.precision))
+        run.take_metrics()  # the time until now does not count for the first line
+        self._start = (time.perf_counter(), run.progress.step)
+
+    def on_step_end(self, run: Run) -> None:
+        step = run.progress.step
+        if not self.every_steps or (step % self.every_steps and step != run.last_step):
+            return
+        metrics = run.take_metrics(peak=self._peak)
+        metrics["perf/mem_gb"] = peak_memory_gb(run.device)
+        since, first = self._start
+        metrics["perf/eta_s"] = (time.perf_counter() - since) / max(step - first, 1) * (run.last_step - step)
+        run.emit("on_log", metrics)
+
+
+class ProgressLine(Callback):
+    """A progress bar on a terminal, log lines elsewhere. On rank 0."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+
+    def on_train_begin(self, run: Run) -> None:
+        if run.ranks.is_main and sys.stderr.isatty():
+            self._bar = tqdm(total=run.last_step, initial=run.progress.step, unit="step", dynamic_ncols=True)
+
+    def on_step_end(self, run: Run) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def on_log(self, run: Run, metrics: Metrics) -> None:
+        text = (
+            f"loss {metrics['train/loss']:.4f}  acc {metrics['train/in_batch_acc']:.3f}  lr {metrics['optim/lr']:.2e}  "
+            f"grad {metrics['optim/grad_norm']:.2f}  {metrics['perf/questions_per_s']:.0f} questions/s  "
+            f"{metrics['perf/tokens_per_s']:.0f} tokens/s  padding {metrics['perf/padding_share']:.0%}  "
+            f"peak share {metrics['perf/mfu']:.0%}  memory {metrics['perf/mem_gb']:.1f} GiB"
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(text)
+        elif run.ranks.is_main:
+            left = duration(metrics["perf/eta_s"])
+            logger.info("epoch %d step %d/%d  %s  left %s", run.epoch, run.progress.step, run.last_step, text, left)
+
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        logger.info("step %d  %s", run.progress.step, "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+    def on_save(self, run: Run, folder: Path) -> None:
+        logger.info("saved %s", folder)
+
+    def on_train_end(self, run: Run) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        self.on_train_end(run)
+
+
+def duration(seconds: float) -> str:
+    """``2h05`` or ``3m07s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}h{minutes % 60:02d}" if minutes >= 60 else f"{minutes}m{rest:02d}s"
+
+
+class MetricsFile(Callback):
+    """Appends all logged and validation metrics to ``metrics.jsonl`` in the run's folder. On rank 0.
+
+    A resumed run drops the lines of steps that it repeats, so every step is there once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, run: Run) -> None:
+        if not run.ranks.is_main:
+            return
+        for problem in metrics_problems(self.path.parent) or []:
+            logger.warning("%s %s; it is used as it is", self.path, problem)
+        if not self.path.exists():
+            return
+        try:
+            lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")  # the last may be torn within a letter
+            with durable_file(self.path) as file:
+                file.writelines(line + "\n" for line in lines if _step_of(line) <= run.progress.step)
+        except OSError as error:
+            logger.warning("%s keeps the lines of steps that are repeated: %s", self.path, error.strerror or error)
+
+    def on_log(self, run: Run, metrics: Metrics) -> None:
+        if not run.ranks.is_main:
+            return
+        try:
+            append_jsonl(self.path, {"step": run.progress.step, "epoch": run.epoch, **metrics})
+        except OSError as error:  # no reason to lose a run
+            logger.warning("metrics of step %d are missing in %s: %s", run.progress.step, self.path, error.strerror or error)
+
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        self.on_log(run, metrics)
+
+
+def _step_of(line: str) -> float:
+    """The step of a line. A line cut short by a kill counts as a future one, so it is dropped."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+class ValidateAndSave(Callback):
+    """Validates by epoch, by steps or after given epochs; saves after each validation and at further steps.
+
+    It comes after all other callbacks, so a checkpoint holds their state after its step.
+    """
+
+    def __init__(self, periods: Periods) -> None:
+        self.periods = periods
+
+    def on_step_end(self, run: Run) -> None:
+        if run.progress.step % run.steps_per_epoch:
+            self._act(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self._act(run)
+
+    def _act(self, run: Run) -> None:
+        validates, saves = self.due_at(run.progress.step, run.last_step, run.steps_per_epoch)
+        if validates:
+            run.validate()
+        if saves:
+            run.save()
+
+    def due_at(self, step: int, last_step: int, steps_per_epoch: int) -> tuple[bool, bool]:
+        """Whether a validation and a checkpoint follow update ``step`` (counted from 1)."""
+        validates, every = step == last_step or self.is_validation_due(step, steps_per_epoch), self.periods.save_every_steps
+        return validates, validates or bool(every and step % every == 0)
+
+    def is_validation_due(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether a validation follows update ``step`` (counted from 1) that is not the last."""
+        if self.periods.eval_epochs:
+            return step % steps_per_epoch == 0 and (step - 1) // steps_per_epoch in self.periods.eval_epochs
+        if self.periods.eval_every_steps:
+            return step % self.periods.eval_every_steps == 0
+        if not self.periods.eval_per_epoch:
+            return False
+        in_epoch = (step - 1) % steps_per_epoch + 1
+        return in_epoch == steps_per_epoch or in_epoch % math.ceil(steps_per_epoch / self.periods.eval_per_epoch) == 0
 
 
 def with_usual_callbacks(given: Sequence[Callback], settings: TrainSettings, output_dir: Path) -> list[Callback]:
     """``given`` at their place among the usual ones, without those that ``train.leave_out`` names.
 
-    The order matters: who adds to the metrics or looks at them, then who collects them and writes them down, last who saves what all know.
+    The order matters: first those that add to the metrics, then those that collect and write them, last the one that saves the state.
 
     Raises:
         ConfigError: ``train.leave_out`` names something else.
     """
     before = [SanityCheck(settings.sanity_validation), SpikeMonitor(), ReportPage(output_dir)]
     after = [LogEvery(settings.log_batch_step), ProgressLine(), MetricsFile(output_dir / METRICS_LINES), ValidateAndSave(settings)]
-    names = [type(callback).__name__ for callback in (*before, *after)]
+    usual = [type(callback).__name__ for callback in (*before, *after)]
     left_out = settings.leave_out or []
-    if unknown := [name for name in left_out if name not in names]:
-        raise ConfigError(f"train.leave_out={unknown[0]} is not a usual callback; choose of {', '.join(names)}")
+    if unknown := [name for name in left_out if name not in usual]:
+        raise ConfigError(f"train.leave_out={unknown[0]} is not a usual callback; choose of {', '.join(usual)}")
     kept = [[callback for callback in part if type(callback).__name__ not in left_out] for part in (before, after)]
     return [*kept[0], *given, *kept[1]]

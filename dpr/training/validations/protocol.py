@@ -39,11 +39,6 @@ class Validation(ABC):
         return True
 
 
-def due_until(num_epochs: int, validations: Sequence[Validation]) -> list[Validation]:
-    """Those that are due in some of the first ``num_epochs`` epochs."""
-    return [validation for validation in validations if any(map(validation.is_due, range(num_epochs)))]
-
-
 def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0) -> Metrics:
     """The metrics of all ``validations``, one after the other; with ``num_pools`` those of their trials.
 

@@ -12,8 +12,8 @@ import torch
 from dpr.cli import verify
 from dpr.core.distributed import Ranks
 from dpr.evaluation.report.write import write_report
-from dpr.training.callbacks import metrics_file
-from dpr.training.callbacks.metrics_file import MetricsFile
+from dpr.training.callbacks import usual
+from dpr.training.callbacks.usual import MetricsFile
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -38,7 +38,7 @@ def test_a_disk_that_refuses_it_is_a_warning(tmp_path: Path, monkeypatch: pytest
 
     file = tmp_path / "metrics.jsonl"
     file.write_text(WHOLE)
-    monkeypatch.setattr(metrics_file, "durable_file", full)
+    monkeypatch.setattr(usual, "durable_file", full)
     MetricsFile(file).on_train_begin(resumed_at(1))
     assert "No space left" in caplog.text and file.read_text() == WHOLE
 

@@ -12,7 +12,7 @@ import torch
 
 from dpr.formats.durable import append_jsonl
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.report_page import ReportPage
+from dpr.training.callbacks.usual import ReportPage
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer

@@ -15,7 +15,7 @@ from dpr.formats import checkpoints
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.validate_and_save import ValidateAndSave
+from dpr.training.callbacks.usual import ValidateAndSave
 from dpr.training.metrics import Metrics
 from dpr.training.run_state import Progress
 from dpr.training.settings import Periods
