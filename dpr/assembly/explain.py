@@ -18,9 +18,9 @@ from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.losses.candidates import find_candidates
+from dpr.training.checkpointing import CheckpointFolder
 from dpr.training.command_settings import ExplainConfig
 from dpr.training.pools import make_dataset, pools_of_step, steps_per_epoch
-from dpr.training.run_state import CheckpointFolder
 
 _SHOWN_LETTERS = 90
 

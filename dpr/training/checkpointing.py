@@ -1,27 +1,184 @@
-"""What a run puts into a checkpoint and takes out of one, and which checkpoint a start resumes."""
+"""The checkpoints of a run: saving and keeping them, what they hold, and which one a start resumes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dpr.core.distributed import current_ranks, from_main, on_main
-from dpr.core.errors import ConfigError, DprError
+from dpr.core.distributed import current_ranks, from_main, gather_rows, on_main
+from dpr.core.errors import CheckpointError, ConfigError, DprError
+from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
+from dpr.formats.checksums import describe_start
+from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
+from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, this_process
+from dpr.formats.run_lock import RunLock
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.finite_guard import refuse_not_finite
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
-from dpr.training.run_state import CheckpointFolder, Progress
+from dpr.training.run import Progress
 from dpr.training.settings import TrainingSettings
 
+logger = get_logger(__name__)
+
+MOST_FAILED_SAVES = 3
 SCALER_FILE = "scaler.json"
 CALLBACKS_FILE = "callbacks.json"
+
+
+class CheckpointFolder:
+    """The checkpoints of one run: ``<output_dir>/<name>.step<N>``. Every rank calls its methods, and all learn the outcome together."""
+
+    def __init__(self, output_dir: Path, name: str, *, keep_last: int = 3) -> None:
+        self.output_dir, self.name, self.keep_last = output_dir, name, keep_last
+        self.lock = RunLock(output_dir)
+        self._failed_saves = 0
+
+    def prepare(self) -> None:
+        """Makes the folder, takes its lock, and removes what a killed save left behind.
+
+        Raises:
+            CheckpointError: the folder cannot be written, or another run is at work there.
+        """
+        # The process of every rank, on every rank. Text travels as numbers.
+        mine = this_process()
+        host = mine.host.encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0")
+        rows = gather_rows(torch.tensor([[mine.pid, mine.start, *host]], dtype=torch.int64)).tolist()
+        processes = [ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1]) for row in rows]
+
+        def make() -> None:
+            try:
+                self.output_dir.mkdir(parents=True, exist_ok=True)
+                self.lock.acquire(processes)  # a file written and renamed: what saving will need too
+                remove_leftovers(self.output_dir)
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot be written ({error.strerror})", file=self.output_dir, hint="set output_dir to a folder you may write to"
+                ) from error
+
+        on_main(make)
+
+    def note_stop(self, step: int) -> None:
+        """Notes in ``run.json`` that the run was asked to stop and can be resumed; launchers hide exit codes. The next save removes it."""
+        file = self.output_dir / checkpoints.RUN_FILE
+        on_main(lambda: write_json(file, {**read_json(file), "stopped_at_step": step}))
+
+    def newest(self, *, start_afresh: bool = False) -> Path | None:
+        """The newest intact checkpoint, the same on all ranks; None when the run has none.
+
+        With ``start_afresh`` there must be none; damaged ones are moved aside, so that later starts do not find them.
+
+        Raises:
+            CheckpointError: there are checkpoints, but every one is damaged.
+            ConfigError: ``start_afresh``, and there is one to resume.
+        """
+        found: list[Path] = []
+
+        def find() -> None:
+            damaged: dict[Path, list[str]] = {}
+            for folder in checkpoints.checkpoint_folders(self.output_dir, self.name):
+                if not (problems := verify_folder(folder)):
+                    found.append(folder)
+                    break
+                damaged[folder] = problems
+                logger.warning("%s is damaged (%s); trying the one before it", folder, "; ".join(problems[:3]))
+            if start_afresh and found:
+                raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
+            if start_afresh:
+                for folder in damaged:
+                    aside = folder.with_name(f"damaged-{folder.name}")
+                    shutil.rmtree(aside, ignore_errors=True)
+                    folder.rename(aside)
+                    logger.warning("%s is now %s", folder, aside.name)
+            elif damaged and not found:
+                reasons = "".join(f"\n  {folder.name}: {'; '.join(problems[:3])}" for folder, problems in damaged.items())
+                raise CheckpointError(
+                    f"all {len(damaged)} checkpoints are damaged",
+                    file=self.output_dir,
+                    hint=f"resume=fresh moves them aside and starts at step 0; or choose a new output_dir{reasons}",
+                )
+
+        on_main(find)
+        step = from_main(_step_of(found[0]) if found else -1)
+        return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
+
+    def save(self, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]) -> Path | None:
+        """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond ``keep_last`` (never the best).
+
+        A disk that is full or fails costs this checkpoint only: None is returned with a warning, and the next one is tried when it is due.
+
+        Raises:
+            CheckpointError: that happened three times in a row, or another run has taken over the folder.
+        """
+        folder = self.output_dir / f"{self.name}.step{progress.step}"
+        failures: list[str] = []  # not the errors: their frames would keep the batches, and so the workers, alive
+
+        def save() -> None:
+            if not self.lock.is_held():
+                raise CheckpointError(
+                    "run.lock no longer belongs to this run: the folder was moved or emptied, or another run has taken it over",
+                    file=self.output_dir,
+                    hint="only one run may write here; if it was moved, run the same command with the new output_dir",
+                )
+            try:
+                self._write(folder, progress, write, identity, config)
+            except OSError as error:
+                failures.append(error.strerror or str(error))
+
+        on_main(save)
+        if not from_main(len(failures)):
+            self._failed_saves = 0
+            return folder
+        self._failed_saves += 1
+        reason = f": {failures[0]}" if failures else ""
+        if self._failed_saves >= MOST_FAILED_SAVES:
+            raise CheckpointError(
+                f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row",
+                file=folder,
+                hint="free some space and rerun the same command to resume from the last checkpoint",
+            )
+        if failures:
+            logger.warning(
+                "%s cannot be written%s; earlier checkpoints are intact, and the next one is tried when it is due", folder, reason
+            )
+        return None
+
+    def _write(
+        self, folder: Path, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]
+    ) -> None:
+        with durable_folder(folder, overwrite=True, metadata={"kind": "checkpoint", "step": progress.step}) as temporary:
+            write(temporary)
+            state = {"progress": asdict(progress), "identity": identity}
+            checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
+            checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
+        best = {key: value for key, value in asdict(progress).items() if key.startswith("best_")}
+        metrics = {checkpoints.METRICS_RECORD: describe_start(self.output_dir / checkpoints.METRICS_LINES)}
+        write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **best, **metrics})
+        # Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept.
+        kept = [path for path in checkpoints.checkpoint_folders(self.output_dir, self.name) if _step_of(path) <= progress.step]
+        for old in kept[self.keep_last :] if self.keep_last else []:
+            if old.name not in (folder.name, progress.best_checkpoint):
+                remove_folder(old)
+
+    @staticmethod
+    def read_state(folder: Path) -> tuple[Progress, dict[str, Any]]:
+        """Progress and identity as stored."""
+        state = read_json(folder / checkpoints.STATE_FILE)
+        try:
+            return Progress(**state["progress"]), dict(state["identity"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"lacks what is needed to resume ({error})", file=folder / checkpoints.STATE_FILE) from error
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("step")[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +189,7 @@ class StoredRun:
     progress: Progress
     identity: dict[str, Any]
     is_other: bool = False
-    """It belongs to another run, which continues in this output folder."""
+    """It belongs to another run, which is continued in this output folder."""
 
 
 def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> StoredRun | None:
@@ -57,26 +214,24 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
 def stored_pool_size(folder: CheckpointFolder, settings: TrainingSettings) -> int:
     """Questions per pool of the run that this start would resume, the same on all ranks; 0 where there is none.
 
-    Only a look: nothing is locked, checked or changed. What it says is compared again when the run is resumed.
+    Nothing is locked, checked or changed here; the value is compared again when the run is resumed.
     """
-    return from_main(_pool_size_found(folder, settings) if current_ranks().is_main else 0)
-
-
-def _pool_size_found(folder: CheckpointFolder, settings: TrainingSettings) -> int:
-    found = [] if settings.resume == "fresh" else checkpoints.checkpoint_folders(folder.output_dir, folder.name)
-    other = settings.continued_run()
-    try:
-        for checkpoint in [*found, *([] if other is None else [checkpoints.last_checkpoint(other)])]:
-            state = read_json(checkpoint / checkpoints.STATE_FILE)
-            return int(state["identity"]["fixed"]["train.global_batch_size"])
-    except (DprError, KeyError, TypeError, ValueError):
-        pass  # damaged: what is wrong with it is told when the run is resumed
-    return 0
+    size = 0
+    if current_ranks().is_main:
+        found = [] if settings.resume == "fresh" else checkpoints.checkpoint_folders(folder.output_dir, folder.name)
+        other = settings.continued_run()
+        try:
+            if found or other is not None:
+                newest = found[0] if found else checkpoints.last_checkpoint(Path(str(other)))
+                size = int(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"]["train.global_batch_size"])
+        except (DprError, KeyError, TypeError, ValueError):
+            pass  # damaged: reported when the run is resumed
+    return from_main(size)
 
 
 @dataclass(frozen=True, slots=True)
 class StateOfRun:
-    """What a checkpoint holds of a run beside its progress and identity."""
+    """What a checkpoint holds of a run besides its progress and identity."""
 
     model: BiEncoder
     optimizer: torch.optim.Optimizer
@@ -84,7 +239,7 @@ class StateOfRun:
     callbacks: Sequence[Callback]
 
     def write(self, folder: Path) -> None:
-        """Writes all of it into a checkpoint that is being made.
+        """Writes all of it into a checkpoint in the making.
 
         Raises:
             DivergedError: a weight is NaN or infinite.
@@ -97,16 +252,16 @@ class StateOfRun:
         checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
 
     def read_model(self, folder: Path) -> None:
-        """Puts the weights back."""
+        """Restores the weights."""
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
 
     def read_optimizer(self, folder: Path) -> None:
-        """Puts the state of the optimizer and the loss scale back."""
+        """Restores the state of the optimizer and the loss scale."""
         restore_optimizer(self.model, self.optimizer, checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE))
         self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
 
     def read_callbacks(self, folder: Path) -> None:
-        """Hands every callback its state; checkpoints of early versions have none."""
+        """Restores the state of every callback; checkpoints of early versions have none."""
         states = read_json(folder / CALLBACKS_FILE) if (folder / CALLBACKS_FILE).is_file() else {}
         for name, callback in self._named_callbacks():
             if name in states:
@@ -114,8 +269,8 @@ class StateOfRun:
 
     def _named_callbacks(self) -> Iterator[tuple[str, Callback]]:
         """Callbacks by name; the second of a name is ``Name#2``."""
-        seen: dict[str, int] = {}
+        seen = Counter[str]()
         for callback in self.callbacks:
             name = callback.state_key
-            seen[name] = seen.get(name, 0) + 1
+            seen[name] += 1
             yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), callback

@@ -1,7 +1,9 @@
-"""What callbacks see of a run."""
+"""How far a run is, and what callbacks see of it."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,10 +13,35 @@ from torch import Tensor
 from dpr.core.distributed import Ranks
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
-from dpr.training.run_state import Progress
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
 from dpr.training.validations.protocol import Validation
+
+
+@dataclass
+class Progress:
+    """How far a run is. One integer decides the next batch, its negatives and its dropout."""
+
+    step: int = 0
+    """Optimizer updates done."""
+    schedule_start: int = 0
+    """The step at which the learning-rate schedule began."""
+    best_metric: str | None = None
+    best_value: float | None = None
+    best_checkpoint: str | None = None
+    last_metrics: Metrics = field(default_factory=dict)
+    """Metrics of the last validation."""
+
+    def summary(self) -> dict[str, Any]:
+        """What ``metrics.json`` holds: the metrics of the last validation, and the best."""
+        best = {"best_metric": self.best_metric, "best_value": self.best_value, "best_checkpoint": self.best_checkpoint}
+        return {"step": self.step, **self.last_metrics, **best}
+
+    def is_improved_by(self, metric: str, value: float, *, highest: bool = False) -> bool:
+        """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts afresh."""
+        if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):
+            return True
+        return value > self.best_value if highest else value < self.best_value
 
 
 class Run(Protocol):

@@ -26,14 +26,14 @@ from dpr.models.biencoder import BiEncoder
 from dpr.training.arithmetic import set_up_arithmetic
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.usual import with_usual_callbacks
-from dpr.training.checkpointing import StateOfRun, StoredRun, find_stored_run, stored_pool_size
+from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run, stored_pool_size
 from dpr.training.choose_step import make_step
 from dpr.training.finite_guard import FiniteGuard
 from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.pools import Plan, make_dataset, make_plan
-from dpr.training.run_state import CheckpointFolder, Progress
+from dpr.training.run import Progress
 from dpr.training.run_summary import log_summary
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
@@ -140,7 +140,7 @@ class BiEncoderTrainer:
             self._tell_of(error)
             raise
         finally:
-            self.checkpoints.release()
+            self.checkpoints.lock.release()
             self._is_open = False
         return self.progress.best_value
 

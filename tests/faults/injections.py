@@ -22,7 +22,7 @@ import torch
 from dpr.formats import checkpoints, durable
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
-from dpr.training import run_state
+from dpr.training import checkpointing
 from dpr.training.step import DirectStep
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.users import bound_by_permissions
@@ -80,7 +80,7 @@ def kill_while_saving(point: str, save: int) -> None:
     """Kills the run in its ``save``-th save, at a named point of it."""
     kill = _at_call(save, kill_all)
     if point == "before the temporary folder":
-        _before(run_state, "durable_folder", kill, when=_is_checkpoint)
+        _before(checkpointing, "durable_folder", kill, when=_is_checkpoint)
     elif point == "in the middle of a file":
         real, folders = checkpoints.write_tensors, list[Path]()
 
@@ -202,7 +202,7 @@ def tell_rows() -> None:
 def full_disk(from_save: int, saves: int) -> None:
     """No file may grow beyond 4 KB while the ``from_save``-th and the following saves are written; writing more fails as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    real, calls = run_state.CheckpointFolder._write, [0]
+    real, calls = checkpointing.CheckpointFolder._write, [0]
 
     def write(self: Any, *arguments: Any, **options: Any) -> None:
         calls[0] += 1
@@ -215,12 +215,12 @@ def full_disk(from_save: int, saves: int) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    run_state.CheckpointFolder._write = write  # type: ignore[method-assign]
+    checkpointing.CheckpointFolder._write = write  # type: ignore[method-assign]
 
 
 def failing_flush(from_save: int, saves: int) -> None:
     """The disk reports an error when the files of the ``from_save``-th and the following saves are flushed."""
-    real_write, real, calls, is_failing = run_state.CheckpointFolder._write, os.fsync, [0], [False]
+    real_write, real, calls, is_failing = checkpointing.CheckpointFolder._write, os.fsync, [0], [False]
 
     def write(self: Any, *arguments: Any, **options: Any) -> None:
         calls[0] += 1
@@ -235,7 +235,7 @@ def failing_flush(from_save: int, saves: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(descriptor)
 
-    run_state.CheckpointFolder._write = write  # type: ignore[method-assign]
+    checkpointing.CheckpointFolder._write = write  # type: ignore[method-assign]
     os.fsync = fsync
 
 
@@ -287,10 +287,10 @@ def spike(step: int, factor: float) -> None:
 
 def without_privileges() -> None:
     """The superuser may write anywhere; here the folder is prepared as another user."""
-    real = run_state.CheckpointFolder.prepare
+    real = checkpointing.CheckpointFolder.prepare
 
-    def prepare(self: run_state.CheckpointFolder) -> None:
+    def prepare(self: checkpointing.CheckpointFolder) -> None:
         with bound_by_permissions():
             real(self)
 
-    run_state.CheckpointFolder.prepare = prepare  # type: ignore[method-assign]
+    checkpointing.CheckpointFolder.prepare = prepare  # type: ignore[method-assign]

@@ -102,7 +102,7 @@ def went_on(log: str) -> str:
 def timed_command() -> None:
     """Runs the command in this process and prints how long it trained, saved and verified."""
     from dpr.formats.durable import verify_folder
-    from dpr.training.run_state import CheckpointFolder
+    from dpr.training.checkpointing import CheckpointFolder
     from dpr.training.trainer import BiEncoderTrainer
 
     taken: dict[str, list[float]] = {"save": [], "train": []}

@@ -35,7 +35,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.training.run_state import CheckpointFolder
+from dpr.training.checkpointing import CheckpointFolder
 from tests.fuzz.lookup_subjects import LOOKUPS
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
 from tests.fuzz.subject import Files, Subject, contents, lines, one

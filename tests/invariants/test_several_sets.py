@@ -260,7 +260,7 @@ def test_a_run_with_another_mixture_is_refused_by_name(tmp_path: Path, changed: 
 def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> None:
     trainer = a_trainer(encoder_folder(tmp_path / "encoder"), tmp_path / "run")
     trainer.resume()
-    trainer.checkpoints.release()
+    trainer.checkpoints.lock.release()
     assert trainer.identity.fixed["train_sampling_rates"] == [3, 2]
     assert trainer.identity.fixed["datasets"][0].keys() == {
         *("namespace", "query_prefix", "query_suffix", "selector", "encoder_type", "shuffle_positives", "normalize", "exclude_gold"),

@@ -22,7 +22,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
-from dpr.training.run_state import Progress
+from dpr.training.run import Progress
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.protocol import Validation
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -132,7 +132,7 @@ def start(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -
     try:
         return job.resume()
     finally:
-        job.checkpoints.release()
+        job.checkpoints.lock.release()
 
 
 def test_every_setting_says_what_a_change_means() -> None:

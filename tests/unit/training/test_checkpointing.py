@@ -11,7 +11,7 @@ import pytest
 
 from dpr.core.errors import CheckpointError, DprError
 from dpr.formats import durable
-from dpr.training.run_state import CheckpointFolder
+from dpr.training.checkpointing import CheckpointFolder
 
 
 class Killed(BaseException):
@@ -51,7 +51,7 @@ def test_a_kill_at_any_moment_of_the_start_does_not_stop_the_next_start(tmp_path
                 done = False
         again = CheckpointFolder(folder, "dpr_biencoder")
         again.prepare()
-        again.release()
+        again.lock.release()
         assert {path.name for path in folder.iterdir()} <= {"run.lock"}
         if done:
             break
