@@ -47,7 +47,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone, self.config = backbone, backbone.config
-        self.pooling, width = make_pooling(pooling, int(self.config.hidden_size))
+        self.pooling, width = make_pooling(pooling, int(self.config.hidden_size), int(self.config.vocab_size))
         self.normalize = normalize
         self.encode_proj = nn.Linear(width, projection_dim) if projection_dim else None
         self.dimension = projection_dim or width
@@ -102,10 +102,10 @@ class Encoder(nn.Module):
         if self._last is None:
             input_ids, mask = batch.padded(pad_id(self.config))
             hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
-            return self.pooling.padded(hidden, mask, batch.position)
+            return self.pooling.padded(hidden, input_ids, mask, batch.position)
         longer = batch.with_last_token(self._last.token, self._last.position)
         input_ids, mask = longer.batch.padded(pad_id(self.config))
         positions, original = torch.zeros_like(input_ids), torch.zeros_like(mask)
         positions[mask], original[mask] = longer.positions + self._last.first, longer.is_original
         hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), position_ids=positions).last_hidden_state
-        return self.pooling.padded(hidden, original, batch.position)
+        return self.pooling.padded(hidden, input_ids, original, batch.position)

@@ -120,7 +120,7 @@ def _as_sentence_transformers_says(folder: Path, settings: EncoderSettings) -> t
     if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         found = f"the modules are {', '.join(kinds)[:100] or 'none'}"
         raise CheckpointError(
-            found, file=folder / _MODULES, expected="Transformer, Pooling (cls, mean, max, lasttoken) and perhaps Normalize"
+            found, file=folder / _MODULES, expected="Transformer, Pooling (cls, mean, weightedmean, max, lasttoken) and perhaps Normalize"
         )
     places = [_inside(folder, module.get("path")) for module in modules]
     settings = replace(settings, normalize=settings.normalize or "Normalize" in kinds)
@@ -156,9 +156,12 @@ def _pooling(file: Path) -> str:
     mode = said.get("pooling_mode")
     chosen = [mode] if isinstance(mode, str) else [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
     kinds = {f"pooling_mode_{kind}_token{plural}": kind for kind, plural in (("cls", ""), ("mean", "s"), ("max", "s"))}
+    kinds |= {"weightedmean": "weighted_mean", "pooling_mode_weightedmean_tokens": "weighted_mean"}
     kinds |= {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last", "pooling_mode_lasttoken": "last"}
     if len(chosen) != 1 or chosen[0] not in kinds:
         raise CheckpointError(
-            f"pooling by {', '.join(map(str, chosen))[:100] or 'nothing'}", file=file, expected="cls, mean, max or last token"
+            f"pooling by {', '.join(map(str, chosen))[:100] or 'nothing'}",
+            file=file,
+            expected="cls, mean, weighted mean, max or last token",
         )
     return kinds[chosen[0]]

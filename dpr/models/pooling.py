@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpr.core.errors import ConfigError
 from dpr.core.user_classes import create_object
@@ -15,12 +15,12 @@ _SETTING = "encoder.pooling"
 
 
 class Pooling(Protocol):
-    """Turns the last hidden states of N sequences into N vectors; made with the width D of the states.
+    """Turns the last hidden states of N sequences into N vectors; made with the width D of the states and the size of the vocabulary.
 
     Both sides give the same vectors (N, V), V the same for any N, with gradients; the vector of a sequence depends on that sequence alone.
-    ``lengths`` (N,) and ``position`` (N,) lie on the device of the states; reading their values on the host would make it wait.
-    ``position`` is where a token selector points in each sequence, 0 without one. An ``nn.Module`` has its weights trained and stored with
-    the tower's.
+    ``tokens`` are the ids of the tokens that the states belong to. ``lengths`` (N,) and ``position`` (N,) lie on the device of the states;
+    reading their values on the host would make it wait. ``position`` is where a token selector points in each sequence, 0 without one. An
+    ``nn.Module`` has its weights trained and stored with the tower's.
     """
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
@@ -30,28 +30,28 @@ class Pooling(Protocol):
         """
         ...
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        """Pools (N, L, D), ``mask`` (N, L) True at real tokens, which come first."""
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        """Pools (N, L, D) with ``tokens`` (N, L), ``mask`` (N, L) True at real tokens, which come first."""
         ...
 
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        """Pools sequences laid end to end, (T, D)."""
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        """Pools sequences laid end to end, (T, D) with ``tokens`` (T,)."""
         ...
 
 
 class ClsPooling:
     """The token at ``position``: the first, or the one that a selector names."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
         pass
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         return position
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         return hidden[torch.arange(hidden.shape[0], device=hidden.device), position]
 
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         return hidden[torch.cumsum(lengths, 0) - lengths + position]
 
 
@@ -61,38 +61,79 @@ class LastPooling(ClsPooling):
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         return lengths - 1
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        return super().padded(hidden, mask, mask.sum(1) - 1)
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return super().padded(hidden, tokens, mask, mask.sum(1) - 1)
 
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        return super().packed(hidden, lengths, lengths - 1)
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return super().packed(hidden, tokens, lengths, lengths - 1)
 
 
 class MeanPooling:
     """The mean over all tokens."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
         pass
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         return None
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        weights = mask.to(hidden.dtype)
-        return torch.einsum("nld,nl->nd", hidden, weights) / weights.sum(1, keepdim=True)
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return _padded_mean(hidden, mask.to(hidden.dtype))
 
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         return _reduced(hidden, lengths, "mean")
 
 
 class MaxPooling(MeanPooling):
     """The largest value of each dimension over all tokens."""
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         return hidden.masked_fill(~mask[:, :, None], -torch.inf).amax(1)
 
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         return _reduced(hidden, lengths, "max")
+
+
+class WeightedMeanPooling(MeanPooling):
+    """The mean in which token i of a sequence, counted from 1, has the weight i: under causal attention later tokens have seen more."""
+
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return _padded_mean(hidden, (mask.cumsum(1) * mask).to(hidden.dtype))
+
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        ends = torch.cumsum(lengths, 0)
+        starts = torch.repeat_interleave(ends - lengths, lengths, output_size=hidden.shape[0])
+        weights = torch.arange(1, hidden.shape[0] + 1, device=hidden.device) - starts
+        # The weights of a sequence sum to n (n + 1) / 2, and the mean divides by n. A half has no room for them.
+        return (
+            _reduced(hidden * weights.to(torch.promote_types(hidden.dtype, torch.float32))[:, None], lengths, "mean")
+            * (2 / (lengths + 1))[:, None]
+        )
+
+
+class IdfPooling(nn.Module):
+    """The mean over all tokens of their states times a weight of the token that is learnt: sum of w_t h_t over the tokens / their number.
+
+    The weights (V,) begin with those of ``TokenFrequencies.idf`` where the corpus was counted, else with 1, the mean.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        self.token_weights = nn.Parameter(torch.ones(vocab_size))
+        self._mean = MeanPooling(hidden_size, vocab_size)
+
+    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
+        return None
+
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return self._mean.padded(hidden * self.token_weights[tokens][:, :, None], tokens, mask, position)
+
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return self._mean.packed(hidden * self.token_weights[tokens][:, None], tokens, lengths, position)
+
+
+def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:
+    return torch.einsum("nld,nl->nd", hidden, weights) / weights.sum(1, keepdim=True)
 
 
 def _reduced(hidden: Tensor, lengths: Tensor, how: str) -> Tensor:
@@ -100,7 +141,14 @@ def _reduced(hidden: Tensor, lengths: Tensor, how: str) -> Tensor:
     return torch.segment_reduce(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), how, lengths=lengths, unsafe=True)
 
 
-POOLINGS: dict[str, Callable[[int], Pooling]] = {"cls": ClsPooling, "mean": MeanPooling, "last": LastPooling, "max": MaxPooling}
+POOLINGS: dict[str, Callable[[int, int], Pooling]] = {
+    "cls": ClsPooling,
+    "mean": MeanPooling,
+    "last": LastPooling,
+    "max": MaxPooling,
+    "weighted_mean": WeightedMeanPooling,
+    "idf": IdfPooling,
+}
 
 
 def is_user_defined(name: str) -> bool:
@@ -108,7 +156,7 @@ def is_user_defined(name: str) -> bool:
     return ":" in name
 
 
-def make_pooling(name: str, hidden_size: int) -> tuple[Pooling, int]:
+def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling, int]:
     """The pooling of a name or of an import path ``module:Class``, and the width of its vectors.
 
     Raises:
@@ -117,29 +165,31 @@ def make_pooling(name: str, hidden_size: int) -> tuple[Pooling, int]:
     if not is_user_defined(name):
         if name not in POOLINGS:
             raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class")
-        return POOLINGS[name](hidden_size), hidden_size
-    pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size,))
+        return POOLINGS[name](hidden_size, vocab_size), hidden_size
+    pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size, vocab_size))
     try:
-        return pooling, _width(pooling, hidden_size)
+        return pooling, _width(pooling, hidden_size, vocab_size)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{_SETTING}={name} does not keep the promises of dpr.models.pooling.Pooling ({reason})") from error
 
 
-def _width(pooling: Pooling, hidden_size: int) -> int:
+def _width(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
     """Width of the vectors of a user-defined pooling whose two sides agree on three random sequences."""
     lengths, position = torch.tensor([3, 1, 4]), torch.zeros(3, dtype=torch.int64)
     mask = torch.arange(4)[None] < lengths[:, None]
-    hidden = torch.randn(3, 4, hidden_size, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 4, hidden_size, generator=generator)
+    tokens = torch.randint(0, vocab_size, (3, 4), generator=generator)
     read = pooling.token_read(lengths, position)
     with torch.no_grad():
-        padded, packed = pooling.padded(hidden, mask, position), pooling.packed(hidden[mask], lengths, position)
+        padded, packed = pooling.padded(hidden, tokens, mask, position), pooling.packed(hidden[mask], tokens[mask], lengths, position)
         if padded.dim() != 2 or len(padded) != 3:
             raise ValueError(f"its vectors of 3 sequences are of shape {tuple(padded.shape)}")
         if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):
             raise ValueError("packed and padded give different vectors")
         if read is not None:
-            one_each = pooling.packed(hidden[torch.arange(3), read], torch.ones_like(lengths), torch.zeros_like(position))
-            if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
+            one_each = (part[torch.arange(3), read] for part in (hidden, tokens))
+            if not torch.allclose(pooling.packed(*one_each, torch.ones_like(lengths), torch.zeros_like(position)), padded, 1e-4, 1e-5):
                 raise ValueError("it reads other tokens than token_read says")
     return padded.shape[1]

@@ -29,9 +29,10 @@ class BackboneSettings(Settings):
 class EncoderSettings(Settings):
     """What, besides the backbone's own config, decides the vector of a text. Stored in every checkpoint."""
 
-    pooling: str = setting("cls", choices=("cls", "mean", "last", "max"), or_class=True, on_resume=IDENTITY)
-    """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones), or
-    user-defined: module:Class (docs/training.md)."""
+    pooling: str = setting("cls", choices=("cls", "mean", "last", "max", "weighted_mean", "idf"), or_class=True, on_resume=IDENTITY)
+    """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
+    weighted_mean (token i counts i times), idf (every token has a weight that is learnt), or user-defined: module:Class
+    (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     normalize: bool = setting(False, on_resume=IDENTITY)

@@ -115,7 +115,7 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
     def vectors_of(part: TokenBatch) -> Tensor:
         input_ids, mask = part.padded(pad_id(backbone.config))
         hidden = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
-        return pooling.padded(hidden, mask, part.position)
+        return pooling.padded(hidden, input_ids, mask, part.position)
 
     try:
         with trial(backbone):

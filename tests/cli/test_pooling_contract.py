@@ -23,19 +23,19 @@ TOY = "tests.cli.test_pooling_contract:Toy"
 class Toy(nn.Module):
     """The mean over all tokens beside the first token, which has weights of its own."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
-        self.mean, self.weight = MeanPooling(hidden_size), nn.Parameter(torch.ones(hidden_size))
+        self.mean, self.weight = MeanPooling(hidden_size, vocab_size), nn.Parameter(torch.ones(hidden_size))
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         return None
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        return torch.cat([self.mean.padded(hidden, mask, position), hidden[:, 0] * self.weight], dim=1)
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        return torch.cat([self.mean.padded(hidden, tokens, mask, position), hidden[:, 0] * self.weight], dim=1)
 
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         first = hidden[torch.cumsum(lengths, 0) - lengths]
-        return torch.cat([self.mean.packed(hidden, lengths, position), first * self.weight], dim=1)
+        return torch.cat([self.mean.packed(hidden, tokens, lengths, position), first * self.weight], dim=1)
 
 
 def code_of(argv: list[str]) -> int:

@@ -41,11 +41,12 @@ def packed_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling, able: Cap
     read = pooling.token_read(own_lengths, original.position) if able.prunes_last_layer else None
     hidden = _states(backbone, batch, positions, able, starts, read)
     if read is not None:
-        vectors = pooling.packed(hidden, torch.ones_like(own_lengths), torch.zeros_like(read))
+        token_read = starts.to(device, non_blocking=True) + read
+        vectors = pooling.packed(hidden, batch.tokens[token_read], torch.ones_like(own_lengths), torch.zeros_like(read))
     else:
         if last is not None:
             hidden = hidden[original.positions() + spread(starts, original.lengths, device)]
-        vectors = pooling.packed(hidden, own_lengths, original.position)
+        vectors = pooling.packed(hidden, original.tokens, own_lengths, original.position)
     return vectors[torch.argsort(order).to(device, non_blocking=True)]
 
 

@@ -18,7 +18,7 @@ from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
 from dpr.models.fast import attention
-from dpr.models.pooling import POOLINGS, MeanPooling, make_pooling
+from dpr.models.pooling import POOLINGS, IdfPooling, MeanPooling, make_pooling
 from tests.helpers.tiny import encoder_folder, tiny_model
 from tests.unit.models.fast.test_packing import CONFIGS, LENGTHS, batch_of
 
@@ -28,28 +28,28 @@ HERE = "tests.unit.models.test_pooling"
 class Learned(nn.Module):
     """A mean that a learnt vector weighs the tokens for, beside the largest values: of twice the width."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
         self.scorer = nn.Linear(hidden_size, 1)
 
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         return None
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         scores = self.scorer(hidden)[:, :, 0].masked_fill(~mask, -torch.inf)
         weighted = torch.einsum("nld,nl->nd", hidden, scores.softmax(1))
         return torch.cat([weighted, hidden.masked_fill(~mask[:, :, None], -torch.inf).amax(1)], dim=1)
 
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
         padded = hidden.new_zeros(*mask.shape, hidden.shape[1])
         padded[mask] = hidden
-        return self.padded(padded, mask, position)
+        return self.padded(padded, tokens, mask, position)
 
 
 class Unlike(MeanPooling):
-    def packed(self, hidden: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        return super().packed(hidden, lengths, position) + 0.01
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        return super().packed(hidden, tokens, lengths, position) + 0.01
 
 
 class Misread(MeanPooling):
@@ -58,15 +58,15 @@ class Misread(MeanPooling):
 
 
 class Whole(MeanPooling):
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         return hidden
 
 
 class Lacking:
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
         pass
 
-    def padded(self, hidden: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         return hidden[:, 0]
 
 
@@ -80,6 +80,8 @@ def test_packed_equals_padded_in_vectors_and_gradients(family: str, pooling: str
     torch.manual_seed(0)
     backbone = backbone_from_config(CONFIGS[family], dropout=0.0)
     packed = Encoder(copy.deepcopy(backbone), pooling=pooling).double()
+    if isinstance(packed.pooling, IdfPooling):
+        nn.init.normal_(packed.pooling.token_weights)
     padded = Encoder(backbone, pooling=pooling, packed=False).double()
     padded.load_state_dict(packed.state_dict())
     assert packed.is_packed and packed.fast.prunes_last_layer == (pooling in ("cls", "last"))
@@ -99,23 +101,28 @@ def test_packed_equals_padded_in_vectors_and_gradients(family: str, pooling: str
 def test_each_reads_what_its_name_says() -> None:
     hidden = torch.tensor([[[1.0, 8.0], [2.0, 0.0], [6.0, 1.0]], [[5.0, -1.0], [0.0, 9.0], [0.0, 9.0]]])
     mask, position = torch.tensor([[True] * 3, [True, False, False]]), torch.tensor([1, 0])
+    tokens = torch.tensor([[1, 2, 3], [2, 0, 0]])
     expected = {
         "cls": [[2.0, 0.0], [5.0, -1.0]],
         "last": [[6.0, 1.0], [5.0, -1.0]],
         "mean": [[3.0, 3.0], [5.0, -1.0]],
         "max": [[6.0, 8.0], [5.0, -1.0]],
+        "weighted_mean": [[23 / 6, 11 / 6], [5.0, -1.0]],
+        "idf": [[(0.5 + 2 * 2 + 6) / 3, 5 / 3], [10.0, -2.0]],
     }
     for name in POOLINGS:
-        pooling, width = make_pooling(name, 2)
+        pooling, width = make_pooling(name, 2, 4)
+        if isinstance(pooling, IdfPooling):
+            pooling.token_weights.data = torch.tensor([9.0, 0.5, 2.0, 1.0])
         assert width == 2
-        assert pooling.padded(hidden, mask, position).tolist() == expected[name]
-        assert pooling.packed(hidden[mask], mask.sum(1), position).tolist() == expected[name]
+        torch.testing.assert_close(pooling.padded(hidden, tokens, mask, position), torch.tensor(expected[name]))
+        torch.testing.assert_close(pooling.packed(hidden[mask], tokens[mask], mask.sum(1), position), torch.tensor(expected[name]))
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("median", "encoder.pooling=median is not one of cls, mean, last, max"),
+        ("median", "encoder.pooling=median is not one of cls, mean, last, max, weighted_mean, idf"),
         ("", "is not one of"),
         (f"{HERE}:Missing", "has no Missing"),
         (f"{HERE}:Lacking", "it has no packed, token_read"),
@@ -126,7 +133,7 @@ def test_each_reads_what_its_name_says() -> None:
 )
 def test_what_is_no_pooling_is_refused(name: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
-        make_pooling(name, 32)
+        make_pooling(name, 32, 99)
     assert "encoder.pooling" in str(caught.value) and "\n" not in str(caught.value)
     encoder_folder(tmp_path, hidden_size=32)
     with pytest.raises(ConfigError, match=reason):
