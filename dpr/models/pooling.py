@@ -189,7 +189,8 @@ def _width(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
         if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):
             raise ValueError("packed and padded give different vectors")
         if read is not None:
-            one_each = (part[torch.arange(3), read] for part in (hidden, tokens))
-            if not torch.allclose(pooling.packed(*one_each, torch.ones_like(lengths), torch.zeros_like(position)), padded, 1e-4, 1e-5):
+            states, ids = (part[torch.arange(3), read] for part in (hidden, tokens))
+            one_each = pooling.packed(states, ids, torch.ones_like(lengths), torch.zeros_like(position))
+            if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
                 raise ValueError("it reads other tokens than token_read says")
     return padded.shape[1]
