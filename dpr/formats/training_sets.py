@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from dpr.formats.checksums import cache_root, content_sha256
 from dpr.formats.durable import durable_folder, read_manifest
 from dpr.formats.parsed_cache import cache_key, ensure_built
 from dpr.formats.text_input import expand_files
-from dpr.formats.training_files.bad_rows import BadRows
-from dpr.formats.training_files.dpr_json import write_training_set as write_training_set
-from dpr.formats.training_files.registry import FORMATS, detect, files_read
+from dpr.formats.training_files.json_formats import write_training_set as write_training_set
+from dpr.formats.training_files.registry import files_read, format_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_files.unread_keys import UnreadKeys
+from dpr.formats.training_files.usable_rows import Counts, UsableRows, shown
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_store import RowStore, RowStoreWriter
 
@@ -35,17 +35,6 @@ logger = get_logger(__name__)
 
 _CACHE_VERSION = 3  # a change in what is read out of a file must change it, so that old cache folders are not used
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Rows of a training set: ``kept``, ``dropped`` for having no positive passage, ``rejected`` as bad; together ``read``. Formats that
-    join rows of one question make fewer records of the kept ones."""
-
-    read: int = 0
-    kept: int = 0
-    dropped: int = 0
-    rejected: int = 0
 
 
 class TrainingSet:
@@ -58,7 +47,7 @@ class TrainingSet:
         """Changes with the content of the files, not with their names or times."""
         self.counts = Counts(**metadata["counts"])
         self.unread: dict[str, str] = metadata["unread"]
-        """What was told of keys that are not read, by key."""
+        """Warnings about keys that are not read, by key."""
         self._folder = folder
         self._store = RowStore(folder)
 
@@ -134,12 +123,11 @@ def open_training_set(
 
 
 class _Builder:
-    """Parses files into one cache folder, keeping count."""
+    """Parses files into one cache folder."""
 
     def __init__(self, paths: list[Path], cache: Path, limit: int) -> None:
         self._paths, self._cache, self._limit = paths, cache, limit
-        self._read = self._kept = self._dropped = 0
-        self._bad_rows = BadRows(limit if limit >= 0 else None, file=cache / "rejected-too-many.jsonl")
+        self._usable = UsableRows(limit if limit >= 0 else None, file=cache / "rejected-too-many.jsonl")
         self._digest = hashlib.sha256(_FINGERPRINT)
         self._unread = UnreadKeys()
 
@@ -155,50 +143,26 @@ class _Builder:
                 for path in self._paths:
                     for sample in self._samples(path):
                         store.add(sample)
-            self._require_rows()
+            self._usable.require_some(self._paths)
             if self.folder_name() != folder.name:
                 again = "rerun the same command when it is complete"
-                raise InputError("changed while it was read", file=_shown(self._paths), hint=again)
-            counts = {"read": self._read, "kept": self._kept, "dropped": self._dropped, "rejected": len(self._bad_rows)}
+                raise InputError("changed while it was read", file=shown(self._paths), hint=again)
             metadata.update(
                 cache=folder.name,
                 fingerprint=self._digest.hexdigest(),
-                counts=counts,
+                counts=asdict(self._usable.counts),
                 files=[str(path) for path in self._paths],
-                unread=self._unread.told,
+                unread=self._unread.warnings,
             )
-        if self._bad_rows:
-            file = self._bad_rows.write(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
-            logger.warning("%d bad rows were left out; reasons are in %s", len(self._bad_rows), file)
+        self._usable.list_rejected(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
 
     def _samples(self, path: Path) -> Iterator[TrainingSample]:
         content = hashlib.sha256()
         options = ReadOptions(cache_dir=self._cache, unread=self._unread)
-        name = detect(path, options, fallback="dpr")
-        is_native = name == "dpr"
-        for row in FORMATS[name].read(path, options):
-            self._read += row.num_rows
-            if row.sample is None:
-                self._bad_rows.add(row, self._read)
-            elif row.sample.positives:
-                self._kept += row.num_rows
-                if not is_native:
-                    content.update(json.dumps(sample_to_json(row.sample)).encode())
-                yield row.sample
-            else:
-                self._dropped += row.num_rows
+        source = format_of(path, options, fallback="dpr")
+        is_native = source.name == "dpr"
+        for sample in self._usable.samples(source.read(path, options)):
+            if not is_native:
+                content.update(json.dumps(sample_to_json(sample)).encode())
+            yield sample
         self._digest.update(bytes.fromhex(content_sha256(path)) if is_native else content.digest())
-
-    def _require_rows(self) -> None:
-        if self._kept:
-            return
-        if self._read:
-            raise InputError(
-                f"none of the {self._read} records can be used: {self._dropped} have no positive passage, {len(self._bad_rows)} are bad",
-                file=_shown(self._paths),
-            )
-        raise InputError("no rows", file=_shown(self._paths), expected="at least one training record")
-
-
-def _shown(paths: Sequence[Path]) -> str:
-    return ", ".join(map(str, paths[:3]))

@@ -22,7 +22,7 @@ from dpr.formats.durable import describe_file, read_json, remove_folder, write_j
 from dpr.formats.leftovers import remove_leftovers
 from dpr.formats.outputs import require_writable
 from dpr.formats.run_lock import held, lock_of
-from dpr.formats.training_files.dpr_json import join_record_files
+from dpr.formats.training_files.json_formats import join_record_files
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import combine, warn_of_few
 from dpr.mining.blocks import BlockJob, mine_blocks

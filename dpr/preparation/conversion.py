@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
 from dpr.formats.checksums import content_sha256
 from dpr.formats.outputs import output
-from dpr.formats.training_files.bad_rows import BadRows
-from dpr.formats.training_files.registry import detect, format_named
+from dpr.formats.training_files.registry import format_named, format_of
 from dpr.formats.training_files.rows import ReadOptions
+from dpr.formats.training_files.usable_rows import Counts, UsableRows
 
 logger = get_logger(__name__)
 
@@ -21,13 +20,9 @@ SKIPPED_SHARE = 0.001
 
 
 @dataclass(slots=True)
-class ConversionCounts:
-    """Rows of the source: ``kept``, ``dropped`` for having no positive, ``rejected`` as bad; together ``read``. ``written`` are records."""
+class ConversionCounts(Counts):
+    """Rows of the source, and the records that were ``written``."""
 
-    read: int = 0
-    kept: int = 0
-    dropped: int = 0
-    rejected: int = 0
     written: int = 0
 
     def __str__(self) -> str:
@@ -69,36 +64,21 @@ def convert(
     }
     limit = (100 if max_bad_rows is None else max_bad_rows) if skip_bad_rows else None
     share = SKIPPED_SHARE if max_bad_rows is None and skip_bad_rows else 0.0
-    bad_rows = BadRows(limit, share=share, file=out.with_name(f"{out.name}.rejected.jsonl"))
-    counts = ConversionCounts()
+    usable = UsableRows(limit, share=share, file=out.with_name(f"{out.name}.rejected.jsonl"))
     assert writer is not None
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:
             return None
-        counts.written = writer(out, _kept(sources, options, format_name, counts, bad_rows), made_of)
-    return counts
+        written = writer(out, _samples(sources, options, format_name, usable), made_of)
+    return ConversionCounts(**asdict(usable.counts), written=written)
 
 
-def _kept(
-    sources: Sequence[Path], options: ReadOptions, format_name: str, counts: ConversionCounts, bad_rows: BadRows
-) -> Iterator[TrainingSample]:
+def _samples(sources: Sequence[Path], options: ReadOptions, format_name: str, usable: UsableRows) -> Iterator[TrainingSample]:
     for path in sources:
-        name = format_name or detect(path, options)
-        logger.info("%s: reading format %s", path, name)
-        for row in format_named(name).read(path, options):
-            counts.read += row.num_rows
-            if row.sample is None:
-                counts.rejected += 1
-                bad_rows.add(row, counts.read)
-            elif row.sample.positives:
-                counts.kept += row.num_rows
-                yield row.sample
-            else:
-                counts.dropped += row.num_rows
-    if not counts.kept:
-        found = f"none of the {counts.read} rows can be used: {counts.dropped} have no positive passage, {counts.rejected} are bad"
-        raise InputError(found if counts.read else "no rows", file=", ".join(map(str, sources[:3])), expected="at least one good row")
-    for note in options.unread.told.values():
+        source = format_of(path, options, name=format_name)
+        logger.info("%s: reading format %s", path, source.name)
+        yield from usable.samples(source.read(path, options))
+    usable.require_some(sources)
+    for note in options.unread.warnings.values():
         logger.warning("%s", note)
-    if bad_rows:  # listed before the output appears, which is the last thing that happens
-        logger.warning("%d bad rows were left out; reasons are in %s", len(bad_rows), bad_rows.write())
+    usable.list_rejected()  # before the output appears, which is the last thing that happens

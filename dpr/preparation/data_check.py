@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.likeness import NEAR_DUPLICATE, jaccard, plain, text_hash, words_of
-from dpr.formats.training_files.registry import FORMATS, detect
+from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
 
 SAMPLE_SIZE = 10_000
@@ -159,9 +159,10 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
         InputError: a file that cannot be read at all.
     """
     check = DataCheck()
-    for row in _rows(files, options):
-        check.add(row)
-    for note in options.unread.told.values():
+    for path in files:
+        for row in format_of(path, options, fallback="dpr").read(path, options):
+            check.add(row)
+    for note in options.unread.warnings.values():
         check.unread_keys.add(note)
     return check.finish()
 
@@ -169,11 +170,6 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
 def num_shared(first: array[int], second: array[int]) -> int:
     """How many of ``second`` (``questions`` or ``positives`` of a check) are in ``first`` too, but for case and spacing."""
     return int(np.isin(np.frombuffer(second, dtype=np.uint64), np.frombuffer(first, dtype=np.uint64)).sum())
-
-
-def _rows(files: Sequence[Path], options: ReadOptions) -> Iterator[SourceRow]:
-    for path in files:
-        yield from FORMATS[detect(path, options, fallback="dpr")].read(path, options)
 
 
 def _is_single_word(text: str) -> bool:

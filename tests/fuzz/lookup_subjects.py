@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
-from dpr.formats.training_files.registry import read_rows
+from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
 from tests.fuzz.subject import Files, Subject, lines
@@ -51,7 +51,7 @@ def _lookup(
         options = ReadOptions(
             corpus=place[corpus], queries=None if rows == "tevatron" else place["queries.tsv"], cache_dir=path.parent / "cache"
         )
-        found = list(read_rows(place["rows"], options, format_name=rows))
+        found = list(format_of(place["rows"], options, name=rows).read(place["rows"], options))
         assert all(isinstance(row.error, InputError) and row.file == place["rows"] for row in found if row.error)
         assert all(passage.id and passage.text is not None for row in found if row.sample for passage in row.sample.positives)
 

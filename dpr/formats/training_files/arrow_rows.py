@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from dpr.formats.training_files.rows import chosen_split
 
 _BATCH_ROWS = 256
 _SPLIT_FILE = "dataset_dict.json"
-_DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def is_arrow(path: Path) -> bool:
@@ -27,7 +27,7 @@ def is_arrow(path: Path) -> bool:
     return _magic(path).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
 
 
-def arrow_rows(path: Path, *, split: str = "", columns: list[str] | None = None) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict[str, Any]]]:
     """File, row number (from 1) and values of every row.
 
     A folder is what ``save_to_disk`` wrote, or holds Parquet files, whose split is the beginning of the name (``train-00000-of-00001``) or
@@ -38,24 +38,25 @@ def arrow_rows(path: Path, *, split: str = "", columns: list[str] | None = None)
         ConfigError: none is chosen of several splits without ``train``, or of a test set alone.
     """
     for file in arrow_files(path, split):
-        number = 0
-        try:
-            for batch in _batches(file, columns):
-                for value in batch.to_pylist():
-                    number += 1
-                    yield file, number, value
-        except _DAMAGE as error:
-            raise InputError(f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file) from None
+        with _reading(file):
+            rows = (value for batch in _batches(file) for value in batch.to_pylist())
+            yield from ((file, number, value) for number, value in enumerate(rows, 1))
 
 
 def arrow_columns(path: Path, split: str = "") -> list[str]:
     """Column names of the first file."""
     file = arrow_files(path, split)[0]
-    try:
+    with _reading(file):
         if _magic(file).startswith(b"PAR1"):
             return list(pq.read_schema(file).names)
-        return next(iter(_batches(file, None)), pa.record_batch({})).schema.names
-    except _DAMAGE as error:
+        return next(iter(_batches(file)), pa.record_batch({})).schema.names
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read as Arrow or Parquet ({str(error).splitlines()[0][:200]})", file=file) from None
 
 
@@ -92,10 +93,10 @@ def _is_plain(name: str) -> bool:
     return 0 < len(name) < 256 and Path(name).name == name and "\0" not in name and not has_lone_surrogate(name)
 
 
-def _batches(file: Path, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path) -> Iterator[pa.RecordBatch]:
     if _magic(file).startswith(b"PAR1"):
         with pq.ParquetFile(file) as opened:
-            yield from opened.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+            yield from opened.iter_batches(batch_size=_BATCH_ROWS)
         return
     with pa.memory_map(os.fspath(file)) as source:
         is_file = _magic(file).startswith(b"ARROW1")

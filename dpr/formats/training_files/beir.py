@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -13,10 +14,8 @@ from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import grade_of
 from dpr.formats.text_input import iter_lines
 from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, good_row, joined
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, joined, parsed_row
 from dpr.formats.training_files.values import text_of
-
-HEADER = "query-id\tcorpus-id\tscore\n"
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -28,10 +27,10 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     folder = path if path.is_dir() else path.parent.parent
     corpus = open_lookup(options.corpus or _beside(folder, "corpus", path), options.cache_dir)
     queries = open_lookup(options.queries or _beside(folder, "queries", path), options.cache_dir)
-    return _samples(qrels, corpus, queries, 1 if options.min_grade is None else options.min_grade)
+    return _rows(qrels, corpus, queries, 1 if options.min_grade is None else options.min_grade)
 
 
-def write(path: Path, samples: Iterable[TrainingSample], note: Note = None, *, split: str = "train") -> int:
+def write(path: Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
     """Writes the layout as a folder: positives with grade 1, negatives of both kinds with grade 0. Passages without id get one made of
     their content. Holds a hash per distinct passage.
 
@@ -40,19 +39,18 @@ def write(path: Path, samples: Iterable[TrainingSample], note: Note = None, *, s
     """
     seen: dict[str, int] = {}
     count = 0
-    # Who gives a note has looked at what is there, and may have been told to replace it.
+    # A caller that gives a note has checked what is there, and may be allowed to replace it.
     with durable_folder(path, overwrite=note is not None, metadata={"kind": "BEIR layout", "made_of": note}) as folder:
         (folder / "qrels").mkdir()
         with (
             open(folder / "corpus.jsonl", "w", encoding="utf-8") as corpus,
             open(folder / "queries.jsonl", "w", encoding="utf-8") as queries,
-            open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as qrels,
+            open(folder / "qrels" / "train.tsv", "w", encoding="utf-8") as qrels,
         ):
-            qrels.write(HEADER)
-            for number, sample in enumerate(samples):
-                query = {"_id": str(number), "text": sample.question, "metadata": {"answers": list(sample.answers)}}
+            qrels.write("query-id\tcorpus-id\tscore\n")
+            for count, sample in enumerate(samples, 1):
+                query = {"_id": str(count - 1), "text": sample.question, "metadata": {"answers": list(sample.answers)}}
                 queries.write(json.dumps(query, ensure_ascii=False) + "\n")
-                count += 1
                 grades: dict[str, int] = {}
                 for passages, grade in ((sample.positives, 1), (sample.hard_negatives + sample.other_negatives, 0)):
                     for passage in passages:
@@ -60,7 +58,7 @@ def write(path: Path, samples: Iterable[TrainingSample], note: Note = None, *, s
                         if _is_new(passage, key, seen, path):
                             corpus.write(json.dumps({"_id": key, "title": passage.title, "text": passage.text}, ensure_ascii=False) + "\n")
                         grades.setdefault(key, grade)
-                qrels.writelines(f"{number}\t{key}\t{grade}\n" for key, grade in grades.items())
+                qrels.writelines(f"{count - 1}\t{key}\t{grade}\n" for key, grade in grades.items())
     return count
 
 
@@ -97,15 +95,12 @@ def _beside(folder: Path, name: str, path: Path) -> Path:
     raise InputError(f"no {name}.jsonl in {folder}", file=path, hint=f"say where it is: {name}=FILE")
 
 
-def _samples(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Iterator[SourceRow]:
+def _rows(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Iterator[SourceRow]:
+    parse = partial(_sample, corpus, queries, min_grade)
     for _, group in groupby(_judgement_lines(qrels), key=lambda item: item[2][0]):
         graded: list[tuple[int, SourceRow]] = []
         for line, text, columns in group:
-
-            def parse(columns: list[str] = columns) -> TrainingSample:
-                return _sample(columns, corpus, queries, min_grade)
-
-            row = good_row(qrels, line, parse, lambda text=text: text)  # type: ignore[misc]
+            row = parsed_row(qrels, line, lambda _, columns=columns: parse(columns), text)  # type: ignore[misc]
             if row.sample is None:
                 yield row
             else:
@@ -122,12 +117,12 @@ def _judgement_lines(qrels: Path) -> Iterator[tuple[int, str, list[str]]]:
             yield line, text, columns
 
 
-def _sample(columns: list[str], corpus: Lookup, queries: Lookup, min_grade: float) -> TrainingSample:
+def _sample(corpus: Lookup, queries: Lookup, min_grade: float, columns: list[str]) -> TrainingSample:
     if len(columns) not in (3, 4):
         raise ValueError(f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade)")
     grade = grade_of(columns[-1])
     if grade is None:
-        raise ValueError(f"the grade {columns[-1]!a} is no integer")
+        raise ValueError(f"the grade {columns[-1]!a} is not an integer")
     text, answers = queries.question(columns[0])
     passage = corpus.passage(columns[-2])
     if not passage.text.strip():

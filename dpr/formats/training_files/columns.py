@@ -7,15 +7,16 @@ sample.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.arrow_rows import arrow_columns, arrow_rows, is_arrow
-from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, good_row, joined, json_rows, value_hash_text
+from dpr.formats.training_files.lookup import Lookup, open_lookups
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, json_rows, parsed_row
 from dpr.formats.training_files.tables import QUESTIONS, is_table, table_rows
 from dpr.formats.training_files.unread_keys import KnownKeys
 from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of
@@ -27,19 +28,11 @@ _NEGATIVES = re.compile(r"(hard_)?neg(ative)?s?([_-]?\d+)?|(hard_)?negative_(pas
 _QUESTION_IDS = ("query_id", "qid", "question_id")
 _POSITIVE_IDS = ("positive_id", "positive_ids", "positive_document_ids", "pos_id", "positive_passage_id")
 _NEGATIVE_IDS = re.compile(r"(negative|neg)_(document_|passage_)?ids?|negative_id_\d+")
+# fmt: off
 _LABELS = (
-    "label",
-    "labels",
-    "relevance",
-    "is_relevant",
-    "relevant",
-    "grade",
-    "rating",
-    "score",
-    "scores",
-    "similarity",
-    "similarity_score",
+    "label", "labels", "relevance", "is_relevant", "relevant", "grade", "rating", "score", "scores", "similarity", "similarity_score",
 )
+# fmt: on
 _KNOWN = KnownKeys(
     (*QUESTIONS, *_POSITIVES, *_QUESTION_IDS, *_POSITIVE_IDS, *_LABELS, "negative", "negatives", "hard_negatives", "title", "answers"),
     re.compile(f"{_NEGATIVES.pattern}|{_NEGATIVE_IDS.pattern}"),
@@ -56,14 +49,17 @@ def has_columns(keys: Iterable[str], *, is_json: bool) -> bool:
     return bool(names & {*QUESTIONS, *_QUESTION_IDS}) and bool(names & {*_POSITIVES, *_POSITIVE_IDS})
 
 
+def is_header(fields: Sequence[str]) -> bool:
+    """Whether the first row of a table names columns that can be read."""
+    return has_columns((name.strip().lower() for name in fields), is_json=False)
+
+
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     """Rows of all columns' values; texts, lists of texts, objects with text and title, or, with a corpus, ids."""
     unknown = set(options.columns) - set(ROLES)
     if unknown:
         raise ConfigError(f"no such role of a column: {', '.join(sorted(unknown))}; there are {', '.join(ROLES)}")
-    queries = open_lookup(options.queries, options.cache_dir) if options.queries else None
-    corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
-    parser = _Parser(path, options, queries, corpus)
+    parser = _Parser(path, options, *open_lookups(options))
     if is_arrow(path):
         return joined(_arrow_rows(path, options, parser))
     if is_table(path):
@@ -71,75 +67,73 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return joined(json_rows(path, parser, options, _KNOWN))
 
 
-def is_header(fields: Sequence[str]) -> bool:
-    """Whether the first row of a table names columns that can be read."""
-    return has_columns((name.strip().lower() for name in fields), is_json=False)
-
-
-def _arrow_rows(path: Path, options: ReadOptions, parse: Callable[[dict[str, Any]], TrainingSample]) -> Iterator[SourceRow]:
-    options.unread.look(arrow_columns(path, options.split), _KNOWN, file=path, line=1)  # says first whether the file can be read at all
+def _arrow_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
+    options.unread.look(arrow_columns(path, options.split), _KNOWN, file=path, line=1)  # fails first if the file cannot be read at all
     for file, number, value in arrow_rows(path, split=options.split):
-        yield good_row(file, number, lambda value=value: parse(value), lambda value=value: value_hash_text(value))  # type: ignore[misc]
+        yield parsed_row(file, number, parse, value)
 
 
-def _table_rows(path: Path, options: ReadOptions, parse: Callable[[dict[str, Any]], TrainingSample]) -> Iterator[SourceRow]:
+def _table_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
     rows = table_rows(path)
     line, header = next(rows, (1, []))
     names = [name.strip() if options.columns else name.strip().lower() for name in header]
     options.unread.look(names, _KNOWN, file=path, line=line)
+
+    def parse_fields(fields: list[str]) -> TrainingSample:
+        if len(fields) != len(names):
+            raise ValueError(f"{len(fields)} columns, expected {len(names)} as in the header")
+        return parse({name: field or None for name, field in zip(names, fields, strict=True)})
+
     for line, fields in rows:
-
-        def parse_row(fields: list[str] = fields) -> TrainingSample:
-            if len(fields) != len(names):
-                raise ValueError(f"{len(fields)} columns, expected {len(names)} as in the header")
-            return parse({name: field or None for name, field in zip(names, fields, strict=True)})
-
-        yield good_row(path, line, parse_row, lambda fields=fields: "\t".join(fields))  # type: ignore[misc]
+        yield parsed_row(path, line, parse_fields, fields)
 
 
+@dataclass(frozen=True, slots=True)
 class _Parser:
     """Record -> sample, by roles."""
 
-    def __init__(self, path: Path, options: ReadOptions, queries: Lookup | None, corpus: Lookup | None) -> None:
-        self._path, self._options, self._columns, self._queries, self._corpus = path, options, options.columns, queries, corpus
+    path: Path
+    options: ReadOptions
+    queries: Lookup | None
+    corpus: Lookup | None
 
     def __call__(self, record: dict[str, Any]) -> TrainingSample:
         question, answers = self._question(record)
-        value = _at(record, self._columns["answers"]) if "answers" in self._columns else record.get("answers")
+        value = _at(record, self.options.columns["answers"]) if "answers" in self.options.columns else record.get("answers")
         if isinstance(value, dict):  # SQuAD's in Parquet: one object of lists
             value = value.get("text")
         if value is not None:
             answers = tuple(dict.fromkeys(checked_answers(_flat(value))))
-        title_column = self._columns.get("title", "title")
+        title_column = self.options.columns.get("title", "title")
         title = title_of(_at(record, title_column) if title_column.split(".")[0] in record else None, title_column)
         positives = self._passages(record, "positive", _POSITIVES, _POSITIVE_IDS, title)
         negatives, has_negatives = self._negatives(record)
-        label = self._columns.get("label") or next((name for name in _LABELS if record.get(name) is not None), "")
+        label = self.options.columns.get("label") or next((name for name in _LABELS if record.get(name) is not None), "")
         if label and has_negatives:  # then a number is a teacher's score or margin: it does not say which passage is which
-            self._options.unread.tell(label, "training uses no teacher's scores", file=self._path)
+            self.options.unread.warn(label, "training uses no teacher's scores", file=self.path)
         elif label:
-            positives, negatives = split_by_grade(positives, _at(record, label), label, self._options.min_grade)
+            positives, negatives = split_by_grade(positives, _at(record, label), label, self.options.min_grade)
         return TrainingSample(question, positives, negatives, answers=answers)
 
     def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-        name = self._columns.get("question") or _first(record, _QUESTION_IDS if self._queries else QUESTIONS, "question")
+        name = self.options.columns.get("question") or _first(record, _QUESTION_IDS if self.queries else QUESTIONS, "question")
         value = _at(record, name)
-        if self._queries is None:
+        if self.queries is None:
             return text_of(value, name), ()
-        text, answers = self._queries.question(id_of(value, name))
+        text, answers = self.queries.question(id_of(value, name))
         return text_of(text, name), answers
 
     def _passages(self, record: dict[str, Any], role: str, texts: tuple[str, ...], ids: tuple[str, ...], title: str) -> tuple[Passage, ...]:
-        name = self._columns.get(role) or _first(record, (*ids, *texts) if self._corpus else texts, role)
-        return passages_of(_at(record, name), name, self._corpus, title=title)
+        name = self.options.columns.get(role) or _first(record, (*ids, *texts) if self.corpus else texts, role)
+        return passages_of(_at(record, name), name, self.corpus, title=title)
 
     def _negatives(self, record: dict[str, Any]) -> tuple[tuple[Passage, ...], bool]:
         """The negatives, and whether the record has a place for them."""
-        if name := self._columns.get("negative"):
-            return passages_of(_flat(_at(record, name)), name, self._corpus), True
-        pattern = _NEGATIVE_IDS if self._corpus else _NEGATIVES
+        if name := self.options.columns.get("negative"):
+            return passages_of(_flat(_at(record, name)), name, self.corpus), True
+        pattern = _NEGATIVE_IDS if self.corpus else _NEGATIVES
         names = [name for name in record if pattern.fullmatch(name)]
-        return tuple(passage for name in names for passage in passages_of(record[name], name, self._corpus)), bool(names)
+        return tuple(passage for name in names for passage in passages_of(record[name], name, self.corpus)), bool(names)
 
 
 def _first(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:

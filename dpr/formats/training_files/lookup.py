@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from dpr.formats.json_records import iter_json_records
 from dpr.formats.parsed_cache import cache_key, ensure_built
 from dpr.formats.text_input import has_lone_surrogate, iter_lines
 from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
+from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_records import checked_answers
 
 _VERSION = 1
@@ -100,7 +100,7 @@ class Lookup:
 def open_lookup(path: Path, cache_dir: Path | None) -> Lookup:
     """Opens a corpus or a file of questions: DPR's TSV, two columns (id, text; no quoting), JSON lines, or Parquet.
 
-    The first opening stores it under ``cache_dir``; later ones reuse that while path, size and time of the file are the same.
+    The first call stores it under ``cache_dir``; later calls reuse that while name and content of the file are the same.
 
     Raises:
         InputError: the file is missing, a row is bad, or an id occurs twice.
@@ -112,7 +112,13 @@ def open_lookup(path: Path, cache_dir: Path | None) -> Lookup:
     return Lookup(folder, path)
 
 
-def lookup_entries(path: Path) -> Iterator[Entry]:
+def open_lookups(options: ReadOptions) -> tuple[Lookup | None, Lookup | None]:
+    """Questions and passages that rows name by id, where they are given."""
+    queries, corpus = (open_lookup(path, options.cache_dir) if path else None for path in (options.queries, options.corpus))
+    return queries, corpus
+
+
+def _entries(path: Path) -> Iterator[Entry]:
     """Id, text, title and answers of every record of a file."""
     if is_arrow(path):
         for file, number, value in arrow_rows(path):
@@ -122,25 +128,16 @@ def lookup_entries(path: Path) -> Iterator[Entry]:
             if record.error is not None:
                 raise record.error
             yield _entry(record.value, path, record.line)
+    elif next(iter_lines(path), (1, ""))[1].count("\t") == 1:  # MS MARCO's collection and queries: no header, no titles, no quoting
+        for line, text in iter_lines(path):
+            fields = text.split("\t")
+            if text and (len(fields) != 2 or not fields[0]):
+                raise InputError(f"{len(fields)} columns", file=path, line=line, expected="2: id and text, separated by a tab")
+            if text:
+                yield fields[0], fields[1], "", ()
     else:
-        lines = iter_lines(path)
-        first = next(lines, None)
-        if first is None:
-            return
-        if first[1].count("\t") == 1:  # MS MARCO's collection and queries: no header, no titles, no quoting
-            for line, text in chain([first], lines):
-                if text:
-                    yield _two_columns(text, path, line)
-        else:
-            for passage in read_passages(path):
-                yield str(passage.id), passage.text, passage.title, ()
-
-
-def _two_columns(text: str, path: Path, line: int) -> Entry:
-    fields = text.split("\t")
-    if len(fields) != 2 or not fields[0]:
-        raise InputError(f"{len(fields)} columns", file=path, line=line, expected="2: id and text, separated by a tab")
-    return fields[0], fields[1], "", ()
+        for passage in read_passages(path):
+            yield str(passage.id), passage.text, passage.title, ()
 
 
 def _entry(value: dict[str, Any], path: Path, line: int) -> Entry:
@@ -167,7 +164,7 @@ def _store(path: Path, folder: Path) -> None:
         with pa.OSFile(str(temporary / _ROWS), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
             rows: list[Entry] = []
             characters = 0
-            for entry in lookup_entries(path):
+            for entry in _entries(path):
                 hashes.append(_hash(entry[0]))
                 rows.append(entry)
                 characters += len(entry[1]) + 50
@@ -176,9 +173,9 @@ def _store(path: Path, folder: Path) -> None:
                     rows, characters = [], 0
             _write_batch(writer, rows)
         index = np.empty((len(hashes), 2), dtype=np.uint64)
-        own = np.frombuffer(hashes, dtype=np.uint64)
-        index[:, 1] = np.argsort(own, kind="stable")
-        index[:, 0] = own[index[:, 1].astype(np.int64)]
+        unsorted = np.frombuffer(hashes, dtype=np.uint64)
+        index[:, 1] = np.argsort(unsorted, kind="stable")
+        index[:, 0] = unsorted[index[:, 1].astype(np.int64)]
         np.save(temporary / _INDEX, index, allow_pickle=False)
         _refuse_repeats(Lookup(temporary, path), index)
 

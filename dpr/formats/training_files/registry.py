@@ -11,12 +11,9 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import TrainingSample
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of
-from dpr.formats.text_input import open_input
-from dpr.formats.training_files import arrow_rows, beir, columns, dpr_json, flag_embedding, squad, tables, tevatron
+from dpr.formats.training_files import arrow_rows, beir, columns, json_formats, squad, tables
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow
 from dpr.formats.training_files.values import number_of
-
-_HEAD_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Glimpse:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFormat:
-    """One format: how it is told, read, and (where ``write`` is there) written."""
+    """One format: how it is recognised, read and, if there is ``write``, written."""
 
     name: str
     about: str
@@ -94,9 +91,9 @@ FORMATS = {
             "dpr",
             "DPR's JSON or JSON lines: what training reads and what is written by default",
             '{"question": "...", "answers": [], "positive_ctxs": [{"title": "", "text": "..."}], "hard_negative_ctxs": [...]}',
-            dpr_json.read,
+            json_formats.read_dpr,
             _is_json_with("positive_ctxs"),
-            dpr_json.write_training_set,
+            json_formats.write_training_set,
         ),
         TrainingFormat(
             "beir",
@@ -110,17 +107,17 @@ FORMATS = {
             "tevatron",
             "Tevatron's JSON lines, version 1 (passages in the row) and 2 (ids, with corpus=)",
             '{"query_id": "1", "query": "...", "positive_passages": [{"docid": "7", "title": "", "text": "..."}], "negative_passages": []}',
-            tevatron.read,
+            json_formats.read_tevatron,
             _is_json_with("positive_passages", "positive_document_ids"),
-            tevatron.write,
+            json_formats.write_tevatron,
         ),
         TrainingFormat(
             "flagembedding",
             "FlagEmbedding's JSON lines: plain texts",
             '{"query": "...", "pos": ["..."], "neg": ["..."]}',
-            flag_embedding.read,
+            json_formats.read_flag_embedding,
             lambda seen: seen.kind == "json" and {"query", "pos"} <= seen.keys,
-            flag_embedding.write,
+            json_formats.write_flag_embedding,
         ),
         TrainingFormat(
             "squad",
@@ -154,39 +151,47 @@ FORMATS = {
 }
 
 
-def read_rows(path: Path, options: ReadOptions, *, format_name: str = "") -> Iterator[SourceRow]:
-    """Rows of a file or folder in a format that is named, or told by the content."""
-    return FORMATS[format_name or detect(path, options)].read(path, options)
-
-
-def detect(path: Path, options: ReadOptions | None = None, *, fallback: str = "") -> str:
-    """The name of the format that the content shows. ``fallback`` is taken for JSON and empty files that show none.
+def format_named(name: str, *, to_write: bool = False) -> TrainingFormat:
+    """The format of this name.
 
     Raises:
-        InputError: none fits, or more than one.
+        ConfigError: there is none, or it cannot be written.
     """
-    if options is not None and options.columns:
-        return "columns"
+    known = [key for key, entry in FORMATS.items() if entry.write is not None or not to_write]
+    if name not in known:
+        raise ConfigError(f"format {name} {'is not written' if name in FORMATS else 'is not known'}; choose one of {', '.join(known)}")
+    return FORMATS[name]
+
+
+def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "", fallback: str = "") -> TrainingFormat:
+    """The format that is named, else the one that the content shows, else ``fallback`` for JSON and empty files.
+
+    Raises:
+        ConfigError: no format has this name.
+        InputError: the content fits none, or more than one.
+    """
+    if name or (options is not None and options.columns):
+        return format_named(name or "columns")
     seen = look_at(path)
-    fitting = [name for name, entry in FORMATS.items() if entry.matches(seen)]
+    fitting = [entry for entry in FORMATS.values() if entry.matches(seen)]
     if len(fitting) == 1:
         return fitting[0]
     if fallback and not fitting and seen.kind in ("json", "empty"):
-        return fallback
-    shown = (
-        f"{len(seen.fields)} columns" if seen.kind == "table" else f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
-    )
+        return FORMATS[fallback]
+    found = f"keys {', '.join(sorted(seen.keys)[:12])}" if seen.keys else seen.kind
+    found = f"{len(seen.fields)} columns" if seen.kind == "table" else found
     if fitting:
-        raise InputError(f"fits the formats {' and '.join(fitting)} ({shown})", file=path, hint=f"say which, e.g. format={fitting[0]}")
-    expected = f"one of the formats {', '.join(FORMATS)} (dpr prepare --help shows them)"
+        names = " and ".join(entry.name for entry in fitting)
+        raise InputError(f"fits the formats {names} ({found})", file=path, hint=f"say which, e.g. format={fitting[0].name}")
     hint = "or name columns: question=... positive=..."
     if len(seen.fields) == 1 and "," in seen.fields[0]:
         hint = "columns that are separated by commas need a header, such as question,passage or question,positive,negative"
-    raise InputError(f"not training data of a known format ({shown})", file=path, expected=expected, hint=hint)
+    expected = f"one of the formats {', '.join(FORMATS)} (dpr prepare --help shows them)"
+    raise InputError(f"not training data of a known format ({found})", file=path, expected=expected, hint=hint)
 
 
 def files_read(path: Path) -> list[Path]:
-    """The file and what belongs to it: a file of judgements is nothing without its corpus and questions."""
+    """The file and those it needs: judgements are read with their corpus and questions."""
     return [path, *beir.companions(path)]
 
 
@@ -196,13 +201,12 @@ def look_at(path: Path) -> Glimpse:
         return Glimpse(path, "folder" if (path / "qrels").is_dir() or not arrow_rows.is_arrow(path) else "arrow")
     if arrow_rows.is_arrow(path):
         return Glimpse(path, "arrow", frozenset(arrow_rows.arrow_columns(path)))
-    with open_input(path) as stream:
-        head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip()
+    head = tables.head_of(path).lstrip()
     if not head:
         return Glimpse(path, "empty")
-    if head[:1] not in (b"{", b"["):
+    if head[0] not in "{[":
         return Glimpse(path, "table", fields=tuple(next(tables.table_rows(path), (1, [""]))[1]))
-    is_long_line = head.startswith(b"{") and b"\n" not in head and len(head) > _HEAD_BYTES // 2
+    is_long_line = head[0] == "{" and "\n" not in head and len(head) > tables.HEAD_BYTES // 2
     try:
         record = None if is_long_line else next(iter_json_records(path), None)
     except InputError:
@@ -210,16 +214,4 @@ def look_at(path: Path) -> Glimpse:
     if record is not None and record.error is None:
         return Glimpse(path, "json", frozenset(record.value))
     # One object over many lines, or longer than a line may be: its keys as far as they are in sight.
-    return Glimpse(path, "json", frozenset(re.findall(r'"(\w+)"\s*:', head.decode("utf-8", "replace"))))
-
-
-def format_named(name: str, *, to_write: bool = False) -> TrainingFormat:
-    """The format of this name.
-
-    Raises:
-        ConfigError: there is none, or it is not written.
-    """
-    known = [key for key, entry in FORMATS.items() if entry.write is not None or not to_write]
-    if name not in known:
-        raise ConfigError(f"format {name} {'is not written' if name in FORMATS else 'is not known'}; choose one of {', '.join(known)}")
-    return FORMATS[name]
+    return Glimpse(path, "json", frozenset(re.findall(r'"(\w+)"\s*:', head)))

@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.json_records import iter_json_records
+from dpr.formats.json_records import JsonRecord, iter_json_records
 from dpr.formats.training_files.unread_keys import KnownKeys, UnreadKeys
 
 Note = Mapping[str, Any] | None
@@ -35,9 +34,9 @@ class ReadOptions:
     columns: dict[str, str] = field(default_factory=dict)
     """Column names by role: question, positive, negative, title, answers, label. ``a.b`` is key b of column a, of each item in a list."""
     cache_dir: Path | None = None
-    """Where a corpus that is looked into is kept in a form that can be."""
+    """Where a corpus is stored for looking up its passages."""
     unread: UnreadKeys = field(default_factory=UnreadKeys, compare=False)
-    """Collects what is worth telling about keys that are not read."""
+    """Collects warnings about keys that are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,13 @@ class SourceRow:
     num_rows: int = 1
 
 
-def good_row(file: Path, line: int, parse: Callable[[], TrainingSample], source: Callable[[], str]) -> SourceRow:
-    """The row that ``parse`` makes; its ValueError makes a bad one. ``source()`` is the text that a bad row is found again by."""
+def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], value: Any) -> SourceRow:
+    """The row that ``parse`` makes of ``value``: a text, the fields of a table, a record. Its ValueError makes a bad row."""
     try:
-        return SourceRow(file, line, parse())
-    except InputError as error:
-        return SourceRow(file, line, None, error, text_hash(source()))
+        return SourceRow(file, line, parse(value))
     except ValueError as error:
-        return SourceRow(file, line, None, InputError(str(error), file=file, line=line), text_hash(source()))
+        found = error if isinstance(error, InputError) else InputError(str(error), file=file, line=line)
+        return SourceRow(file, line, None, found, _source_hash(value))
 
 
 def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample], options: ReadOptions, known: KnownKeys) -> Iterator[SourceRow]:
@@ -68,26 +66,28 @@ def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample], opt
     Raises:
         InputError: what cannot be skipped (see ``iter_json_records``).
     """
-    for record in iter_json_records(path):
+
+    def parse_record(record: JsonRecord) -> TrainingSample:
         if record.error is not None:
-            yield SourceRow(path, record.line, None, record.error, record.sha256())
-            continue
+            raise record.error
         options.unread.look(record.value, known, file=path, line=record.line)
-        row = good_row(path, record.line, lambda value=record.value: parse(value), str)  # type: ignore[misc]
-        yield replace(row, sha256=record.sha256()) if row.error is not None else row
+        return parse(record.value)
+
+    for record in iter_json_records(path):
+        yield parsed_row(path, record.line, parse_record, record)
 
 
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
     """Joins rows that follow each other and have the same question: their passages become one sample's, each once."""
-    group: list[SourceRow] = []
+    group: list[tuple[SourceRow, TrainingSample]] = []
     for row in rows:
         if row.sample is None:
             yield row
             continue
-        if group and group[0].sample is not None and group[0].sample.question != row.sample.question:
+        if group and group[0][1].question != row.sample.question:
             yield _merged(group)
             group = []
-        group.append(row)
+        group.append((row, row.sample))
     if group:
         yield _merged(group)
 
@@ -108,34 +108,29 @@ def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
     raise ConfigError(f"{path} {only}; choose with split=NAME, or name the file of a split")
 
 
-def text_hash(text: str) -> str:
-    """SHA-256 of a text, half characters included."""
+def content_id(passage: Passage) -> str:
+    """The id of a passage, or one made of its title and text where it has none."""
+    return passage.id if passage.id is not None else _text_hash(f"{passage.title}\0{passage.text}")[:20]
+
+
+def _text_hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def value_hash_text(value: Any) -> str:
-    """A value of a file that is no text, as a text to hash."""
-    return json.dumps(value, sort_keys=True, default=str)
+def _source_hash(value: Any) -> str:
+    if isinstance(value, JsonRecord):
+        return value.sha256()
+    if isinstance(value, list):
+        value = "\t".join(value)
+    return _text_hash(value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str))
 
 
-def content_id(passage: Passage) -> str:
-    """The id of a passage, or one made of its title and text where it has none."""
-    return passage.id if passage.id is not None else text_hash(f"{passage.title}\0{passage.text}")[:20]
-
-
-def _merged(group: list[SourceRow]) -> SourceRow:
+def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:
+    first, sample = group[0]
     if len(group) == 1:
-        return group[0]
-    samples = [row.sample for row in group if row.sample is not None]
-
-    def distinct(name: str) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(chain.from_iterable(getattr(sample, name) for sample in samples)))
-
-    sample = TrainingSample(
-        samples[0].question,
-        positives=distinct("positives"),
-        hard_negatives=distinct("hard_negatives"),
-        other_negatives=distinct("other_negatives"),
-        answers=distinct("answers"),
-    )
-    return replace(group[0], sample=sample, num_rows=sum(row.num_rows for row in group))
+        return first
+    parts: dict[str, Any] = {
+        name: tuple(dict.fromkeys(item for _, sample in group for item in getattr(sample, name)))
+        for name in ("positives", "hard_negatives", "other_negatives", "answers")
+    }
+    return replace(first, sample=TrainingSample(sample.question, **parts), num_rows=sum(row.num_rows for row, _ in group))

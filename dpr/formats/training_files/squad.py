@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.json_records import iter_member_records
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, good_row, value_hash_text
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, parsed_row
 from dpr.formats.training_files.values import describe_value, text_of, title_of
 from dpr.formats.training_records import checked_answers
 
@@ -20,11 +21,10 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     Bad rows are named by the line of their article and the place inside it, since most such files are a single line.
     """
     for number, record in enumerate(iter_member_records(path, "data")):
-        where = f"data[{number}]"
         if record.error is not None:
             yield SourceRow(path, record.line, None, record.error, record.sha256())
-            continue
-        yield from _article(path, record.line, record.value, where)
+        else:
+            yield from _article(path, record.line, record.value, f"data[{number}]")
 
 
 def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iterator[SourceRow]:
@@ -34,18 +34,15 @@ def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iter
     for number, paragraph in enumerate(_objects(article.get("paragraphs"))):
         inside = f"{where}.paragraphs[{number}]"
         if paragraph is None or not isinstance(paragraph.get("qas"), list):
-            found = InputError(f"{inside} is no paragraph", file=path, line=line, expected="an object with context and a list qas")
+            found = InputError(f"{inside} is not a paragraph", file=path, line=line, expected="an object with context and a list qas")
             yield SourceRow(path, line, None, found)
             continue
         for place, entry in enumerate(_objects(paragraph["qas"])):
-
-            def parse(entry: Any = entry, paragraph: Any = paragraph, inside: str = inside, place: int = place) -> TrainingSample:
-                return _sample(entry, paragraph, title, f"{inside}.qas[{place}]", inside)
-
-            yield good_row(path, line, parse, lambda entry=entry: value_hash_text(entry))  # type: ignore[misc]
+            yield parsed_row(path, line, partial(_sample, paragraph, title, inside, place), entry)
 
 
-def _sample(entry: dict[str, Any] | None, paragraph: dict[str, Any], title: Any, where: str, inside: str) -> TrainingSample:
+def _sample(paragraph: dict[str, Any], title: Any, inside: str, place: int, entry: dict[str, Any] | None) -> TrainingSample:
+    where = f"{inside}.qas[{place}]"
     if entry is None:
         raise ValueError(f"{where} is not an object, expected a question with its answers")
     question = text_of(entry.get("question"), f"{where}.question")
@@ -60,7 +57,5 @@ def _sample(entry: dict[str, Any] | None, paragraph: dict[str, Any], title: Any,
 
 
 def _objects(listed: Any) -> list[dict[str, Any] | None]:
-    """The items of a list, None for what is no object; one None for what is no list."""
-    if not isinstance(listed, list):
-        return [None]
-    return [item if isinstance(item, dict) else None for item in listed]
+    """The items of a list, None in place of what is not an object; a single None if it is not a list."""
+    return [item if isinstance(item, dict) else None for item in (listed if isinstance(listed, list) else [None])]

@@ -1,25 +1,25 @@
-"""Files of rows and columns: question and passage, the same with a label or score, and MS MARCO's triples (question, positive, negative),
-as texts or as ids; and the rows of any such file.
+"""Tables: question and passage, with a label or score or without, and MS MARCO's triples (question, positive, negative); texts or ids.
 
-Rows that follow each other with the same question become one sample. A tab ends a field and a newline ends a row; quotes mean something
-only in files where every field is quoted, and in comma-separated ones, which need a header.
+Consecutive rows with the same question become one sample. A tab ends a field and a newline ends a row; quotes matter only in files where
+every field is quoted, and in comma-separated ones, which need a header.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.text_input import MAX_LINE_BYTES, iter_lines, open_input
-from dpr.formats.training_files.lookup import Lookup, open_lookup
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, good_row, joined
+from dpr.formats.training_files.lookup import Lookup, open_lookups
+from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, parsed_row
 from dpr.formats.training_files.values import number_of, split_by_grade, text_of
 
 QUESTIONS = ("question", "query", "anchor", "query_text")
-_HEAD_BYTES = 2**16
+HEAD_BYTES = 2**16
 
 
 def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -32,9 +32,15 @@ def read_triples(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
     return joined(_rows(path, options, 3))
 
 
+def head_of(path: Path) -> str:
+    """The beginning of a text file, without a byte order mark."""
+    with open_input(path) as stream:
+        return stream.peek(HEAD_BYTES)[:HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
+
+
 def is_table(path: Path) -> bool:
     """Whether a text file holds something else than JSON."""
-    return not _head(path).lstrip().startswith(("{", "["))
+    return not head_of(path).lstrip().startswith(("{", "["))
 
 
 def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -61,9 +67,9 @@ def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _quoted_with(path: Path) -> str:
     """The delimiter of a file with csv's quotes: a tab where all fields are quoted, a comma behind such a header; empty for others."""
-    head = _head(path)
+    head = head_of(path)
     whole = head.rpartition("\n")[0] or head  # the last line may be cut where the head ends
-    lines = [line for line in (head if len(head) < _HEAD_BYTES // 4 else whole).split("\n") if line.strip()]
+    lines = [line for line in (head if len(head) < HEAD_BYTES // 4 else whole).split("\n") if line.strip()]
     if not lines:
         return ""
     if "\t" not in lines[0] and "," in lines[0] and {name.strip().lower() for name in next(csv.reader(lines[:1]))} & {*QUESTIONS}:
@@ -72,43 +78,29 @@ def _quoted_with(path: Path) -> str:
     return "\t" if is_quoted else ""
 
 
-def _head(path: Path) -> str:
-    with open_input(path) as stream:
-        return stream.peek(_HEAD_BYTES)[:_HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
-
-
 def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:
-    queries = open_lookup(options.queries, options.cache_dir) if options.queries else None
-    corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
+    queries, corpus = open_lookups(options)
     if (queries is None) != (corpus is None):
         raise ConfigError("rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv")
-    is_first = True
-    for line, fields in table_rows(path):
-        is_header = is_first and fields[0].strip().lower() in QUESTIONS
-        is_first = False
-        if is_header:
-            continue
-
-        def parse(fields: list[str] = fields) -> TrainingSample:
-            return _sample(fields, width, queries, corpus, options.min_grade)
-
-        yield good_row(path, line, parse, lambda fields=fields: "\t".join(fields))  # type: ignore[misc]
+    parse = partial(_sample, width, queries, corpus, options.min_grade)
+    for number, (line, fields) in enumerate(table_rows(path)):
+        if number or fields[0].strip().lower() not in QUESTIONS:  # else a header
+            yield parsed_row(path, line, parse, fields)
 
 
-def _sample(fields: list[str], width: int, queries: Lookup | None, corpus: Lookup | None, min_grade: float | None) -> TrainingSample:
-    grade = fields.pop() if width == 2 and len(fields) == 3 and number_of(fields[2]) is not None else None
-    if len(fields) != width:
+def _sample(width: int, queries: Lookup | None, corpus: Lookup | None, min_grade: float | None, fields: list[str]) -> TrainingSample:
+    is_graded = width == 2 and len(fields) == 3 and number_of(fields[2]) is not None
+    if len(fields) != width + is_graded:
         raise ValueError(f"{len(fields)} columns, expected {width}, separated by tabs")
+    passages = fields[1:width]
     if queries is not None and corpus is not None:
         question, answers = queries.question(fields[0].strip())
-        first, *negatives = (corpus.passage(field.strip()) for field in fields[1:])
+        first, *negatives = (corpus.passage(field.strip()) for field in passages)
         question = text_of(question, "the question")
     else:
         question, answers = text_of(fields[0], "the question"), ()
         if width == 3 and number_of(fields[2]) is not None:
             raise ValueError(f"column 3 is the number {fields[2]}, expected a negative passage; format=pairs reads it as label or score")
-        first, *negatives = (Passage(text_of(field, f"column {number}")) for number, field in enumerate(fields[1:], 2))
-    if grade is None:
-        return TrainingSample(question, (first,), tuple(negatives), answers=answers)
-    positives, hard = split_by_grade((first,), grade, "column 3", min_grade)
+        first, *negatives = (Passage(text_of(field, f"column {number}")) for number, field in enumerate(passages, 2))
+    positives, hard = ((first,), tuple(negatives)) if not is_graded else split_by_grade((first,), fields[2], "column 3", min_grade)
     return TrainingSample(question, positives, hard, answers=answers)

@@ -1,4 +1,4 @@
-"""Keys of records that are not read: those that look like a misspelt name, and those that a user may expect to matter."""
+"""Keys of records that are not read but look like a misspelt name, or like something that matters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SCORES = re.compile(r"(.*_)?(scores?|labels?|similarity|relevance|margin)")
-
 _SIDES = (re.compile(r"hard_?neg(ative)?s?(_|\d|$)"), re.compile(r"neg(ative)?s?(_|\d|$)"), re.compile(r"pos(itive)?s?(_|\d|$)"))
 
 
@@ -22,11 +21,11 @@ class KnownKeys:
 
 
 class UnreadKeys:
-    """Collects what is worth telling about keys that a reader does not know, each key once."""
+    """Collects warnings about keys that a reader does not know, each key once."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
-        """A sentence for each key."""
+        self.warnings: dict[str, str] = {}
+        """One sentence per key."""
         self._seen: set[str] = set()
 
     def look(self, keys: Iterable[str], known: KnownKeys, *, file: Path, line: int) -> None:
@@ -36,17 +35,17 @@ class UnreadKeys:
             if key in known.names or known.others.fullmatch(key):
                 continue
             if near := _near(key.lower(), known.names):
-                self.tell(key, f"did you mean {near}?", file=file, line=line)
+                self.warn(key, f"did you mean {near}?", file=file, line=line)
             elif _SCORES.fullmatch(key.lower()):
-                self.tell(key, "training uses no teacher's scores", file=file, line=line)
+                self.warn(key, "training uses no teacher's scores", file=file, line=line)
 
-    def tell(self, key: str, why: str, *, file: Path, line: int | None = None) -> None:
-        """Adds a sentence about a key, if there is none yet."""
-        self.told.setdefault(key, f"{file}{'' if line is None else f':{line}'}: the key {key!a} is not read; {why}")
+    def warn(self, key: str, why: str, *, file: Path, line: int | None = None) -> None:
+        """Adds a warning about a key, if there is none yet."""
+        self.warnings.setdefault(key, f"{file}{'' if line is None else f':{line}'}: the key {key!a} is not read; {why}")
 
 
 def _near(key: str, known: Sequence[str]) -> str:
-    """The known name that a key resembles; empty where there is none. ``question_id`` is a name of its own, no misspelt ``question``."""
+    """The known name that a key resembles, or "". ``question_id`` is a name in its own right, not a misspelt ``question``."""
     for side in _SIDES:
         names = [name for name in known if side.match(name)]
         if names and side.match(key) and not _SCORES.fullmatch(key) and not key.endswith(("id", "ids")):

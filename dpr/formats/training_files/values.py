@@ -10,9 +10,8 @@ from dpr.formats.json_records import describe
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.lookup import Lookup
 
-SCORES = "dpr prepare FILE min_grade=X out=train.jsonl makes positives of those from X on"
-TEXT_KEYS = ("text", "document_text", "passage", "contents")
-ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")
+_TEXT_KEYS = ("text", "document_text", "passage", "contents")
+_ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")
 
 
 def text_of(value: Any, where: str) -> str:
@@ -77,7 +76,7 @@ def split_by_grade(
     """Positives and hard negatives among ``passages``, by a label or score for all of them or one for each (``ReadOptions.min_grade``).
 
     Raises:
-        ValueError: something else than numbers, or a fraction where nothing says which ones are positives.
+        ValueError: a value is not a number, or is a fraction although ``min_grade`` is None.
     """
     listed = value if isinstance(value, list | tuple) else [value] * len(passages)
     if len(listed) != len(passages):
@@ -88,11 +87,12 @@ def split_by_grade(
         if grade is None:
             raise ValueError(f"{where} is {describe_value(item)}, expected a number: 0 for a negative, 1 or more for a positive")
         if min_grade is None and grade != int(grade):
-            raise ValueError(f"{where} is the score {grade:g}, expected a whole grade, or to be told which scores are positives; {SCORES}")
+            advice = "dpr prepare FILE min_grade=X out=train.jsonl makes positives of those from X on"
+            raise ValueError(f"{where} is the score {grade:g}, expected a whole grade, or a bound that says which are positives; {advice}")
         grades.append(grade)
     least = 1 if min_grade is None else min_grade
-    positives = tuple(passage for passage, grade in zip(passages, grades, strict=True) if grade >= least)
-    return positives, tuple(passage for passage, grade in zip(passages, grades, strict=True) if grade < least and grade <= 0)
+    graded = list(zip(passages, grades, strict=True))
+    return tuple(item for item, grade in graded if grade >= least), tuple(item for item, grade in graded if grade < least and grade <= 0)
 
 
 def describe_value(value: Any) -> str:
@@ -103,12 +103,12 @@ def describe_value(value: Any) -> str:
 
 def _passage(item: Any, where: str, corpus: Lookup | None, title: str) -> Passage:
     if isinstance(item, dict):
-        text = next((item[key] for key in TEXT_KEYS if item.get(key) is not None), None)
-        name = next((item[key] for key in ID_KEYS if item.get(key) is not None), None)
+        text = next((item[key] for key in _TEXT_KEYS if item.get(key) is not None), None)
+        name = next((item[key] for key in _ID_KEYS if item.get(key) is not None), None)
         if text is None and name is not None and corpus is not None:
             return corpus.passage(id_of(name, where))
-        own_title = title_of(item.get("title"), f"{where}.title")
-        return Passage(text_of(text, f"{where}.text"), own_title, None if name is None else id_of(name, f"{where}.id"))
+        title = title_of(item.get("title"), f"{where}.title")
+        return Passage(text_of(text, f"{where}.text"), title, None if name is None else id_of(name, f"{where}.id"))
     if corpus is not None:
         return corpus.passage(id_of(item, where))
     return Passage(text_of(item, where), title)

@@ -18,7 +18,7 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_files.lookup import open_lookup
-from dpr.formats.training_files.registry import read_rows
+from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 from tests.helpers.examples import examples
 
@@ -55,7 +55,8 @@ class World:
 
     def read(self, path: Path, format_name: str, **options: Any) -> tuple[list[TrainingSample], list[int]]:
         """Samples, and lines of bad rows."""
-        rows = list(read_rows(path, ReadOptions(cache_dir=self.folder / "cache", corpus=self.corpus, **options), format_name=format_name))
+        given = ReadOptions(cache_dir=self.folder / "cache", corpus=self.corpus, **options)
+        rows = list(format_of(path, given, name=format_name).read(path, given))
         assert all(NOWHERE in str(row.error) for row in rows if row.error)
         return [row.sample for row in rows if row.sample], sorted(row.line for row in rows if row.error)
 

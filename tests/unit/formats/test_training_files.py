@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.training_files.registry import FORMATS, detect, read_rows
+from dpr.formats.training_files.registry import FORMATS, format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, content_id
 from dpr.formats.training_files.tables import QUESTIONS
 from dpr.formats.training_files.values import number_of
@@ -36,7 +36,8 @@ QUICK = settings(max_examples=examples(20), deadline=None, suppress_health_check
 
 
 def rows_of(path: Path, format_name: str = "", **options: Any) -> list[SourceRow]:
-    return list(read_rows(path, ReadOptions(cache_dir=path.parent / "cache", **options), format_name=format_name))
+    given = ReadOptions(cache_dir=path.parent / "cache", **options)
+    return list(format_of(path, given, name=format_name).read(path, given))
 
 
 def samples_of(path: Path, format_name: str = "", **options: Any) -> list[TrainingSample]:
@@ -103,7 +104,7 @@ def test_what_is_written_is_read_back(
         write = FORMATS[name].write
         assert write is not None
         assert write(path, samples) == len(samples)
-        assert detect(path) == name
+        assert format_of(path).name == name
         assert samples_of(path) == [expected(sample) for sample in samples]
 
     check()
@@ -200,7 +201,7 @@ def test_columns_are_read_back_from_json_parquet_and_datasets_folders(tmp_path_f
         datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(folder / "splits"))
         lines(folder / "x.jsonl", *arrow.to_pylist())
         for path in (folder / "x.parquet", folder / "x.jsonl", folder / "hub", folder / "one", folder / "splits"):
-            assert detect(path) == "columns"
+            assert format_of(path).name == "columns"
             assert samples_of(path) == expected
         assert samples_of(folder / "splits", split="test") == expected[:1]
 
@@ -422,7 +423,7 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
     (bad,) = [row for row in rows_of(lines(tmp_path / "bad.csv", "question,passage", "who?,he", "when?")) if row.error]
     assert "1 columns, expected 2 as in the header" in str(bad.error)
     with pytest.raises(InputError, match="separated by commas need a header"):
-        detect(lines(tmp_path / "headless.csv", "who?,he"))
+        format_of(lines(tmp_path / "headless.csv", "who?,he"))
     with pytest.raises(InputError, match="not a row of quoted fields"):
         rows_of(lines(tmp_path / "open.csv", "question,passage", 'who?,"he'))
 
@@ -433,7 +434,7 @@ def test_columns_are_named_by_role(tmp_path: Path) -> None:
     columns = {"question": "faq.title", "positive": "body", "title": "about", "answers": "spans.string"}
     assert samples_of(path, columns=columns) == [TrainingSample("how?", (Passage("so.", "T"),), answers=("x", "y"))]
     with pytest.raises(InputError, match="name columns: question="):
-        detect(path)
+        format_of(path)
     (row,) = rows_of(path, columns={"question": "faq.title", "positive": "text"})
     assert "no column 'text'" in str(row.error)
 
@@ -461,7 +462,7 @@ DETECTED = {
 def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
     path = tmp_path / "data"
     path.write_text(DETECTED[name] + "\n")
-    assert detect(path) == name
+    assert format_of(path).name == name
     (sample,) = samples_of(path)
     assert (sample.question, [p.text for p in sample.positives]) == ("q", ["p"])
     data = open_training_set(path, name="t", cache_dir=tmp_path / "cache")  # training takes it as it is
@@ -484,7 +485,7 @@ def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, 
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        detect(path)
+        format_of(path)
     assert str(caught.value).startswith(f"{path}: {said}")
     assert "format" in str(caught.value)
 
@@ -522,7 +523,7 @@ def test_a_bad_question_of_squad_is_named_by_its_place(tmp_path: Path) -> None:
     rows = rows_of(path)
     assert [str(row.error).partition("; ")[0] for row in rows if row.error] == [
         f"{path}:1: data[0].paragraphs[0].qas[0].question is empty, expected some text",
-        f"{path}:1: data[0].paragraphs[1] is no paragraph, expected an object with context and a list qas",
+        f"{path}:1: data[0].paragraphs[1] is not a paragraph, expected an object with context and a list qas",
         f"{path}:1: the row is the number 7, expected an object",
     ]
     assert [(row.sample.question, len(row.sample.positives)) for row in rows if row.sample] == [("q", 1), ("r", 0)]

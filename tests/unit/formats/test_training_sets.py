@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files import rows as row_readers
-from dpr.formats.training_sets import Counts, TrainingSet, open_training_set, write_training_set
+from dpr.formats.training_files.usable_rows import Counts
+from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from tests.helpers.examples import examples
 from tests.helpers.patience import patient
 from tests.helpers.users import bound_by_permissions
@@ -170,7 +171,7 @@ def test_files_without_usable_rows_say_why(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no rows"):
             opened(tmp_path / "t.json")
     path = lines(tmp_path / "u.jsonl", {"question": "q", "positive_ctxs": []}, "{}")
-    with pytest.raises(InputError, match="none of the 2 records can be used: 1 have no positive passage, 1 are bad"):
+    with pytest.raises(InputError, match="none of the 2 rows can be used: 1 have no positive passage, 1 are bad"):
         opened(path, on_bad_row="skip")
     assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
 

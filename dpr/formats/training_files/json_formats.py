@@ -1,0 +1,123 @@
+"""Formats of one JSON object per question: DPR's own (an array or JSON lines), Tevatron's and FlagEmbedding's JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.corpora import write_text
+from dpr.formats.json_records import indented_record
+from dpr.formats.training_files.lookup import Lookup, open_lookup
+from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, content_id, json_rows
+from dpr.formats.training_files.unread_keys import KnownKeys
+from dpr.formats.training_files.values import passages_of, text_of
+from dpr.formats.training_records import checked_answers, sample_from_json, sample_to_json
+
+_DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))
+_LISTS = ("positive_passages", "negative_passages", "positive_document_ids", "negative_document_ids")
+_TEVATRON_KEYS = KnownKeys(("query", "query_text", "query_id", "answers", *_LISTS))
+_FLAG_EMBEDDING_KEYS = KnownKeys(("query", "pos", "neg"))
+
+
+def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """DPR's training files."""
+    return json_rows(path, sample_from_json, options, _DPR_KEYS)
+
+
+def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note: Note = None) -> int:
+    """Writes a DPR training file: JSON lines for names in .jsonl, else a JSON array; compressed for names in ``.gz``. Returns how many."""
+    file = Path(path)
+    if file.name.removesuffix(".gz").endswith(".jsonl"):
+        return _write_lines(lambda _, sample: sample_to_json(sample), file, samples, note)
+    count = 0
+    with write_text(file, note=note) as out:
+        for count, sample in enumerate(samples, 1):
+            out.write(("[" if count == 1 else ",") + indented_record(sample_to_json(sample)))
+        out.write("\n]\n" if count else "[]\n")
+    return count
+
+
+def join_record_files(parts: Iterable[Path], out: Path) -> None:
+    """Joins files of JSON lines into one, whole or not at all, with a checksum beside it; compressed for names in ``.gz``."""
+    with write_text(out, note={}) as joined:
+        for part in parts:
+            joined.write(part.read_text(encoding="utf-8"))
+
+
+def read_tevatron(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """Tevatron's records: version 1 with the passages in the row, version 2 with their ids and ``options.corpus``. Both may be mixed."""
+    corpus = open_lookup(options.corpus, options.cache_dir) if options.corpus else None
+    return json_rows(path, partial(_tevatron_sample, corpus), options, _TEVATRON_KEYS)
+
+
+def read_flag_embedding(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
+    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts. Teacher scores are not read, with a warning."""
+    return json_rows(path, _flag_embedding_sample, options, _FLAG_EMBEDDING_KEYS)
+
+
+def _tevatron_sample(corpus: Lookup | None, record: dict[str, Any]) -> TrainingSample:
+    question = record.get("query", record.get("query_text"))
+    if "positive_document_ids" not in record:
+        if record.get("positive_passages") is None:
+            raise ValueError("no positive_passages and no positive_document_ids, expected one of them")
+        positives, negatives, corpus = "positive_passages", "negative_passages", None
+    elif corpus is None:
+        raise ValueError("the row names passages by id (positive_document_ids); say where they are: corpus=corpus.jsonl")
+    else:
+        positives, negatives = "positive_document_ids", "negative_document_ids"
+    return TrainingSample(
+        text_of(question, "query"),
+        positives=passages_of(record.get(positives), positives, corpus),
+        hard_negatives=passages_of(record.get(negatives), negatives, corpus),
+        answers=checked_answers(record.get("answers")),
+    )
+
+
+def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
+    return {
+        "query_id": str(number),
+        "query": sample.question,
+        **({"answers": list(sample.answers)} if sample.answers else {}),
+        "positive_passages": [_tevatron_passage(passage) for passage in sample.positives],
+        "negative_passages": [_tevatron_passage(passage) for passage in sample.hard_negatives + sample.other_negatives],
+    }
+
+
+def _tevatron_passage(passage: Passage) -> dict[str, str]:
+    return {"docid": content_id(passage), "title": passage.title, "text": passage.text}
+
+
+def _flag_embedding_sample(record: dict[str, Any]) -> TrainingSample:
+    if record.get("pos") is None:
+        raise ValueError("no pos, expected a list of texts")
+    question = text_of(record.get("query"), "query")
+    return TrainingSample(question, passages_of(record["pos"], "pos"), hard_negatives=passages_of(record.get("neg"), "neg"))
+
+
+def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
+    """Title and text are joined by a space; ids and answers have no place in this format."""
+    positives, negatives = (
+        [f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed]
+        for listed in (sample.positives, sample.hard_negatives + sample.other_negatives)
+    )
+    return {"query": sample.question, "pos": positives, "neg": negatives}
+
+
+def _write_lines(
+    record: Callable[[int, TrainingSample], dict[str, Any]], path: Path, samples: Iterable[TrainingSample], note: Note = None
+) -> int:
+    count = 0
+    with write_text(path, note=note) as out:
+        for count, sample in enumerate(samples, 1):
+            out.write(json.dumps(record(count - 1, sample), ensure_ascii=False) + "\n")
+    return count
+
+
+write_tevatron = partial(_write_lines, _tevatron_record)
+"""Writes version 1. Both kinds of negatives become ``negative_passages``; passages without id get one made of their content."""
+write_flag_embedding = partial(_write_lines, _flag_embedding_record)
+"""Writes plain texts. Both kinds of negatives become ``neg``."""
