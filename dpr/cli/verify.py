@@ -48,22 +48,22 @@ def main(argv: list[str]) -> int:
 
 def _parts(folder: Path) -> list[Path]:
     """The folder itself if it has a manifest; else folders in it that have one, checkpoints, which ought to, and files with a checksum."""
-    from dpr.formats.checksums import SUFFIX
+    from dpr.formats.durable import CHECKSUM
 
     if (folder / "manifest.json").exists():
         return [folder]
     found = {file.parent for file in folder.rglob("manifest.json")} | {path for path in folder.glob("*.step*") if path.is_dir()}
-    files = {note.with_name(note.name.removesuffix(SUFFIX)) for note in folder.rglob(f"?*{SUFFIX}")}
+    files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")}
     found |= {file for file in files if not found & set(file.parents)}
     return sorted(path for path in found if _is_visible(path, folder)) or [folder]
 
 
 def _rest(path: Path, parts: list[Path]) -> list[str]:
     """Names of the files in a folder that are in none of its parts."""
-    from dpr.formats.checksums import SUFFIX
+    from dpr.formats.durable import CHECKSUM
 
     known = set(parts)
-    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != SUFFIX and _is_visible(file, path)]
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != CHECKSUM and _is_visible(file, path)]
     return [str(file.relative_to(path)) for file in files if not known & {file, *file.parents}]
 
 

@@ -28,7 +28,7 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question
 from dpr.formats.checksums import cache_root
 from dpr.formats.durable import MANIFEST
-from dpr.formats.parsed_cache import ensure_built
+from dpr.formats.outputs import ensure_built
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
     Facts,

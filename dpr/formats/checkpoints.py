@@ -1,10 +1,10 @@
-"""Checkpoint folders: what a model needs to be used anywhere, and what a run needs to go on. No pickle, every file hashed.
+"""Checkpoint folders: what a model needs to be used anywhere, and what a run needs to resume. No pickle, every file hashed.
 
-The last five are there in checkpoints of a training run only; the manifest is written last.
+Only checkpoints of a training run have the last five files. The manifest is written last.
 
     model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared tower)
     encoder/                 backbone config and tokenizer files, as Hugging Face writes them
-    encoder_settings.json    pooling, lengths: what else decides a vector
+    encoder_settings.json    pooling, lengths: all other settings that decide a vector
     manifest.json            sizes and SHA-256 of all files
     optimizer.safetensors    optimizer state by parameter name
     scaler.json              loss scale of fp16
@@ -15,6 +15,7 @@ The last five are there in checkpoints of a training run only; the manifest is w
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.formats.checksums import verify_start
 from dpr.formats.durable import read_json, verify_folder
 from dpr.formats.json_records import describe
 
@@ -43,7 +43,7 @@ METRICS_RECORD = "metrics_lines"
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether the folder is one of ours (not: whether it is whole)."""
+    """Whether the folder is one of ours (complete or not)."""
     return (folder / MODEL_FILE).is_file() and (folder / SETTINGS_FILE).is_file()
 
 
@@ -85,25 +85,31 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 
 def check_whole(folder: Path) -> None:
     """Raises CheckpointError unless every file of the folder is as its manifest says."""
-    problems = verify_folder(folder)
-    if problems:
-        raise CheckpointError(
-            "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else ""),
-            file=folder,
-            expected="the files its manifest lists",
-            hint="use another checkpoint of the run",
-        )
+    if problems := verify_folder(folder):
+        found = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])])
+        raise CheckpointError(found, file=folder, expected="the files its manifest lists", hint="use another checkpoint of the run")
+
+
+def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
+    """Size and SHA-256 of the first ``size`` bytes of a run's ``metrics.jsonl`` (None: all); a missing file counts as empty."""
+    file = run / METRICS_LINES
+    data = file.read_bytes()[:size] if file.exists() else b""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def metrics_problems(run: Path) -> list[str] | None:
-    """What is wrong with the ``metrics.jsonl`` of a run's folder up to its last checkpoint; None where there is no record of it."""
+    """Problems of a run's ``metrics.jsonl`` up to its last checkpoint; None where ``run.json`` does not record it."""
     try:
         facts = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
-    except InputError as error:
+        if not isinstance(facts, dict) or METRICS_RECORD not in facts:
+            return None
+        stated = facts[METRICS_RECORD]
+        found = describe_metrics(run, int(stated["bytes"]))
+    except (InputError, OSError, TypeError, KeyError, ValueError) as error:
         return [f"cannot be compared with what was written ({error})"]
-    if not isinstance(facts, dict) or METRICS_RECORD not in facts:
-        return None
-    return verify_start(run / METRICS_LINES, facts[METRICS_RECORD])
+    if found["bytes"] < stated["bytes"]:
+        return [f"has been cut to {found['bytes']:,} of the {stated['bytes']:,} bytes that were written"]
+    return [] if found["sha256"] == stated.get("sha256") else ["content has changed since it was written"]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -119,37 +125,21 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
     """The checkpoints of a run, newest (highest step) first."""
-    pattern = re.compile(re.escape(name) + r"\.step(\d+)")
-    found = [
-        (int(match[1]), path) for path in output_dir.glob(f"{name}.step*") if (match := pattern.fullmatch(path.name)) and path.is_dir()
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
+    steps = {path: re.fullmatch(re.escape(name) + r"\.step(\d+)", path.name) for path in output_dir.glob(f"{name}.step*") if path.is_dir()}
+    return [path for _, path in sorted(((int(match[1]), path) for path, match in steps.items() if match), reverse=True)]
 
 
-def last_checkpoint(path: Path) -> Path:
-    """A checkpoint folder as it is; for a run folder its last checkpoint, from which the run goes on.
+def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
+    """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no best or it is not preferred.
 
     Raises:
         CheckpointError: there is none.
     """
-    return _checkpoint_of(path, ("last_checkpoint",))
-
-
-def resolve_checkpoint(path: Path) -> Path:
-    """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no best.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    return _checkpoint_of(path, ("best_checkpoint", "last_checkpoint"))
-
-
-def _checkpoint_of(path: Path, keys: tuple[str, ...]) -> Path:
     if (path / RUN_FILE).is_file():
         run = read_json(path / RUN_FILE)
         if not isinstance(run, dict):
             raise CheckpointError(f"is {describe(run)}", file=path / RUN_FILE, expected="an object")
-        for key in keys:
+        for key in ("best_checkpoint", "last_checkpoint")[0 if prefer_best else 1 :]:
             name = run.get(key)
             if name is not None and (not isinstance(name, str) or Path(name).name != name):
                 raise CheckpointError(f"{key} is {describe(name)}", file=path / RUN_FILE, expected="the name of a folder beside it")

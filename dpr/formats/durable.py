@@ -1,8 +1,7 @@
-"""The one place that writes output files and folders, so that nothing half-written is ever read as whole.
+"""The only writer of output files and folders, so that nothing half-written is ever read as complete.
 
-1. Write beside the target, under a name that starts with ``.tmp-``.
-2. Flush to the disk (fsync), for folders also hash every file and write ``manifest.json`` last.
-3. Rename onto the target, flush the parent folder.
+Write beside the target under a name that starts with ``.tmp-``; flush to disk (folders: hash every file, write ``manifest.json`` last);
+rename onto the target; flush the parent folder.
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ from dpr.formats.leftovers import REPLACED, remove, remove_leftovers_once, tempo
 MANIFEST = "manifest.json"
 SCHEMA = 1
 CHECKSUM = ".sha256"
+MADE_OF = "# made_of "
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-# Of libraries that raise errors of their own, and of numpy, which gives no number.
-_SAYS_SO = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"]))
+# Messages of libraries with their own exceptions, and of numpy, whose OSError has no errno.
+_DISK_MESSAGES = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"]))
 
 
 @contextmanager
 def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str, Any] | None = None) -> Iterator[Path]:
-    """A folder that appears at ``target`` complete, with a manifest, or not at all.
+    """Yields an empty folder that appears at ``target`` complete, with a manifest, or not at all.
 
-    Yields an empty folder to write into. ``metadata`` is read when the block ends, so that it can be filled inside. Files get the mode
-    that the umask asks for, whoever wrote them (safetensors leaves 0600). An empty folder at ``target`` counts as absent.
+    ``metadata`` is read when the block ends, so the block may fill it. Files get the mode that the umask asks for, whoever wrote them
+    (safetensors leaves 0600). An empty folder at ``target`` counts as absent.
 
     Raises:
-        InputError: ``target`` exists and ``overwrite`` is false; found at the start, or at the end when it appeared meanwhile.
+        InputError: ``target`` exists, or appears meanwhile, and ``overwrite`` is false.
         OutputError: it cannot be written.
     """
     target = Path(target)
@@ -66,8 +66,8 @@ def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str,
 def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | None = None) -> Iterator[IO[Any]]:
     """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8, newlines as written.
 
-    With ``note`` its checksum is written beside it, and in the same file the note: what the output was made of. That comes first, so that
-    a file that is there always has one; a process killed in between leaves the checksum of a file that is not there yet.
+    With ``note``, a checksum file beside it holds its SHA-256 and the note: what the output was made of. The checksum is written first, so
+    that an existing file always has one; a process killed in between leaves the checksum of a missing file.
 
     Raises:
         OutputError: it cannot be written.
@@ -88,7 +88,7 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
             os.fsync(file.fileno())
         if note is not None:
             with durable_file(target.with_name(target.name + CHECKSUM)) as out:
-                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"# made_of {_dumps(note)}\n" if note else ""))
+                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"{MADE_OF}{_dumps(note)}\n" if note else ""))
         with writing(target):
             os.replace(temporary, target)
             flush(target.parent)
@@ -101,8 +101,7 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
 def writing(target: Path, *, calls_others: bool = False, hint: str | None = None) -> Iterator[None]:
     """A block whose failed writes become an OutputError that names ``target``.
 
-    A block that ``calls_others`` may fail for other reasons too, which are left as they are: there only what says that the disk is full or
-    broken is a failed write.
+    A block that ``calls_others`` can also fail for other reasons: only errors that report a full or broken disk are converted there.
     """
     try:
         yield
@@ -112,19 +111,19 @@ def writing(target: Path, *, calls_others: bool = False, hint: str | None = None
         number = error.errno if isinstance(error, OSError) else None
         if number in _DISK_FAILS or (isinstance(error, OSError) and not calls_others):
             raise OutputError(target, error.strerror or str(error), hint=hint) from error  # type: ignore[attr-defined]
-        if calls_others and number is None and not isinstance(error, InputError) and (said := _SAYS_SO.search(str(error))):
-            raise OutputError(target, said[0], hint=hint) from error
+        if calls_others and number is None and not isinstance(error, InputError) and (match := _DISK_MESSAGES.search(str(error))):
+            raise OutputError(target, match[0], hint=hint) from error
         raise
 
 
 def write_json(path: Path, obj: Any, *, note: Mapping[str, Any] | None = None) -> None:
-    """Writes ``obj`` durably as JSON with sorted keys. Numbers that are not finite become null, as JSON has none."""
+    """Writes ``obj`` durably as JSON with sorted keys. NaN and infinity, which JSON lacks, become null."""
     with durable_file(Path(path), note=note) as file:
         file.write(_dumps(obj, indent=2) + "\n")
 
 
 def append_jsonl(path: Path, obj: Any) -> None:
-    """Adds one line in one write call, so that lines of several processes do not mix. Closes a line that a killed writer left open."""
+    """Adds one line in one write call, so that lines of several processes do not mix. Ends a line that a killed writer left open."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (_dumps(obj) + "\n").encode()
@@ -134,6 +133,14 @@ def append_jsonl(path: Path, obj: Any) -> None:
             if file.read(1) != b"\n":
                 line = b"\n" + line
         file.write(line)
+
+
+@contextmanager
+def appended(path: Path) -> Iterator[IO[bytes]]:
+    """A log open for appending, unbuffered. It is written in place, since nobody can say when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab", buffering=0) as file:
+        yield file
 
 
 def read_json(path: Path) -> Any:
@@ -154,23 +161,19 @@ def read_json(path: Path) -> Any:
 
 
 def write_manifest(folder: Path, metadata: dict[str, Any], *, files: dict[str, dict[str, Any]] | None = None) -> None:
-    """Writes the folder's ``manifest.json``: lists, flushes and hashes every file in it.
-
-    ``files`` are the entries to list instead, of files that were flushed and hashed when they were written.
-    """
+    """Flushes and hashes every file of a folder and writes ``manifest.json``; ``files`` are the entries where that is done already."""
     if files is None:
         files = {}
-        with durable_file(folder / MANIFEST, "wb"):
-            pass  # takes the mode of an ordinary new file, which the others are given
+        (folder / MANIFEST).touch()  # takes the mode of an ordinary new file, which the others are given
         mode = (folder / MANIFEST).stat().st_mode & 0o777
         (folder / MANIFEST).unlink()
-        for path in _plain_files(folder):
-            path.chmod(mode)
-            flush(path)
-            files[path.relative_to(folder).as_posix()] = describe_file(path)
         for path in sorted(folder.rglob("*")):
-            if path.is_dir():
-                flush(path)
+            if path.is_symlink():
+                raise ValueError(f"{path} is a symbolic link; a durable folder holds plain files")
+            if path.is_file():
+                path.chmod(mode)
+                files[path.relative_to(folder).as_posix()] = describe_file(path)
+            flush(path)
     manifest = {"schema": SCHEMA, "tool": f"dpr {__version__}", "metadata": metadata, "files": files}
     write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
 
@@ -186,8 +189,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a folder.
 
     Raises:
-        InputError: no manifest (the folder is unfinished or not ours), not a manifest, of an unknown schema, with names that leave the
-            folder, or changed since it was written.
+        InputError: missing (the folder is unfinished or not ours), invalid, of an unknown schema, changed since it was written, or with
+            names that leave the folder.
     """
     path = Path(path)
     file = path / MANIFEST
@@ -203,7 +206,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("schema") != SCHEMA:
         raise InputError(f"manifest schema {manifest.get('schema')!r} is not known", file=file, expected=str(SCHEMA))
     for name, entry in manifest["files"].items():
-        if not _stays_inside(name):
+        parts = Path(name).parts
+        if not parts or Path(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
             raise InputError(f"the file name {name!r} leaves the folder", file=file)
         if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("sha256"), str):
             raise InputError(f"the entry of {name!r} has no bytes and sha256", file=file)
@@ -214,7 +218,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify_folder(path: Path) -> list[str]:
-    """What is wrong with a folder that has a manifest, one sentence each; empty when all its files are as they were written."""
+    """Problems of a folder with a manifest, one sentence each; empty when all its files are as they were written."""
     path = Path(path)
     try:
         listed = read_manifest(path)["files"]
@@ -226,21 +230,29 @@ def verify_folder(path: Path) -> list[str]:
         name = found.relative_to(path).as_posix()
         if found.is_symlink():
             problems.append(f"{name}: is a symbolic link")
-            present.add(name)
-        elif not found.is_dir():
-            present.add(name)
-            if name not in listed and name != MANIFEST:
-                problems.append(f"{name}: is not in the manifest")
-    for name, entry in listed.items():
-        if name not in present:
-            problems.append(f"{name}: is missing")
-        elif not (path / name).is_symlink():
-            problems += _compare_file(path / name, name, entry)
-    return problems
+        elif found.is_dir():
+            continue
+        elif name in listed:
+            problems += [f"{name}: {problem}" for problem in _differences(found, listed[name])]
+        elif name != MANIFEST:
+            problems.append(f"{name}: is not in the manifest")
+        present.add(name)
+    return problems + [f"{name}: is missing" for name in listed if name not in present]
+
+
+def _differences(path: Path, entry: dict[str, Any]) -> list[str]:
+    try:
+        if (size := path.stat().st_size) != entry["bytes"]:
+            return [f"has {size} bytes, the manifest says {entry['bytes']}"]
+        if describe_file(path)["sha256"] != entry["sha256"]:
+            return ["content has changed (SHA-256 differs from the manifest)"]
+    except OSError as error:
+        return [f"cannot be read ({error.strerror})"]
+    return []
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a durable folder as a whole: a process killed meanwhile leaves something to clear away, never half a folder of that name."""
+    """Removes a durable folder at once: a process killed meanwhile leaves a temporary folder, never half a folder of that name."""
     doomed = temporary_beside(folder)
     remove(doomed)
     os.rename(folder, doomed)
@@ -275,7 +287,7 @@ def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def flush(path: Path) -> None:
-    """Brings a file's content, or a folder's names, to the disk. (Windows flushes no folders, and only files open for writing.)"""
+    """Flushes a file's content, or a folder's names, to disk. (Windows flushes no folders, and only files open for writing.)"""
     is_windows, is_folder = os.name == "nt", path.is_dir()
     if is_windows and is_folder:
         return
@@ -287,33 +299,6 @@ def flush(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _plain_files(folder: Path) -> list[Path]:
-    found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise ValueError(f"{path} is a symbolic link; a durable folder holds plain files")
-        if path.is_file():
-            found.append(path)
-    return found
-
-
-def _stays_inside(name: str) -> bool:
-    parts = Path(name).parts
-    return bool(parts) and not Path(name).is_absolute() and ".." not in parts and "\\" not in name and "\0" not in name
-
-
-def _compare_file(path: Path, name: str, entry: dict[str, Any]) -> list[str]:
-    try:
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            return [f"{name}: has {size} bytes, the manifest says {entry['bytes']}"]
-        if describe_file(path)["sha256"] != entry["sha256"]:
-            return [f"{name}: content has changed (SHA-256 differs from the manifest)"]
-    except OSError as error:
-        return [f"{name}: cannot be read ({error.strerror})"]
-    return []
 
 
 def _digest(manifest: dict[str, Any]) -> str:

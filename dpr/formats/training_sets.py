@@ -14,14 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import TrainingSample
 from dpr.formats.checksums import cache_root, content_sha256
 from dpr.formats.durable import durable_folder, read_manifest
-from dpr.formats.parsed_cache import cache_key, ensure_built
+from dpr.formats.outputs import cache_key, ensure_built
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.json_formats import write_training_set as write_training_set
 from dpr.formats.training_files.registry import files_read, format_of
@@ -29,7 +27,7 @@ from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_files.unread_keys import UnreadKeys
 from dpr.formats.training_files.usable_rows import Counts, UsableRows, shown
 from dpr.formats.training_records import sample_to_json
-from dpr.formats.training_store import RowStore, RowStoreWriter
+from dpr.formats.training_store import RowStore, write_rows
 
 logger = get_logger(__name__)
 
@@ -37,11 +35,12 @@ _CACHE_VERSION = 3  # a change in what is read out of a file must change it, so 
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 
-class TrainingSet:
+class TrainingSet(RowStore):
     """A training set on disk, by row number. Pickles as a path."""
 
     def __init__(self, folder: Path, name: str) -> None:
         metadata = read_manifest(folder)["metadata"]
+        super().__init__(folder)
         self.name = name
         self.fingerprint: str = metadata["fingerprint"]
         """Changes with the content of the files, not with their names or times."""
@@ -49,37 +48,6 @@ class TrainingSet:
         self.unread: dict[str, str] = metadata["unread"]
         """Warnings about keys that are not read, by key."""
         self._folder = folder
-        self._store = RowStore(folder)
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def __getitem__(self, row: int) -> TrainingSample:
-        return self._store.sample(row)
-
-    def questions(self) -> Iterator[str]:
-        """The questions of all rows, in order, without reading the rest."""
-        return self._store.questions()
-
-    def known_positives(self, row: int) -> tuple[Passage, ...]:
-        """All passages known to answer the question of ``row``: its own, then those of rows with exactly the same question."""
-        found = self._store.positives(row)
-        for other in self._store.rows_with_same_question(row):
-            found += self._store.positives(other)
-        return tuple(dict.fromkeys(found))
-
-    def rows_with_same_question(self, row: int) -> list[int]:
-        """Other rows whose question is exactly that of ``row``, in order."""
-        return self._store.rows_with_same_question(row)
-
-    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Of every row the characters of its question (N,), and of positives, hard_negatives and other_negatives those of all passages
-        (titles included) and how many there are (N, 2)."""
-        return self._store.character_counts()
-
-    def block_ends(self) -> list[int]:
-        """Row numbers where the blocks end in which rows are stored (some MB of text each); the last is the number of rows."""
-        return self._store.block_ends()
 
     def __reduce__(self) -> tuple[object, ...]:
         return (TrainingSet, (self._folder, self.name))
@@ -132,17 +100,14 @@ class _Builder:
         self._unread = UnreadKeys()
 
     def folder_name(self) -> str:
-        """Says what the folder is made of: the content of all files that are read."""
+        """The name of the cache folder, from the content of all files that are read."""
         read = [file for path in self._paths for file in files_read(path)]
         return f"training-{cache_key(read, [_CACHE_VERSION, self._limit])}"
 
     def build(self, folder: Path) -> None:
         metadata: dict[str, Any] = {}
         with durable_folder(folder, overwrite=True, metadata=metadata) as temporary:
-            with RowStoreWriter(temporary) as store:
-                for path in self._paths:
-                    for sample in self._samples(path):
-                        store.add(sample)
+            write_rows(temporary, (sample for path in self._paths for sample in self._samples(path)))
             self._usable.require_some(self._paths)
             if self.folder_name() != folder.name:
                 again = "rerun the same command when it is complete"

@@ -1,4 +1,4 @@
-"""Training samples in an Arrow file that is mapped, not loaded (readable with ``datasets.Dataset.from_file`` too).
+"""Training samples in a memory-mapped Arrow file (also readable with ``datasets.Dataset.from_file``).
 
 rows.arrow       one row per sample, as an Arrow stream of record batches
 duplicates.npy   (d, 2) int64: row and first row of the same question, for all rows whose question occurs more than once
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,75 +24,50 @@ _BATCH_CHARACTERS = 4 * 2**20  # small enough that a reader of one row touches l
 _BATCH_ROWS = 10_000
 
 _PASSAGES = pa.list_(pa.struct({"text": pa.string(), "title": pa.string(), "id": pa.string(), "has_score": pa.bool_()}))
-_SCHEMA = pa.schema(
-    {
-        "question": pa.string(),
-        "answers": pa.list_(pa.string()),
-        "positives": _PASSAGES,
-        "hard_negatives": _PASSAGES,
-        "other_negatives": _PASSAGES,
-    }
-)
+_LISTS = ("positives", "hard_negatives", "other_negatives")
+_SCHEMA = pa.schema({"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)})
 
 
-class RowStoreWriter:
+def write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
     """Writes samples in order into a folder. Memory: one batch, and 8 bytes per sample."""
+    hashes = array("Q")
+    with pa.OSFile(str(folder / _ROWS), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+        batch: list[TrainingSample] = []
+        characters = 0
+        for sample in samples:
+            batch.append(sample)
+            hashes.append(_hash(sample.question))
+            characters += len(sample.question)
+            characters += sum(len(passage.text) + len(passage.title) for name in _LISTS for passage in getattr(sample, name))
+            if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_ROWS:
+                writer.write_batch(_record_batch(batch))
+                batch, characters = [], 0
+        if batch:
+            writer.write_batch(_record_batch(batch))
+    np.save(folder / _DUPLICATES, _find_duplicates(folder, np.frombuffer(hashes, dtype=np.uint64)))
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
-        self._characters = 0
-        self._hashes = array("Q")
 
-    def __enter__(self) -> RowStoreWriter:
-        self._sink = pa.OSFile(str(self._folder / _ROWS), "wb")
-        self._writer = pa.ipc.new_stream(self._sink, _SCHEMA)
-        return self
+def _record_batch(samples: Sequence[TrainingSample]) -> pa.RecordBatch:
+    columns = [[sample.question for sample in samples], [sample.answers for sample in samples]]
+    for name in _LISTS:
+        columns.append([[(p.text, p.title, p.id, p.has_score) for p in getattr(sample, name)] for sample in samples])
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
-    def add(self, sample: TrainingSample) -> None:
-        """Appends a sample; it becomes the next row."""
-        self._columns["question"].append(sample.question)
-        self._columns["answers"].append(sample.answers)
-        for name in ("positives", "hard_negatives", "other_negatives"):
-            passages: tuple[Passage, ...] = getattr(sample, name)
-            self._columns[name].append([(p.text, p.title, p.id, p.has_score) for p in passages])
-            self._characters += sum(len(p.text) + len(p.title) for p in passages)
-        self._characters += len(sample.question)
-        self._hashes.append(_hash(sample.question))
-        if self._characters >= _BATCH_CHARACTERS or len(self._columns["question"]) >= _BATCH_ROWS:
-            self._flush()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self._flush()
-        self._writer.close()
-        self._sink.close()
-        if kind is None:
-            np.save(self._folder / _DUPLICATES, self._find_duplicates())
-
-    def _flush(self) -> None:
-        if self._columns["question"]:
-            arrays = [pa.array(self._columns[field.name], type=field.type) for field in _SCHEMA]
-            self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
-        self._columns = {name: [] for name in _SCHEMA.names}
-        self._characters = 0
-
-    def _find_duplicates(self) -> np.ndarray:
-        """Rows of equal hash, confirmed by comparing the questions themselves."""
-        hashes = np.frombuffer(self._hashes, dtype=np.uint64)
-        _, group, count = np.unique(hashes, return_inverse=True, return_counts=True)
-        suspects = np.flatnonzero(count[group] > 1)
-        if not len(suspects):
-            return np.empty((0, 2), dtype=np.int64)
-        store = RowStore(self._folder)
-        first: dict[str, int] = {}
-        pairs = [(int(row), first.setdefault(store.question(int(row)), int(row))) for row in suspects]
-        repeated = {leader for row, leader in pairs if row != leader}
-        return np.array([pair for pair in pairs if pair[1] in repeated], dtype=np.int64).reshape(-1, 2)
+def _find_duplicates(folder: Path, hashes: np.ndarray) -> np.ndarray:
+    """Rows of equal hash, confirmed by comparing the questions themselves."""
+    _, group, count = np.unique(hashes, return_inverse=True, return_counts=True)
+    suspects = np.flatnonzero(count[group] > 1).tolist()
+    store = RowStore(folder) if suspects else None
+    first: dict[str, int] = {}
+    pairs = [(row, first.setdefault(store.question(row), row)) for row in suspects] if store else []
+    repeated = {leader for row, leader in pairs if row != leader}
+    return np.array([pair for pair in pairs if pair[1] in repeated], dtype=np.int64).reshape(-1, 2)
 
 
 class RowStore:
-    """Reads rows of a folder that RowStoreWriter wrote. Maps the file; nothing is copied before it is asked for.
+    """Reads rows of a folder that ``write_rows`` wrote. The file is mapped; nothing is copied before it is asked for.
 
     Raises:
         InputError: the folder's files are damaged.
@@ -116,7 +89,14 @@ class RowStore:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    def __getitem__(self, row: int) -> TrainingSample:
+        batch, place = self._find(row)
+        positives, hard_negatives, other_negatives = (_passages(batch, name, place) for name in _LISTS)
+        answers = tuple(batch.column("answers")[place].as_py())
+        return TrainingSample(batch.column("question")[place].as_py(), positives, hard_negatives, other_negatives, answers)
+
     def block_ends(self) -> list[int]:
+        """Row numbers where the blocks end in which rows are stored (some MB of text each); the last is the number of rows."""
         return [int(end) for end in self._ends]
 
     def question(self, row: int) -> str:
@@ -124,31 +104,19 @@ class RowStore:
         return str(batch.column("question")[place].as_py())
 
     def questions(self) -> Iterator[str]:
-        """All of them, in order; only their column is read."""
+        """The questions of all rows, in order; only their column is read."""
         for batch in self._batches:
             yield from batch.column("question").to_pylist()
 
-    def sample(self, row: int) -> TrainingSample:
-        batch, place = self._find(row)
-        return TrainingSample(
-            question=batch.column("question")[place].as_py(),
-            positives=_passages(batch, "positives", place),
-            hard_negatives=_passages(batch, "hard_negatives", place),
-            other_negatives=_passages(batch, "other_negatives", place),
-            answers=tuple(batch.column("answers")[place].as_py()),
-        )
-
-    def positives(self, row: int) -> tuple[Passage, ...]:
-        batch, place = self._find(row)
-        return _passages(batch, "positives", place)
+    def known_positives(self, row: int) -> tuple[Passage, ...]:
+        """All passages known to answer the question of ``row``: its own, then those of rows with exactly the same question."""
+        places = (self._find(same) for same in (row, *self.rows_with_same_question(row)))
+        return tuple(dict.fromkeys(passage for batch, place in places for passage in _passages(batch, "positives", place)))
 
     def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Of every row the characters of its question (N,), and of each list those of its passages (with titles) and how many (N, 2)."""
+        """Characters of each row's question (N,); per kind of passage, characters (titles included) and number of each row's (N, 2)."""
         questions = [pc.utf8_length(batch.column("question")).to_numpy(zero_copy_only=False) for batch in self._batches]
-        passages = {
-            column: np.concatenate([_passage_characters(batch.column(column)) for batch in self._batches])
-            for column in ("positives", "hard_negatives", "other_negatives")
-        }
+        passages = {name: np.concatenate([_passage_characters(batch.column(name)) for batch in self._batches]) for name in _LISTS}
         return np.concatenate(questions).astype(np.int64), passages
 
     def rows_with_same_question(self, row: int) -> list[int]:

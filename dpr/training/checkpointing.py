@@ -15,7 +15,6 @@ from dpr.core.distributed import current_ranks, from_main, gather_rows, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DprError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
-from dpr.formats.checksums import describe_start
 from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
 from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, this_process
 from dpr.formats.run_lock import RunLock
@@ -159,7 +158,7 @@ class CheckpointFolder:
             checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
             checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
         best = {key: value for key, value in asdict(progress).items() if key.startswith("best_")}
-        metrics = {checkpoints.METRICS_RECORD: describe_start(self.output_dir / checkpoints.METRICS_LINES)}
+        metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
         write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **best, **metrics})
         # Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept.
         kept = [path for path in checkpoints.checkpoint_folders(self.output_dir, self.name) if _step_of(path) <= progress.step]
@@ -203,7 +202,7 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
     if newest is not None:
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
     if (other := settings.continued_run()) is not None:
-        last = checkpoints.last_checkpoint(other)
+        last = checkpoints.resolve_checkpoint(other, prefer_best=False)
         on_main(lambda: checkpoints.check_whole(last))
         return StoredRun(last, *CheckpointFolder.read_state(last), is_other=True)
     if settings.resume_mode() == "require":
@@ -222,7 +221,7 @@ def stored_pool_size(folder: CheckpointFolder, settings: TrainingSettings) -> in
         other = settings.continued_run()
         try:
             if found or other is not None:
-                newest = found[0] if found else checkpoints.last_checkpoint(Path(str(other)))
+                newest = found[0] if found else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
                 size = int(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"]["train.global_batch_size"])
         except (DprError, KeyError, TypeError, ValueError):
             pass  # damaged: reported when the run is resumed

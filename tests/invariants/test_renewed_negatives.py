@@ -156,7 +156,7 @@ def test_a_run_at_its_end_and_one_that_was_not_meant_to_go_on_are_refused(encode
 
 def test_a_damaged_checkpoint_is_not_gone_on_from(encoder: Path, tmp_path: Path) -> None:
     trainer(encoder, tmp_path / "one", FIRST, stop_at_epoch=1).train()
-    weights = checkpoints.last_checkpoint(tmp_path / "one") / checkpoints.OPTIMIZER_FILE
+    weights = checkpoints.resolve_checkpoint(tmp_path / "one", prefer_best=False) / checkpoints.OPTIMIZER_FILE
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="optimizer"):
         trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "one")).resume()

@@ -23,7 +23,7 @@ from dpr.formats.checksums import cache_root
 from dpr.formats.corpora import is_json_name, read_passages
 from dpr.formats.durable import durable_folder
 from dpr.formats.json_records import iter_json_records
-from dpr.formats.parsed_cache import cache_key, ensure_built
+from dpr.formats.outputs import cache_key, ensure_built
 from dpr.formats.text_input import has_lone_surrogate, iter_lines
 from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
 from dpr.formats.training_files.rows import ReadOptions

@@ -368,7 +368,7 @@ def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     samples = [TrainingSample(f"q{number}", (Passage("p" * (number % 40 + 1), id=str(number)),)) for number in range(101)]
     write_training_set(tmp_path / "t.jsonl", samples)
     data = opened(tmp_path / "t.jsonl")
-    assert len(data._store._batches) > 10
+    assert len(data.block_ends()) > 10
     assert rows(data) == samples
 
 
