@@ -158,7 +158,7 @@ def write_data(data: Path, folder: Path) -> str:
         source += f", {len(rows)} questions to {purpose} on"
     texts = [text for sample in samples for text in (sample.question, sample.positives[0].text)]
     write_encoder(
-        folder / "encoder", lambda: texts, shape=EncoderShape(num_layers=1, hidden_size=128, max_positions=64), vocab_size=VOCABULARY
+        folder / "encoder", lambda: texts, shape=EncoderShape(num_layers=1, hidden_size=128, max_positions=64, vocab_size=VOCABULARY)
     )
     return source
 

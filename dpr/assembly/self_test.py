@@ -86,7 +86,7 @@ class _SelfTest:
 
     def encoder(self) -> str | None:
         texts = [f"{word} and again" for word in _WORDS]
-        write_encoder(self._encoder, lambda: texts, shape=EncoderShape(hidden_size=64, max_positions=16), vocab_size=64, num_unused=2)
+        write_encoder(self._encoder, lambda: texts, shape=EncoderShape(hidden_size=64, max_positions=16, vocab_size=64, num_unused=2))
         model = self._model()
         if not model.question_model.is_packed:
             return "the encoder cannot be packed; batches would be padded"

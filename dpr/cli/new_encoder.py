@@ -19,16 +19,10 @@ def main(argv: list[str]) -> int:
     from dpr.preparation.new_encoder import EncoderShape, new_encoder
 
     configure_logging()
-    size = new_encoder(
-        options.out,
-        options.corpus,
-        options.questions,
-        shape=EncoderShape(options.layers, options.hidden, options.heads, options.max_positions),
-        vocab_size=options.vocab_size,
-        lower_case=not options.cased,
-        num_unused=options.unused_slots,
-        overwrite=options.overwrite,
+    shape = EncoderShape(
+        options.layers, options.hidden, options.heads, options.max_positions, options.vocab_size, not options.cased, options.unused_slots
     )
+    size = new_encoder(options.out, options.corpus, options.questions, shape=shape, overwrite=options.overwrite)
     print(f"{options.out}: {options.layers} layer(s), {options.hidden} wide, {size} tokens; weights come with training")
     return 0
 

@@ -1,4 +1,4 @@
-"""``dpr check-data``: what is wrong, or merely worth knowing, about training data, found in one pass before a model is trained on them.
+"""``dpr check-data``: finds what is wrong or noteworthy in training data, in one pass before a model is trained on them.
 
 Memory: 8 bytes per row, 16 per passage that a row lists, and samples of fixed size; texts are not kept.
 """
@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ _WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u3
 
 @dataclass(slots=True)
 class Finding:
-    """Something that occurred: how often, and where first."""
+    """How often something occurred, and where first."""
 
     count: int = 0
     places: list[str] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Reservoir:
     """A sample of fixed size of a stream, every item with the same chance; the same for the same stream."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
-        self.size, self.seen, self.items = size, 0, list[object]()
+        self.size, self.seen, self.items = size, 0, list[Any]()
         self._random = random.Random(seed)
 
     def add(self, item: object) -> None:
@@ -54,20 +55,17 @@ class Reservoir:
 
 
 class DataCheck:
-    """Takes the rows of a data set one after the other (``add``), then says what was found (``finish``)."""
+    """Takes the rows of a data set one after the other (``add``); ``finish`` completes the findings."""
 
     def __init__(self) -> None:
-        self.rows = self.kept = self.records = 0
-        self.num_positives = self.num_hard = self.num_other = self.num_answers = self.without_hard = 0
+        self.rows = self.records = 0
+        self.num_answers = self.without_hard = self.compared_rows = 0
         self.bad_rows, self.without_positives = Finding(), Finding()
         self.positive_as_negative, self.near_duplicates = Finding(), Finding()
         self.repeated_rows, self.repeated_questions = Finding(), Finding()
         self.single_words, self.unread_keys = Finding(), Finding()
-        self.reasons: dict[str, int] = {}
-        self.compared_rows = 0
-        self.texts = {
-            role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(("question", "positive", "hard negative", "other negative"))
-        }
+        roles = ("question", "positive", "hard negative", "other negative")
+        self.texts = {role: Reservoir(SAMPLE_SIZE, seed) for seed, role in enumerate(roles)}
         self.examples = Reservoir(5, seed=9)
         self.questions, self.positives = array("Q"), array("Q")
         self._contents, self._places = array("Q"), array("Q")
@@ -76,50 +74,46 @@ class DataCheck:
         self._stride, self._comparisons = 1, 0
 
     def add(self, row: SourceRow) -> None:
-        """Looks at one row."""
+        """Checks one row."""
         self.rows += row.num_rows
         where = f"{row.file}:{row.line}"
-        if row.sample is None:
+        sample = row.sample
+        if sample is None:
             self.bad_rows.add(str(row.error))
             return
-        sample = row.sample
         if not sample.positives:
             self.without_positives.add(where)
             return
-        self.kept += row.num_rows
         self.records += 1
         self._count(sample)
         place = self._place(row)
         question = text_hash(plain(sample.question))
+        positives = [_identity(passage) for passage in sample.positives]
+        negatives = sample.hard_negatives + sample.other_negatives
         self.questions.append(question)
         self._places.append(place)
-        positives = [_identity(passage) for passage in sample.positives]
         self.positives.extend(positives)
-        if any(_is_single_word(passage.text) for passage in sample.positives + sample.hard_negatives + sample.other_negatives):
+        if any(_is_single_word(passage.text) for passage in sample.positives + negatives):
             self.single_words.add(where)
         self._contents.append(text_hash(repr((question, sorted(positives)))))
         self._known.extend(_pair(question, identity) for identity in positives)
-        for passage in sample.hard_negatives + sample.other_negatives:
-            self._negatives.append(_pair(question, _identity(passage)))
-            self._negative_places.append(place)
+        self._negatives.extend(_pair(question, _identity(passage)) for passage in negatives)
+        self._negative_places.extend([place] * len(negatives))
         self._compare(sample, where)
         self.examples.add(sample)
 
     def finish(self) -> DataCheck:
-        """Finds what only shows when all rows are known: repeats, and negatives that are positives of another row of the same question."""
+        """Finds repeats, and negatives that are positives of another row of the same question: this takes all rows."""
         for hashes, finding in ((self._contents, self.repeated_rows), (self.questions, self.repeated_questions)):
-            for index in _repeats(np.frombuffer(hashes, dtype=np.uint64)):
+            _, first = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True)
+            for index in np.setdiff1d(np.arange(len(hashes)), first):
                 finding.add(self._name(self._places[int(index)]))
         known = np.unique(np.frombuffer(self._known, dtype=np.uint64))
-        negatives = np.frombuffer(self._negatives, dtype=np.uint64)
-        for index in np.flatnonzero(np.isin(negatives, known)):
+        for index in np.flatnonzero(np.isin(np.frombuffer(self._negatives, dtype=np.uint64), known)):
             self.positive_as_negative.add(self._name(self._negative_places[int(index)]))
         return self
 
     def _count(self, sample: TrainingSample) -> None:
-        self.num_positives += len(sample.positives)
-        self.num_hard += len(sample.hard_negatives)
-        self.num_other += len(sample.other_negatives)
         self.num_answers += bool(sample.answers)
         self.without_hard += not sample.hard_negatives
         self.texts["question"].add(sample.question)
@@ -131,16 +125,15 @@ class DataCheck:
     def _compare(self, sample: TrainingSample, where: str) -> None:
         if not sample.hard_negatives or self.records % self._stride:
             return
-        # Rows are looked at ever more seldom, so that a file with a hundred negatives a row takes no longer than its reading.
+        # Ever fewer rows are compared, so that a file with a hundred negatives a row takes no longer than its reading.
         self.compared_rows += 1
         self._comparisons += len(sample.hard_negatives)
         if self._comparisons > _COMPARISONS:
             self._stride, self._comparisons = self._stride * 2, 0
-        own = [words_of(passage.text) for passage in sample.positives]
-        texts = {plain(passage.text) for passage in sample.positives}
+        positives = {plain(passage.text): words_of(passage.text) for passage in sample.positives}
         for passage in sample.hard_negatives:
             words = words_of(passage.text)
-            if plain(passage.text) not in texts and any(jaccard(words, other) >= NEAR_DUPLICATE for other in own):
+            if plain(passage.text) not in positives and any(jaccard(words, other) >= NEAR_DUPLICATE for other in positives.values()):
                 self.near_duplicates.add(where)
 
     def _place(self, row: SourceRow) -> int:
@@ -153,7 +146,7 @@ class DataCheck:
 
 
 def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
-    """Reads files of any known format and looks at every row. Bad rows are findings, not errors.
+    """Reads files of any known format and checks every row. Bad rows are findings, not errors.
 
     Raises:
         InputError: a file that cannot be read at all.
@@ -168,22 +161,14 @@ def check_files(files: Sequence[Path], options: ReadOptions) -> DataCheck:
 
 
 def num_shared(first: array[int], second: array[int]) -> int:
-    """How many of ``second`` (``questions`` or ``positives`` of a check) are in ``first`` too, but for case and spacing."""
+    """How many of ``second`` (``questions`` or ``positives`` of a check) are also in ``first``, ignoring case and spacing."""
     return int(np.isin(np.frombuffer(second, dtype=np.uint64), np.frombuffer(first, dtype=np.uint64)).sum())
 
 
 def _is_single_word(text: str) -> bool:
-    """A text without spaces, short, and in a script that puts them between words: a label, a score or an id perhaps."""
+    """A short text without spaces, in a script that puts them between words: perhaps a label, a score or an id."""
     text = text.strip()
     return len(text) <= 40 and len(text.split()) == 1 and not _WITHOUT_SPACES.search(text)
-
-
-def _repeats(hashes: np.ndarray) -> np.ndarray:
-    """Indices of what occurred before."""
-    if not len(hashes):
-        return np.empty(0, dtype=np.int64)
-    _, first = np.unique(hashes, return_index=True)
-    return np.setdiff1d(np.arange(len(hashes)), first)
 
 
 def _identity(passage: Passage) -> int:

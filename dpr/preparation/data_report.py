@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import Passage
 from dpr.data.likeness import NEAR_DUPLICATE
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_passage
@@ -17,7 +17,7 @@ from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint, read_settings
 from dpr.preparation.data_check import DataCheck, Finding, num_shared
 
 Prefixes = Mapping[str, str]
-"""What is put before every ``question`` and every ``passage``."""
+"""Texts put before every ``question`` and every ``passage``."""
 
 _UNCUT = 10**6
 _SHOWN = 600
@@ -43,51 +43,54 @@ def open_tokenizer(name_or_folder: str, *, sequence_length: int | None, question
     return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0)
 
 
-def problems_of(check: DataCheck, name: str) -> list[tuple[str, Finding]]:
-    """What should be mended before training, with its name."""
-    listed = [
-        ("bad rows", check.bad_rows),
-        ("keys that are not read", check.unread_keys),
-        ("questions without a positive", check.without_positives),
-        ("rows with a passage of a single word (is it a label, a score or an id?)", check.single_words),
-        ("rows that repeat an earlier one", check.repeated_rows),
-        ("negatives that are positives of the same question", check.positive_as_negative),
-        (f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)", check.near_duplicates),
-    ]
-    return [(f"{name}: {what}", finding) for what, finding in listed]
-
-
-def report(
-    train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | None, prefixes: Prefixes | None = None
-) -> tuple[list[str], int]:
+def report(train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | None, prefixes: Prefixes) -> tuple[list[str], int]:
     """The lines to print, and the number of problems. Lengths and examples are with ``prefixes``."""
-    prefixes = prefixes or {}
-    sets = [("train", train), *([("dev", dev)] if dev is not None else [])]
+    sets = {"train": train} | ({"dev": dev} if dev else {})
     lines: list[str] = []
-    for name, check in sets:
-        lines += _counts(name, check)
-        lines += _lengths(check, tensorizer, prefixes)
-        lines.append("")
-    problems = [problem for name, check in sets for problem in problems_of(check, name)]
+    for name, check in sets.items():
+        lines += [*_counts(name, check), *_lengths(check, tensorizer, prefixes), ""]
+    problems = {f"{name}: {what}": finding for name, check in sets.items() for what, finding in _findings(check).items() if finding.count}
     if dev is not None:
-        problems.append(("dev: questions that are in train too", Finding(num_shared(train.questions, dev.questions))))
+        if shared := num_shared(train.questions, dev.questions):
+            problems["dev: questions that are in train too"] = Finding(shared)
         lines.insert(-1, _shared_positives(train, dev))
-    lines += list(_problem_lines(problems))
+    lines.append(f"problems: {', '.join(problems) or 'none'}")
+    for what, finding in problems.items():
+        lines += [f"  {finding.count:>9,}  {what}", *(f"             {place}" for place in finding.places)]
     if train.compared_rows < train.records - train.without_hard:
         lines.append(f"  (near repeats were looked for in {train.compared_rows:,} of {train.records:,} records)")
     lines += ["", "five records as the model will see them" if tensorizer else "five records", *_examples(train, tensorizer, prefixes)]
-    return lines, sum(bool(finding.count) for _, finding in problems)
+    return lines, len(problems)
 
 
-def _counts(name: str, check: DataCheck) -> Iterator[str]:
-    yield f"{name}: {check.rows:,} rows, {check.records:,} records"
-    records = max(check.records, 1)
-    yield (
-        f"  per record: {check.num_positives / records:.2f} positives, {check.num_hard / records:.2f} hard negatives, "
-        f"{check.num_other / records:.2f} other negatives"
-    )
-    yield f"  {check.without_hard:,} without hard negatives, {check.num_answers:,} with answers"
-    yield f"  {check.repeated_questions.count:,} questions occur before in the file"
+def require_rows(check: DataCheck, name: str) -> None:
+    """Raises InputError where a data set has no record that training could use."""
+    if not check.records:
+        first = f"; the first problem: {check.bad_rows.places[0]}" if check.bad_rows.places else ""
+        raise InputError(f"{name}: none of {check.rows} rows can be used{first}")
+
+
+def _findings(check: DataCheck) -> dict[str, Finding]:
+    """What should be fixed before training."""
+    return {
+        "bad rows": check.bad_rows,
+        "keys that are not read": check.unread_keys,
+        "questions without a positive": check.without_positives,
+        "rows with a passage of a single word (is it a label, a score or an id?)": check.single_words,
+        "rows that repeat an earlier one": check.repeated_rows,
+        "negatives that are positives of the same question": check.positive_as_negative,
+        f"hard negatives that nearly repeat a positive ({NEAR_DUPLICATE:.0%} of the words)": check.near_duplicates,
+    }
+
+
+def _counts(name: str, check: DataCheck) -> list[str]:
+    means = (f"{check.texts[role].seen / max(check.records, 1):.2f} {role}s" for role in ("positive", "hard negative", "other negative"))
+    return [
+        f"{name}: {check.rows:,} rows, {check.records:,} records",
+        f"  per record: {', '.join(means)}",
+        f"  {check.without_hard:,} without hard negatives, {check.num_answers:,} with answers",
+        f"  {check.repeated_questions.count:,} questions occur before in the file",
+    ]
 
 
 def _shared_positives(train: DataCheck, dev: DataCheck) -> str:
@@ -121,14 +124,6 @@ def _measure(items: list[Any], role: str, tensorizer: Tensorizer | None) -> list
     return lengths
 
 
-def _problem_lines(problems: list[tuple[str, Finding]]) -> Iterator[str]:
-    found = [(what, finding) for what, finding in problems if finding.count]
-    yield f"problems: {', '.join(what for what, _ in found) if found else 'none'}"
-    for what, finding in found:
-        yield f"  {finding.count:>9,}  {what}"
-        yield from (f"             {place}" for place in finding.places)
-
-
 def _with_prefix(content: Any, prefixes: Prefixes) -> Any:
     """A question or passage with the prefix of its kind."""
     if isinstance(content, str):
@@ -138,8 +133,7 @@ def _with_prefix(content: Any, prefixes: Prefixes) -> Any:
 
 
 def _examples(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixes) -> Iterator[str]:
-    for number, item in enumerate(check.examples.items, 1):
-        sample = cast(TrainingSample, item)
+    for number, sample in enumerate(check.examples.items, 1):
         parts: list[tuple[str, str | Passage]] = [("question", sample.question), ("positive", sample.positives[0])]
         parts += [("hard negative", passage) for passage in sample.hard_negatives[:1]]
         for role, content in parts:
@@ -153,10 +147,3 @@ def _as_seen(content: str | Passage, tensorizer: Tensorizer | None) -> tuple[str
         return (content if isinstance(content, str) else f"{content.title} | {content.text}".removeprefix(" | ")), ""
     (tokens,) = tensorizer.question_tokens([content]) if isinstance(content, str) else tensorizer.passage_tokens([content])
     return str(tensorizer.tokenizer.decode(tokens)), f"({len(tokens)}) "
-
-
-def require_rows(check: DataCheck, name: str) -> None:
-    """Raises InputError where a data set has no record that training could use."""
-    if not check.records:
-        first = f"; the first problem: {check.bad_rows.places[0]}" if check.bad_rows.places else ""
-        raise InputError(f"{name}: none of {check.rows} rows can be used{first}")

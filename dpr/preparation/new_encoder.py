@@ -1,40 +1,48 @@
-"""``dpr new-encoder``: a small BERT of one's own, its vocabulary learned from the corpus it is for. Weights come with training."""
+"""``dpr new-encoder``: a small BERT and a WordPiece vocabulary learned from the corpus it is for. Weights come with training.
+
+The vocabulary is the same from run to run. The trainer of the ``tokenizers`` package breaks ties by token number, and numbers its first
+tokens in the order of a randomly seeded hash table, so two runs on one text differ. Here all single characters get their numbers
+beforehand, in sorted order, alone and as continuation; every later number then follows from the counts.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import read_passages
 from dpr.formats.durable import durable_folder, read_json, write_json
 from dpr.formats.outputs import output
 from dpr.formats.question_sets import read_questions
-from dpr.preparation.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNK, bert_normalizer, train_vocabulary
 
 logger = get_logger(__name__)
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+_CONTINUATION = "##"
+_MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others become [UNK]
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """Size of a BERT encoder. ``num_heads`` 0 means one head per 64 of ``hidden_size``."""
+    """Size of a BERT encoder and its vocabulary. ``num_heads`` 0 means one head per 64 of ``hidden_size``."""
 
     num_layers: int = 1
     hidden_size: int = 256
     num_heads: int = 0
     max_positions: int = 512
+    vocab_size: int = 30_000
+    lower_case: bool = True
+    num_unused: int = 32
 
     def heads(self) -> int:
-        """The number of attention heads.
-
-        Raises:
-            ConfigError: the width cannot be shared out to them.
-        """
+        """The number of attention heads. Raises ConfigError if the width is not a multiple of it."""
         if min(self.num_layers, self.hidden_size, self.max_positions) < 1:
             raise ConfigError("--layers, --hidden and --max-positions must be at least 1")
         heads = self.num_heads or max(1, self.hidden_size // 64)
@@ -43,40 +51,18 @@ class EncoderShape:
         return heads
 
 
-def texts_of(corpus: Path, question_files: Sequence[Path] = ()) -> Iterator[str]:
-    """Titles and texts of a corpus, then the questions of question sets and training sets, which only train questions should be among."""
-    for passage in read_passages(corpus):
-        yield passage.title
-        yield passage.text
-    for file in question_files:
-        for question in read_questions(file):
-            yield question.text
-
-
-def new_encoder(
-    out: Path,
-    corpus: Path,
-    question_files: Sequence[Path] = (),
-    *,
-    shape: EncoderShape,
-    vocab_size: int,
-    lower_case: bool = True,
-    num_unused: int = 32,
-    overwrite: bool = False,
-) -> int:
-    """``write_encoder`` from a corpus and questions; where the same was made of them before, nothing is done.
+def new_encoder(out: Path, corpus: Path, question_files: Sequence[Path] = (), *, shape: EncoderShape, overwrite: bool = False) -> int:
+    """``write_encoder`` from a corpus and questions (train questions only); does nothing if ``out`` was made of the same before.
 
     Raises:
         ConfigError: sizes that do not fit.
         InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
         OutputError: ``out`` cannot be written.
     """
-    vocabulary: dict[str, Any] = {"vocab_size": vocab_size, "lower_case": lower_case, "num_unused": num_unused}
-    made_of = {"texts": [content_sha256(file) for file in (corpus, *question_files)], **asdict(shape), **vocabulary}
+    made_of = {"texts": [content_sha256(file) for file in (corpus, *question_files)], **asdict(shape)}
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if is_missing:
-            texts = partial(texts_of, corpus, question_files)
-            return write_encoder(out, texts, shape=shape, **vocabulary, overwrite=overwrite, made_of=made_of)
+            return write_encoder(out, partial(_texts_of, corpus, question_files), shape=shape, overwrite=overwrite, made_of=made_of)
         return int(read_json(out / "config.json")["vocab_size"])
 
 
@@ -85,9 +71,6 @@ def write_encoder(
     texts: Callable[[], Iterable[str]],
     *,
     shape: EncoderShape,
-    vocab_size: int,
-    lower_case: bool = True,
-    num_unused: int = 32,
     overwrite: bool = False,
     made_of: Mapping[str, Any] | None = None,
 ) -> int:
@@ -101,33 +84,79 @@ def write_encoder(
     """
     heads = shape.heads()
     with durable_folder(out, overwrite=overwrite, metadata={"kind": "encoder without weights", "made_of": made_of}) as folder:
-        vocabulary = train_vocabulary(texts, size=vocab_size, lower_case=lower_case, num_unused=num_unused)
-        if len(vocabulary) < vocab_size:
-            logger.warning("the text holds only %d different pieces, fewer than --vocab-size %d", len(vocabulary), vocab_size)
+        vocabulary = train_vocabulary(texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused)
+        if len(vocabulary) < shape.vocab_size:
+            logger.warning("the text holds only %d different pieces, fewer than --vocab-size %d", len(vocabulary), shape.vocab_size)
         (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
-        _write_tokenizer(folder, vocabulary, lower_case, shape.max_positions)
+        _write_tokenizer(folder, vocabulary, shape)
         write_json(folder / "config.json", _bert_config(shape, heads, vocabulary))
     return len(vocabulary)
 
 
-def _write_tokenizer(folder: Path, vocabulary: list[str], lower_case: bool, max_length: int) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+def reserved_tokens(num_unused: int) -> list[str]:
+    """The tokens a BERT vocabulary starts with; ``[unusedN]`` slots can later take special tokens without a change of size."""
+    return [PAD, *(f"[unused{number}]" for number in range(num_unused)), UNK, CLS, SEP, MASK]
+
+
+def train_vocabulary(texts: Callable[[], Iterable[str]], *, size: int, lower_case: bool = True, num_unused: int = 32) -> list[str]:
+    """Learns ``size`` tokens, reserved ones included, in the order of their numbers.
+
+    ``texts`` is called twice, so that the texts need not be held in memory.
+
+    Raises:
+        ConfigError: ``size`` leaves no room for the characters of the texts.
+        InputError: the texts hold no character.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    counts: Counter[str] = Counter()
+    for text in texts():
+        counts.update(normalizer.normalize_str(text))
+    most_frequent = sorted((-count, sign) for sign, count in counts.items() if not sign.isspace())[:_MOST_CHARACTERS]
+    characters = sorted(sign for _, sign in most_frequent)
+    if not characters:
+        raise InputError("the corpus holds no text to learn a vocabulary from")
+    first = [*reserved_tokens(num_unused), *characters, *(_CONTINUATION + sign for sign in characters)]
+    if size < len(first):
+        raise ConfigError(f"--vocab-size {size} is too small; the reserved tokens and single characters alone are {len(first)}")
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=first, initial_alphabet=characters, limit_alphabet=len(characters), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    numbers = tokenizer.get_vocab()
+    return sorted(numbers, key=numbers.__getitem__)
+
+
+def _texts_of(corpus: Path, question_files: Sequence[Path]) -> Iterator[str]:
+    for passage in read_passages(corpus):
+        yield passage.title
+        yield passage.text
+    for file in question_files:
+        yield from (question.text for question in read_questions(file))
+
+
+def _write_tokenizer(folder: Path, vocabulary: list[str], shape: EncoderShape) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     numbers = {token: number for number, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordPiece(vocab=numbers, unk_token=UNK, continuing_subword_prefix=CONTINUATION))
-    tokenizer.normalizer = bert_normalizer(lower_case)
+    tokenizer = Tokenizer(models.WordPiece(vocab=numbers, unk_token=UNK, continuing_subword_prefix=_CONTINUATION))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=shape.lower_case)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
         special_tokens=[(CLS, numbers[CLS]), (SEP, numbers[SEP])],
     )
-    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUATION)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, UNK, CLS, SEP, MASK)])
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
-    options = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": max_length, "strip_accents": None}
-    write_json(folder / "tokenizer_config.json", names | options | {"tokenize_chinese_chars": True})
+    lengths = {"model_max_length": shape.max_positions, "strip_accents": None, "tokenize_chinese_chars": True}
+    write_json(folder / "tokenizer_config.json", names | {"tokenizer_class": "BertTokenizer", "do_lower_case": shape.lower_case} | lengths)
 
 
 def _bert_config(shape: EncoderShape, heads: int, vocabulary: list[str]) -> dict[str, object]:

@@ -44,7 +44,13 @@ def test_clean_data_have_no_findings(tmp_path: Path) -> None:
     check = check_files([written(tmp_path / "t.jsonl", *(sample(number) for number in range(30)))], ReadOptions())
     findings = [check.bad_rows, check.without_positives, check.positive_as_negative, check.near_duplicates, check.repeated_rows]
     assert [finding.count for finding in findings] == [0] * 5
-    assert (check.rows, check.records, check.num_positives, check.num_hard, check.without_hard) == (30, 30, 30, 30, 0)
+    assert (check.rows, check.records, check.texts["positive"].seen, check.texts["hard negative"].seen, check.without_hard) == (
+        30,
+        30,
+        30,
+        30,
+        0,
+    )
 
 
 def test_each_problem_is_found_with_its_line(tmp_path: Path) -> None:
@@ -157,7 +163,7 @@ def test_many_negatives_do_not_make_it_slow(tmp_path: Path) -> None:
     passages = tuple(Passage(f"{' '.join(WORDS)} {number}" * 3) for number in range(60))
     path = written(tmp_path / "t.jsonl", *(sample(number, hard_negatives=passages) for number in range(2000)))
     check = check_files([path], ReadOptions())
-    assert check.num_hard == 120_000
+    assert check.texts["hard negative"].seen == 120_000
     assert 100 < check.compared_rows < 2000
 
 

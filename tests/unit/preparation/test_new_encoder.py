@@ -17,7 +17,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.durable import verify_folder
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
-from dpr.preparation.vocabulary import reserved_tokens, train_vocabulary
+from dpr.preparation.new_encoder import reserved_tokens, train_vocabulary
 
 
 @pytest.fixture
