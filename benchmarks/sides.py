@@ -125,7 +125,7 @@ def sorted_training(
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     prepared = []
     for batch in batches:
-        both = batch.questions.followed_by(batch.contexts)
+        both = TokenBatch.join([batch.questions, batch.contexts])
         rows = plan_token_batches(both.lengths.numpy(), micro_batch_tokens)
         parts = [_padded(both.select(torch.from_numpy(part)), 0, device) for part in rows]
         back = torch.argsort(torch.from_numpy(np.concatenate(rows))).to(device)

@@ -1,10 +1,9 @@
-"""The group of processes, and the few operations the toolkit needs on it. A group of one is not a special case for callers.
+"""The group of processes and the few operations on it. With one process each is the identity or free, so callers have no special case.
 
-Only tensors travel between ranks. Every function here is the identity, or free, with one process.
-
-A collective has no name: the n-th that one rank starts meets the n-th of every other, whatever they are. So all ranks must start the same
-ones in the same order; a rank that leaves one out, or raises before it, leaves the others waiting until the group's timeout. That is why
-nothing here is called inside an ``if`` that ranks may answer differently, and why one rank's failure is told to all (``on_main``).
+Only tensors travel between ranks. Collectives have no names: the n-th of one rank meets the n-th of every other, whatever they are. So
+all ranks must start the same ones in the same order; a rank that skips one, or raises before it, leaves the others waiting until the
+group's timeout. That is why nothing here is called inside an ``if`` that ranks may answer differently, and why a failure of one rank is
+passed on to all (``on_main``).
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from dpr.core import connections, lost_ranks
+from dpr.core import lost_ranks
 from dpr.core.errors import ConfigError, DprError
 
-# torch 2.13 renamed both; the old names warn there, and the new ones are absent before.
+# torch 2.13 renamed both: the old names warn there, the new ones are absent before.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Who this process is: ``rank`` of ``world_size``, ``local_rank`` on its node."""
+    """This process: ``rank`` of ``world_size``, ``local_rank`` on its node."""
 
     rank: int = 0
     world_size: int = 1
@@ -43,7 +42,7 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """Facts of the initialised process group, or of a single process."""
+    """The ranks of the initialised process group, or of a single process."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
     return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", dist.get_rank())))
@@ -51,18 +50,18 @@ def current_ranks() -> Ranks:
 
 @contextmanager
 def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ranks]:
-    """Joins the group that a launcher (torchrun, torch.distributed.launch) announced in the environment; leaves it at the end.
+    """Joins the group that a launcher (torchrun) announced in the environment, if there is one; leaves it at the end.
 
-    Without a launcher there is nothing to join. NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed.
+    NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed.
 
     Raises:
-        LostRankError: instead of what torch raises in the block when another rank has died or hangs.
+        LostRankError: in place of torch's error in the block, when another rank has died or hangs.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    with lost_ranks.named("while starting"), connections.opened_for_the_group():
+    with lost_ranks.named("while starting"), lost_ranks.opened_sockets():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
         with lost_ranks.named():
@@ -72,11 +71,7 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
 
 
 def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
-    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU.
-
-    Raises:
-        ConfigError: CUDA was asked for and is not there.
-    """
+    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU. ConfigError if there is no such device."""
     if name is None:
         return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -89,60 +84,54 @@ def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
 
 
 class _Transfer:
-    """The collective that a gather has under way, forward and later backward, and where its result arrives."""
+    """The pending collective of a gather, first of forward, then of backward, with the tensor that receives its result."""
 
-    def __init__(self) -> None:
-        self._work: dist.Work | None = None
-        self._result: Tensor | None = None
+    pending: tuple[dist.Work, Tensor] | None = None
 
-    def begin(self, collective: Callable[..., dist.Work], rows: Tensor, source: Tensor) -> None:
-        self._work, self._result = collective(rows, source, async_op=True), rows
-
-    def end(self) -> Tensor:
-        assert self._work is not None and self._result is not None
-        work, rows = self._work, self._result
-        # With NCCL ``wait`` returns at once and makes the current stream wait, not the host; with gloo it waits for the rows themselves.
-        # The handle knows the tensor, the tensor its graph, and the graph this object: kept, they would never be freed.
-        self._work = self._result = None
+    def finish(self) -> Tensor:
+        assert self.pending is not None
+        work, rows = self.pending
+        # The handle refers to the tensor, the tensor to its graph, and the graph to this object: kept, they would never be freed.
+        self.pending = None
         with record_function("dpr/gather"):
-            work.wait()
+            work.wait()  # with NCCL the current stream waits, not the host; with gloo the host waits for the rows
         return rows
 
 
-class _SetOff(torch.autograd.Function):
-    """Starts the all-gather; its backward is the last to run, and waits for the sum of the gradients."""
+class _Start(torch.autograd.Function):
+    """Starts the all-gather. Its backward runs last and waits for the sum of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, transfer: _Transfer) -> Tensor:
         ctx.transfer = transfer
         rows = torch.empty(local.shape[0] * dist.get_world_size(), *local.shape[1:], dtype=local.dtype, device=local.device)
-        transfer.begin(_all_gather_single, rows, local.contiguous())
+        transfer.pending = _all_gather_single(rows, local.contiguous(), async_op=True), rows
         return rows
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.transfer.end(), None
+        return ctx.transfer.finish(), None
 
 
-class _Arrive(torch.autograd.Function):
-    """Waits for the rows; its backward is the first to run, and starts summing the gradients over ranks."""
+class _Finish(torch.autograd.Function):
+    """Waits for the rows. Its backward runs first and starts summing the gradients over ranks."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, transfer: _Transfer) -> Tensor:
         ctx.transfer = transfer
-        transfer.end()
+        transfer.finish()
         return rows.view_as(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].contiguous()
         mine = torch.empty(grad.shape[0] // dist.get_world_size(), *grad.shape[1:], dtype=grad.dtype, device=grad.device)
-        ctx.transfer.begin(_reduce_scatter_single, mine, grad)
-        return grad, None  # read by nobody: handed on so that it lives until the sums are there
+        ctx.transfer.pending = _reduce_scatter_single(mine, grad, async_op=True), mine
+        return grad, None  # nothing reads it: returned so that it lives until the sums have arrived
 
 
 class PendingRows:
-    """Rows of all ranks that are on their way; made by ``start_gather``. ``wait`` is called once."""
+    """Rows of all ranks that are being gathered (``start_gather``). ``wait`` is called once."""
 
     def __init__(self, rows: Tensor, transfer: _Transfer | None = None) -> None:
         self._rows, self._transfer = rows, transfer
@@ -151,20 +140,19 @@ class PendingRows:
         """The rows of all ranks in rank order, (W*n, ...)."""
         if self._transfer is None:
             return self._rows
-        rows: Tensor = _Arrive.apply(self._rows, self._transfer)
-        return rows
+        return _Finish.apply(self._rows, self._transfer)
 
 
 def start_gather(local: Tensor) -> PendingRows:
-    """As ``gather_rows``, without waiting: what is computed before ``wait()`` runs beside it.
+    """As ``gather_rows``, but what is computed before ``wait()`` overlaps with the transfer.
 
-    So does, in backward, the backward of what was computed meanwhile: the engine takes of all that is ready what was made last, so it
-    starts the reduce-scatter (``_Arrive``), goes through what lies between, and only then asks for the result (``_SetOff``).
+    Backward overlaps too: of all ready nodes autograd runs the one that was created last, so it starts the reduce-scatter (``_Finish``),
+    goes through what was computed in between, and only then asks for the result (``_Start``).
     """
     if current_ranks().world_size == 1:
         return PendingRows(local)
     transfer = _Transfer()
-    return PendingRows(_SetOff.apply(local, transfer), transfer)
+    return PendingRows(_Start.apply(local, transfer), transfer)
 
 
 def gather_rows(local: Tensor) -> Tensor:
@@ -176,7 +164,7 @@ def gather_rows(local: Tensor) -> Tensor:
 
 
 def gather_uneven_rows(local: Tensor) -> Tensor:
-    """As ``gather_rows`` where ranks hold different numbers of rows (validation); not differentiable."""
+    """As ``gather_rows`` for different numbers of rows on each rank (validation); not differentiable."""
     if current_ranks().world_size == 1:
         return local
     # Two collectives, in this order on every rank; ``tolist`` makes the host wait for the device, which validation can afford.
@@ -196,20 +184,19 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def average_gradients(parameters: Iterable[Tensor], *, bucket_size: int = 1 << 23) -> None:
-    """Replaces each gradient by its mean over ranks; a missing one counts, and then stands, as zeros.
+    """Replaces each gradient by its mean over ranks; a missing gradient becomes zeros first.
 
     Gradients travel ``bucket_size`` elements at a time. All ranks must call it with the same parameters.
     """
-    gradients = []
-    for parameter in parameters:
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
     world_size = current_ranks().world_size
     if world_size == 1:
         return
-    # Buckets follow from the shapes alone, so every rank makes the same ones; a gradient that one rank lacks was filled in above.
+    # Buckets follow from the shapes alone, so that every rank makes the same ones; that is why missing gradients were filled in above.
     bucket: list[Tensor] = []
     for number, gradient in enumerate(gradients):
         bucket.append(gradient)
@@ -232,16 +219,8 @@ def copy_from_main(tensors: Iterable[Tensor]) -> None:
             dist.broadcast(tensor.data, 0)
 
 
-def any_rank(flag: bool) -> bool:
-    """True on every rank when it is true on one; all ranks must call it at the same point."""
-    return bool(largest_over_ranks(int(flag)))
-
-
 def largest_over_ranks(value: int) -> int:
-    """The largest of all ranks' 64-bit integers, on every rank; all ranks must call it at the same point.
-
-    It travels between CPUs, so that on a GPU nobody waits for the device.
-    """
+    """The largest of all ranks' 64-bit integers, on every rank. It travels between CPUs, so that no rank waits for a GPU."""
     if current_ranks().world_size == 1:
         return value
     tensor = torch.tensor(value, dtype=torch.int64)
@@ -249,20 +228,20 @@ def largest_over_ranks(value: int) -> int:
     return int(tensor)
 
 
-def from_main(value: int, device: torch.device | str = "cpu") -> int:
+def from_main(value: int) -> int:
     """Rank 0's value of a 64-bit integer, on every rank."""
     if current_ranks().world_size == 1:
         return value
-    tensor = torch.tensor(value, dtype=torch.int64, device=device)
+    tensor = torch.tensor(value, dtype=torch.int64)
     dist.broadcast(tensor, 0)
     return int(tensor)
 
 
 def on_main(action: Callable[[], None]) -> None:
-    """Runs ``action`` on rank 0 while the others wait. If it fails there, every rank raises, so that nobody waits for ever.
+    """Runs ``action`` on rank 0 while the others wait. If it fails, every rank raises, so that none waits forever.
 
     Raises:
-        DprError: on rank 0 the error itself; on the others one with its message and exit code.
+        DprError: with the message and exit code of the error; rank 0 raises the error itself.
     """
     ranks = current_ranks()
     if ranks.world_size == 1:
@@ -273,23 +252,20 @@ def on_main(action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:
-            failure = error  # raised below, when the others know of it: here it would leave them waiting
+            failure = error  # raised below, once the others know: raised here it would leave them waiting
     message = f"rank 0 stopped: {failure}".encode() if failure else b""
     length = from_main(len(message))
     if not length:
         return
-    # From here on all ranks are on their way out, and take the same two steps of it.
+    # From here on all ranks raise, after the same two collectives.
     code = from_main(getattr(failure, "exit_code", 1))
     text = torch.tensor(list(message) if ranks.is_main else [0] * length, dtype=torch.uint8)
     dist.broadcast(text, 0)
     if failure is not None:
         raise failure
-    refusal = DprError(bytes(text.tolist()).decode("utf-8", "replace"))
-    refusal.exit_code = code
-    raise refusal
+    raise DprError(bytes(text.tolist()).decode("utf-8", "replace"), exit_code=code)
 
 
 def barrier() -> None:
     """Waits for all ranks. An all-reduce on the CPU, so that it means the same for gloo and NCCL."""
-    if current_ranks().world_size > 1:
-        dist.all_reduce(torch.zeros(1))
+    largest_over_ranks(0)

@@ -6,15 +6,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 _LONGEST_FOUND = 400
 
 
 class DprError(Exception):
-    """Base of every error that is shown without a traceback."""
+    """Base of every error that is shown without a traceback. ``exit_code`` is that of the class where none is given."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = type(self).exit_code if exit_code is None else exit_code
 
 
 class ConfigError(DprError, ValueError):
@@ -46,17 +52,13 @@ class InputError(DprError, ValueError):
         where = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
         super().__init__(where + found + (f", expected {expected}" if expected else "") + (f"; {hint}" if hint else ""))
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Loader workers send exceptions between processes; keyword-only arguments need this.
-        return (_rebuild_input_error, (self.found, self.file, self.line, self.expected, self.hint))
-
-
-def _rebuild_input_error(found: str, file: str | Path | None, line: int | None, expected: str | None, hint: str | None) -> InputError:
-    return InputError(found, file=file, line=line, expected=expected, hint=hint)
+        return partial(type(self), file=self.file, line=self.line, expected=self.expected, hint=self.hint), (self.found,)
 
 
 class OutputError(InputError, OSError):
-    """An output cannot be written: the disk is full, the place is closed or is something else. ``reason`` is the system's word for it."""
+    """An output cannot be written: the disk is full, access is denied, ... ``reason`` is the operating system's message."""
 
     def __init__(self, file: str | Path, reason: str, *, hint: str | None = None) -> None:
         self.reason = self.strerror = reason
@@ -65,12 +67,8 @@ class OutputError(InputError, OSError):
     def __str__(self) -> str:  # OSError's would begin with its number
         return str(self.args[0])
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_output_error, (self.file, self.reason, self.hint))
-
-
-def _rebuild_output_error(file: str | Path, reason: str, hint: str | None) -> OutputError:
-    return OutputError(file, reason, hint=hint)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(OutputError, hint=self.hint), (self.file, self.reason)
 
 
 class CheckpointError(InputError):
@@ -78,7 +76,7 @@ class CheckpointError(InputError):
 
 
 class DivergedError(DprError):
-    """The loss or the gradient stopped being a number for too many steps in a row."""
+    """The loss or the gradient was NaN or infinite for too many steps in a row."""
 
     exit_code = 4
 
@@ -97,14 +95,6 @@ class StopRequested(DprError):
 
     exit_code = 75
 
-    def __init__(self, message: str, *, exit_code: int = 75) -> None:
-        self.exit_code = exit_code
-        super().__init__(message)
-
 
 class StageError(DprError):
-    """A command that was run as a stage has failed; ``exit_code`` is its own."""
-
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        self.exit_code = exit_code
-        super().__init__(message)
+    """A command that was run as a stage has failed; ``exit_code`` is that of the command."""

@@ -1,4 +1,4 @@
-"""Optional packages, imported when they are first needed, with an error that says what to install."""
+"""Optional packages, imported where they are needed, with an error that says what to install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpr.core.errors import ConfigError
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Imports ``module``, or says which extra of this package brings it.
+    """Imports ``module``, which the given extra of this package installs.
 
     Raises:
         ConfigError: the package is not installed.

@@ -1,4 +1,4 @@
-"""Logging for programs with several processes: rank 0 speaks, the others report errors alone."""
+"""Logging for programs with several processes: rank 0 logs everything, the others only errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import warnings
-from typing import Any
 
 LOGGER_NAME = "dpr"
 
@@ -17,17 +16,10 @@ def get_logger(module: str) -> logging.Logger:
 
 
 class _BesideProgressBars(logging.StreamHandler):
-    """Writes to what standard error is at the time, above a progress bar instead of into it."""
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        """The base class sets it once; there is nothing to remember."""
+    """Writes to the current standard error, above a progress bar instead of into it."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
         tqdm = sys.modules.get("tqdm")
         if tqdm is None or not self.stream.isatty():
             super().emit(record)
@@ -36,7 +28,7 @@ class _BesideProgressBars(logging.StreamHandler):
 
 
 def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
-    """Sends this package's messages to standard error. For the command line, which has no logging set-up of its own."""
+    """Sends this package's messages to standard error, for the command line."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers.clear()
     handler = _BesideProgressBars()
@@ -45,13 +37,13 @@ def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.ERROR if rank else logging.DEBUG if verbose else logging.INFO)
     logger.propagate = False
-    if rank:  # warnings of other packages would come once for each rank too
+    if rank:  # otherwise each rank would repeat the warnings of other packages
         warnings.simplefilter("ignore")
         os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when these are imported
 
 
 def configure_by_default(*, rank: int = 0) -> None:
-    """The same for a plain script: does nothing where any logging is set up, and steps back once the application sets it up."""
+    """The same for a plain script: does nothing if logging is configured, and falls silent once the application configures it."""
     logger = logging.getLogger(LOGGER_NAME)
     if logger.hasHandlers() or logger.level != logging.NOTSET:
         return

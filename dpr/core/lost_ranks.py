@@ -1,7 +1,7 @@
-"""Finding out which rank was lost, and saying so: torch's own errors name addresses and seconds.
+"""Noticing that a rank was lost, and naming it: torch's errors name only addresses and timeouts.
 
-Nothing is sent while all goes well. When an operation fails, the ranks that are left call the roll in the store through which the group was
-formed: each signs with its position, and whoever has not signed after some seconds is the one that is gone.
+Nothing is sent in normal operation. When an operation fails, the remaining ranks call the roll in the store through which the group was
+formed: each signs with its position, and a rank that has not signed after some seconds is lost.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ ROLL_CALL_S = 3.0
 _OF_A_CONNECTION = re.compile(
     r"gloo|connection (closed|reset|refused)|broken pipe|timed out|timeout|nccl|socket|rendezvous|store", re.IGNORECASE
 )
+_open_sockets: set[int] = set()
 _OF_A_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)\s*(.*)")
 
 
 @contextmanager
 def named(position: str | Callable[[], str] = "") -> Iterator[None]:
-    """A block in which the loss of a process becomes a LostRankError that names it, and ``position`` ("at step 12").
+    """A block in which the loss of a process becomes a LostRankError that names it and ``position`` ("at step 12").
 
-    Any other failure is left in the store, for the ranks that lose this one by it.
+    The message of any other failure is left in the store, for the ranks that lose this one because of it.
 
     Raises:
         LostRankError: another rank, or a data-loader worker of this one, has died or hangs.
-        ConfigError: another run has the port that this group was to meet at.
+        ConfigError: another run uses the port of this group.
     """
     try:
         yield
     except DprError:
-        raise  # agreed on by all ranks, so nobody has to be told
+        raise  # all ranks raise it, so none needs the message
     except RuntimeError as error:
         where = position() if callable(position) else position
         if found := _OF_A_WORKER.search(str(error)):
-            lost: Exception = LostRankError(_told_of_worker(found[1], found[2], where))
+            lost = LostRankError(_worker_message(found[1], found[2], where))
             _sign_off(lost)
             raise lost from error
         if not _is_of_a_connection(error):
@@ -51,10 +52,42 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
         if "EADDRINUSE" in str(error):
             port = f"port {os.environ.get('MASTER_PORT')} of this machine is taken, most likely by another run"
             raise ConfigError(f"{port}; give it another port (--master-port), or start it with torchrun --standalone") from error
-        raise LostRankError(_told_of_ranks(error, where)) from error
+        raise LostRankError(_ranks_message(error, where)) from error
     except Exception as error:
         _sign_off(error)
         raise
+
+
+@contextmanager
+def opened_sockets() -> Iterator[None]:
+    """A block that opens the connections between ranks, which ``close_in_worker`` closes."""
+    before = _network_sockets()
+    yield
+    _open_sockets.update(_network_sockets() - before)
+
+
+def close_in_worker() -> None:
+    """Closes the connections that a forked worker inherited, so that the other ranks notice at once when the rank itself dies.
+
+    Their file descriptors then lead to /dev/null instead of being free for new files: the worker also inherited objects that use them.
+    """
+    if _open_sockets:
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in _open_sockets:
+            with suppress(OSError):
+                os.dup2(null, number)
+        os.close(null)
+
+
+def _network_sockets() -> set[int]:
+    """File descriptors of this process's TCP sockets; none where the system does not list them."""
+    found = set()
+    with suppress(OSError):
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6):
+                    found.add(number)
+    return found
 
 
 def _is_of_a_connection(error: RuntimeError) -> bool:
@@ -63,16 +96,16 @@ def _is_of_a_connection(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or _OF_A_CONNECTION.search(str(error)) is not None
 
 
-def _told_of_worker(pids: str, rest: str, where: str) -> str:
+def _worker_message(pids: str, rest: str, where: str) -> str:
     rank = f" of rank {os.environ['RANK']}" if "RANK" in os.environ else ""
     reason = rest.strip().rstrip(".") or "exited unexpectedly"
     return (
-        f"data-loader worker {pids.strip()}{rank} {reason}{_after(where)}; often the machine ran out of memory: lower train.num_workers or "
-        "train.prefetch_batches. Rerun the same command to resume from the last checkpoint"
+        f"data-loader worker {pids.strip()}{rank} {reason}{where and ', '}{where}; often the machine ran out of memory: lower "
+        "train.num_workers or train.prefetch_batches. Rerun the same command to resume from the last checkpoint"
     )
 
 
-def _told_of_ranks(error: RuntimeError, where: str) -> str:
+def _ranks_message(error: RuntimeError, where: str) -> str:
     missing, reasons = _call_the_roll(where)
     if missing is None:
         who = "the group's store does not answer, so rank 0 or its launcher is gone"
@@ -84,27 +117,20 @@ def _told_of_ranks(error: RuntimeError, where: str) -> str:
     else:
         who = "the ranks lost touch with each other"
     first_line = str(error).strip().partition("\n")[0]
-    return f"{who}{_after(where)} ({first_line[:200]}). Rerun the same command to resume from the last checkpoint"
-
-
-def _after(where: str) -> str:
-    return f", {where}" if where else ""
+    return f"{who}{where and ', '}{where} ({first_line[:200]}). Rerun the same command to resume from the last checkpoint"
 
 
 def _call_the_roll(where: str) -> tuple[list[int] | None, dict[int, str]]:
-    """Ranks that do not answer (None: nor does the store), and what those that failed by themselves left as their reason."""
+    """Ranks that do not answer (None if the store does not either), and the errors that ranks left in the store by rank."""
     store = _store()
     if store is None:
         return None, {}
-    world_size, deadline = int(os.environ["WORLD_SIZE"]), time.monotonic() + ROLL_CALL_S
+    keys, deadline = {rank: _key(rank) for rank in range(int(os.environ["WORLD_SIZE"]))}, time.monotonic() + ROLL_CALL_S
     try:
         store.set(_key(int(os.environ["RANK"])), f"lost {where}")
-        while True:
-            missing = [rank for rank in range(world_size) if not store.check([_key(rank)])]
-            if not missing or time.monotonic() > deadline:
-                break
+        while (missing := [rank for rank, key in keys.items() if not store.check([key])]) and time.monotonic() <= deadline:
             time.sleep(0.1)
-        answers = {rank: store.get(_key(rank)).decode("utf-8", "replace") for rank in range(world_size) if rank not in missing}
+        answers = {rank: store.get(key).decode("utf-8", "replace") for rank, key in keys.items() if rank not in missing}
     except RuntimeError:
         return None, {}
     return missing, {rank: answer[5:] for rank, answer in answers.items() if answer.startswith("fail ")}
@@ -124,13 +150,7 @@ def _store(timeout_s: float = ROLL_CALL_S) -> dist.Store | None:
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         with suppress(TimeoutError), socket.create_connection((address, port), timeout=timeout_s):
-            pass  # where nobody listens this is told at once; the store itself would try for twice the time
-        return dist.TCPStore(
-            address,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
+            pass  # fails at once where nothing listens; the store itself would retry for twice the timeout
+        return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     except (KeyError, ValueError, OSError, RuntimeError):
         return None

@@ -1,4 +1,4 @@
-"""Reading models without asking the network for anything."""
+"""Reading models without network access."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_downloads() -> Iterator[None]:
-    """Within, Hugging Face's libraries read what is on this machine and request nothing, as with ``HF_HUB_OFFLINE=1``.
+    """A block in which Hugging Face's libraries read only local files, as with ``HF_HUB_OFFLINE=1``.
 
-    For names and folders that a file mentions: only what a person typed may be looked up on the network.
+    Used for names and folders that come from a file: only what a person typed may be looked up on the network.
     """
     from huggingface_hub import constants
 

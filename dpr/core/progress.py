@@ -1,4 +1,4 @@
-"""How far a long job is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a long job: a bar on a terminal, a log line every 30 seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ _LINE_EVERY_S = 30.0
 
 
 class Progress:
-    """Counts items of ``total``; ``done`` of them were there before. ``quiet`` for ranks other than 0."""
+    """Counts items of ``total``, of which ``done`` were finished before. ``quiet`` for ranks other than 0."""
 
     def __init__(self, what: str, total: int, *, unit: str = "passages", done: int = 0, quiet: bool = False) -> None:
-        self._unit = unit
-        self._what, self._total, self._done, self._at_start = what, total, done, done
+        self._what, self._total, self._unit, self._quiet = what, total, unit, quiet
+        self._done, self._at_start, self._tokens = done, done, 0
         self._started = self._last_line = time.monotonic()
-        self._tokens = 0
-        self._quiet = quiet
         self._bar = None
         if sys.stderr.isatty() and not quiet:
             from tqdm import tqdm
@@ -45,10 +43,9 @@ class Progress:
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = (self._done - self._at_start) / seconds
         left = (self._total - self._done) / rate if rate else 0.0
-        remaining = f", about {_duration(left)} left" if self._done < self._total else f", took {_duration(seconds)}"
-        done = f"{self._what}: {self._done:,} of {self._total:,} {self._unit}"
+        remaining = f"about {_duration(left)} left" if self._done < self._total else f"took {_duration(seconds)}"
         tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
-        return f"{done}, {rate:,.0f}/s{tokens}{remaining}"
+        return f"{self._what}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f}/s{tokens}, {remaining}"
 
 
 def _duration(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_ID_BYTES = 1024
-"""Longest id of a passage, in UTF-8, prefix included: indexes and vectors keep ids in arrays as wide as the longest."""
+"""Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """A question with the passages that answer it and two pools of passages that do not.
+    """A question, the passages that answer it, and two lists of passages that do not.
 
     ``hard_negatives`` look relevant (mined), ``other_negatives`` are DPR's ``negative_ctxs``.
     """

@@ -1,7 +1,7 @@
-"""Settings: plain dataclasses whose fields say their unit, bounds, choices and what a change means for a run that is resumed.
+"""Settings: plain dataclasses whose fields state their unit, bounds, choices and what a changed value means for a resumed run.
 
-The string under a field is its help. Checks, ``--help``, the identity of a run and everything else that goes over settings one by one is
-derived from here, so that a setting is declared once. Nothing heavy is imported: ``--help`` and a mistyped value answer at once.
+The string under a field is its help. Checks, ``--help`` and the identity of a run are derived from the fields, so that each setting is
+declared once. Nothing heavy is imported, so that ``--help`` and a mistyped value are answered at once.
 """
 
 from __future__ import annotations
@@ -20,58 +20,44 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from dpr.core.errors import ConfigError
 
 IDENTITY, TOLD, START, CONTENT, NO_EFFECT = "identity", "told", "start", "content", "no effect"
-"""What a changed value means for a run that is resumed, ``setting(on_resume=...)``:
+"""What a changed value means for a resumed run, ``setting(on_resume=...)``:
 
 identity   it decides the batches or the objective; the change is refused
-told       it decides something else that the run ends with; the change is accepted with a warning
-start      it is read when a run begins, and a run that is resumed is past that
-content    it names files, of which the content is compared and not the name
-no effect  it decides where, how fast and how closely watched a run is, not what it ends with
+told       it decides something else about the result; the change is accepted with a warning
+start      it is read only when a run starts
+content    it names files, whose content is compared instead of their names
+no effect  it decides where, how fast and how closely monitored a run is, but not its result
 """
 DECIDING = (IDENTITY, TOLD, START)
 _ROLES = (IDENTITY, TOLD, START, CONTENT, NO_EFFECT)
 
 
-def setting(
-    default: Any,
-    *,
-    unit: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: Sequence[str] = (),
-    or_class: bool = False,
-    entries: type | None = None,
-    on_resume: str = "",
-) -> Any:
-    """A field of a settings dataclass. A class or a function as ``default`` is called for the value.
+def setting(default: Any, *, entries: type | None = None, **rule: Any) -> Any:
+    """A field of a settings dataclass with the ``Rule`` that the keywords state; a class or a function as ``default`` makes the default.
 
-    Args:
-        unit: what a number counts or measures.
-        least, most: the bounds of a number, or of each of a list; ``above`` and ``below`` where the bound itself is not allowed.
-        choices: the texts that are allowed; with ``or_class`` also the import path of a user-defined class, ``module:Class``.
-        entries: of a catalogue, the dataclass of an entry's options.
-        on_resume: one of the roles above.
+    ``entries``: of a catalogue, the dataclass of an entry's options.
     """
-    assert on_resume in ("", *_ROLES), on_resume
-    rule = Rule(unit, least, most, above, below, tuple(choices), or_class, on_resume)
+    assert rule.get("on_resume", "") in ("", *_ROLES), rule
     given = {"default_factory": default} if callable(default) else {"default": default}
-    return dataclasses.field(metadata={"setting": rule, "entries": entries}, **given)
+    return dataclasses.field(metadata={"setting": Rule(**rule), "entries": entries}, **given)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What ``setting`` was told of a field."""
+    """What is allowed for a setting. Bounds hold for a number, or for each number of a list."""
 
     unit: str = ""
+    """What a number counts or measures."""
     least: float | None = None
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
+    """``above`` and ``below`` exclude the bound itself."""
+    choices: Sequence[str] = ()
     or_class: bool = False
+    """Besides ``choices``, the import path of a user-defined class, ``module:Class``, is allowed."""
     on_resume: str = ""
+    """One of the roles above."""
 
     @property
     def range(self) -> str:
@@ -106,10 +92,10 @@ class Rule:
 
 @dataclass
 class Settings:
-    """Base of the settings dataclasses. They are not frozen, since the configuration system sets their fields."""
+    """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones."""
 
     def check(self, prefix: str = "") -> None:
-        """Checks type, bounds and choices of every field, nested settings included, then what ``check_together`` says.
+        """Checks the type, bounds and choices of every field, nested settings included, then calls ``check_together``.
 
         Args:
             prefix: the dotted name of this section, with its dot, for the messages.
@@ -129,37 +115,33 @@ class Settings:
         self.check_together(prefix)
 
     def check_together(self, prefix: str) -> None:
-        """What concerns several settings at once; called when each alone is in order."""
+        """Checks combinations of settings; called when each alone is valid."""
 
 
 def rule_of(item: Field[Any]) -> Rule:
     """The rule of a field; an empty one for a field that was not made by ``setting``."""
-    rule: Rule = item.metadata.get("setting", Rule())
-    return rule
+    return item.metadata.get("setting", Rule())
 
 
 _IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_ACCEPTED: dict[Any, Any] = {float: int | float, list: list | tuple, dict: Mapping}
 
 
 def check_type(key: str, value: Any, hint: Any) -> None:
-    """Raises ConfigError where ``value`` is not of the type ``hint``. A whole number is a number; true and false are none."""
+    """Raises ConfigError where ``value`` is not of the type ``hint``. A whole number is a number; true and false are not."""
     kinds = [kind for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if kind is not NoneType]
     if Any in kinds or (value is None and NoneType in get_args(hint)):
         return
-    if any(type(value) in ((int, float) if kind is float else (get_origin(kind) or kind,)) for kind in kinds):
-        return
-    if any(get_origin(kind) is list for kind in kinds) and isinstance(value, list | tuple):
-        return
-    if any(get_origin(kind) is dict for kind in kinds) and isinstance(value, Mapping):
-        return
-    raise ConfigError(f"{key}={value!r} is not {' or '.join(_IN_WORDS.get(kind, type_name(kind)) for kind in kinds)}")
+    origins = [get_origin(kind) or kind for kind in kinds]
+    if not any(isinstance(value, _ACCEPTED.get(kind, kind)) for kind in origins) or (type(value) is bool and bool not in origins):
+        raise ConfigError(f"{key}={value!r} is not {' or '.join(_IN_WORDS.get(kind, type_name(kind)) for kind in kinds)}")
 
 
 Kind = TypeVar("Kind", bound=Settings)
 
 
 def part_of(kind: type[Kind], *sources: Settings, **changes: Any) -> Kind:
-    """The settings of ``kind`` as ``sources`` have them: each from the first that has one of its name; ``changes`` come before all."""
+    """The settings of ``kind``, each from the first of ``sources`` that has a field of its name; ``changes`` take precedence."""
     found = {item.name: getattr(source, item.name) for source in reversed(sources) for item in fields(source)}
     return kind(**{item.name: value for item in fields(kind) if (value := (found | changes).get(item.name, item)) is not item})
 
@@ -191,12 +173,12 @@ class Setting:
 
     @property
     def takes_text(self) -> bool:
-        """The value is one text, to be taken literally."""
+        """Whether the value is one text, to be taken literally."""
         return _without_none(self.type) is str
 
     @property
     def takes_texts(self) -> bool:
-        """The value is a text or a list of texts: paths and names."""
+        """Whether the value is a text or a list of texts: paths and names."""
         return self.type is Any or _without_none(self.type) == list[str]
 
 
@@ -218,12 +200,14 @@ def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]
         if is_dataclass(kind) and isinstance(kind, type):
             yield from _walk(kind, key + ".")
         else:
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            default = None if default is MISSING else default
             is_open, entries = get_origin(kind) is dict, item.metadata.get("entries")
-            yield Setting(key, kind, _default(item), docs.get(item.name, ""), is_open, rule_of(item), entries)
+            yield Setting(key, kind, default, docs.get(item.name, ""), is_open, rule_of(item), entries)
 
 
 def type_name(kind: Any) -> str:
-    """The type in a reader's words."""
+    """The type as ``--help`` writes it."""
     kind = _without_none(kind)
     if get_origin(kind) is list:
         return f"list of {type_name(get_args(kind)[0])}"
@@ -239,30 +223,16 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
-def _default(item: Field[Any]) -> Any:
-    if item.default is not MISSING:
-        return item.default
-    return item.default_factory() if item.default_factory is not MISSING else None
-
-
 def _field_docs(config_class: type) -> dict[str, str]:
     """The string literals under fields, inherited ones included; a class without source (typed at a prompt) has none."""
-    docs: dict[str, str] = {}
-    for base in reversed(config_class.__mro__[:-1]):
-        docs |= _own_field_docs(base)
-    return docs
-
-
-def _own_field_docs(config_class: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(config_class)))
-    except (OSError, TypeError):
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs = {}
-    for node, following in pairwise(body):
-        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+    for base in reversed(config_class.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):
             continue
-        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            docs[node.target.id] = " ".join(str(following.value.value).split())
+        for pair in pairwise(getattr(tree.body[0], "body", [])):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                    docs[name] = " ".join(str(text).split())
     return docs

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: remembered when they come, acted on where all ranks can agree and a checkpoint can be written."""
+"""Signals that ask a run to stop. They are recorded, and handled where all ranks can agree and a checkpoint can be written."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _WORKER_GRACE_S = 30
 
 
 class SignalBlock(ABC):
-    """A ``with`` block in which SIGTERM, SIGINT and SIGUSR1 are answered by ``_handle``.
-
-    Outside the main thread, where Python allows no handlers, the block changes nothing.
-    """
+    """A ``with`` block in which ``_handle`` handles SIGTERM, SIGINT and SIGUSR1; no effect outside the main thread."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
@@ -38,13 +35,12 @@ class SignalBlock(ABC):
 
 
 class StopSignals(SignalBlock):
-    """In this block SIGTERM, SIGINT and SIGUSR1 set a flag instead of ending the process.
+    """A block in which SIGTERM, SIGINT and SIGUSR1 set a flag instead of ending the process.
 
-    A signal that comes a second or more after the first ends the process at once, without saving, with 128 + its number. Within that second
+    A signal a second or more after the first ends the process at once, without saving, with exit code 128 + its number. Within that second
     it counts as the same request: a terminal, a batch system or a launcher often signals whole process groups and then each process again.
 
-    Under torchrun, and as a stage of ``dpr ladder``, the end of the launcher counts as a request too; nobody would collect the workers
-    otherwise.
+    Under torchrun, and as a stage of ``dpr ladder``, the end of the launcher is a request too; otherwise the workers would be orphaned.
     """
 
     def __init__(self) -> None:
@@ -64,20 +60,20 @@ class StopSignals(SignalBlock):
         if not self._number:
             self._number, self._since = number, now
         elif now - self._since >= _SAME_REQUEST_S:
-            # Buffered output and exit handlers could block; whoever asks twice wants the process gone.
+            # No buffered output and no exit handlers, which could block: a second request means that the process must end.
             os.write(2, f"{signal.Signals(number).name} again: ending at once, without saving\n".encode())
             os._exit(128 + number)
 
 
 def describe(number: int) -> str:
-    """What asked for the stop, for a message."""
+    """The source of a stop request, for a message."""
     return "the launcher has ended" if number == signal.SIGHUP else signal.Signals(number).name
 
 
 def ignore_in_worker() -> None:
-    """For processes that work for another: its group may get the signal, but only the run itself decides, and it still needs them.
+    """For worker processes: signals reach the whole process group, but the run decides when to stop and needs its workers until then.
 
-    SIGTERM is also how the run ends a worker that does not end by itself, so that one is obeyed, half a minute later.
+    SIGTERM is also how the run ends a worker that does not end by itself, so it takes effect after half a minute.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""User-defined classes: ``module:Class`` on the command line or in a configuration file, checked against the contract of its slot.
+"""User-defined classes: ``module:Class`` on the command line or in a configuration file, checked against the contract of its setting.
 
-A path must never come from data, a checkpoint or a model folder: importing a module runs its code.
+An import path must never come from data, a checkpoint or a model folder: importing a module runs its code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpr.core.errors import ConfigError, DprError
 
 
 def import_object(path: str, *, setting: str) -> Any:
-    """What ``module:name`` names. Modules in the working directory are found too.
+    """The object that ``module:name`` names. Modules in the working directory are found too.
 
     Raises:
         ConfigError: the path is not of that form, the module cannot be imported, or it has no such name.
@@ -26,7 +26,7 @@ def import_object(path: str, *, setting: str) -> Any:
     if not (colon and module_name and name):
         raise ConfigError(f"{setting}={path} is not an import path; write module:name, e.g. {setting}=my_module:MyClass")
     if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # behind all others, so that a file here never shadows an installed package
+        sys.path.append(here)  # last, so that a file here never shadows an installed package
     try:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
@@ -44,34 +44,26 @@ def import_object(path: str, *, setting: str) -> Any:
 
 
 def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
-    """The class that ``path`` names, if it fulfils ``contract``: a subclass, or for a Protocol a class with all of its methods.
+    """The class that ``path`` names, which must be a subclass of ``contract`` or, for a Protocol, have all of its methods.
 
     Raises:
-        ConfigError: see ``import_object``; what was found is no class or does not fulfil the contract.
+        ConfigError: see ``import_object``; the object is not a class or does not fulfil the contract.
     """
     return check_class(import_object(path, setting=setting), contract, path=path, setting=setting)
 
 
 def check_class(found: Any, contract: type[Any], *, path: str, setting: str) -> type[Any]:
-    """``found`` if it is a class that fulfils ``contract``, as ``load_class`` checks it."""
-    name = _public_name(contract)
+    """``found``, checked as ``load_class`` does."""
     if not inspect.isclass(found):
-        hint = f"; name its class {type(found).__qualname__}" if _fulfils(type(found), contract) else ""
-        raise ConfigError(f"{setting}={path} is not a class, expected one that implements {name}{hint}")
-    if not getattr(contract, "_is_protocol", False):
-        if not issubclass(found, contract):
-            raise ConfigError(f"{setting}={path} is not a subclass of {name}")
-    elif missing := _missing_methods(found, contract):
-        raise ConfigError(f"{setting}={path} does not implement {name}: it has no {', '.join(missing)}")
+        hint = "" if _violation(type(found), contract) else f"; name its class {type(found).__qualname__}"
+        raise ConfigError(f"{setting}={path} is not a class, expected one that implements {_public_name(contract)}{hint}")
+    if violation := _violation(found, contract):
+        raise ConfigError(f"{setting}={path} {violation}")
     return found
 
 
 def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
-    """Path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument: value}``.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument: value}``; ConfigError for others."""
     if isinstance(entry, str):
         return entry, {}
     if not (isinstance(entry, Mapping) and isinstance(entry.get("use"), str)):
@@ -80,17 +72,17 @@ def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
 
 
 def create_object(entry: Any, contract: type[Any], *, setting: str, values: tuple[Any, ...] = ()) -> Any:
-    """An instance of the class that ``entry`` names (see ``split_entry``), called with ``values`` and the entry's arguments.
+    """An instance of the class that ``entry`` names (``split_entry``), made with ``values`` and the arguments of the entry.
 
     Raises:
-        ConfigError: see ``load_class``; the class does not take these arguments, or its constructor raises.
+        ConfigError: see ``load_class``; the class does not accept these arguments, or its constructor raises.
     """
     path, arguments = split_entry(entry, setting=setting)
     return call(load_class(path, contract, setting=setting), *values, path=path, setting=setting, arguments=arguments)
 
 
 def call(make: Callable[..., Any], *values: Any, path: str, setting: str, arguments: Mapping[str, Any]) -> Any:
-    """``make(*values, **arguments)``; ConfigError where it does not take them or raises."""
+    """``make(*values, **arguments)``; ConfigError if ``make`` does not accept them or raises."""
     given = ", ".join(arguments) or "none"
     try:
         if inspect.isclass(make) and inspect.isabstract(make):
@@ -106,23 +98,20 @@ def call(make: Callable[..., Any], *values: Any, path: str, setting: str, argume
         raise ConfigError(f"{setting}={path} raised {_one_line(error)}; arguments given: {given}") from error
 
 
-def _fulfils(found: type, contract: type) -> bool:
-    return not _missing_methods(found, contract) if getattr(contract, "_is_protocol", False) else issubclass(found, contract)
-
-
-def _missing_methods(found: type, contract: type) -> list[str]:
+def _violation(found: type, contract: type) -> str:
+    """How a class fails to fulfil ``contract``; empty if it does."""
+    if not getattr(contract, "_is_protocol", False):
+        return "" if issubclass(found, contract) else f"is not a subclass of {_public_name(contract)}"
     bases = [base for base in contract.__mro__ if getattr(base, "_is_protocol", False)]
-    names = {name for base in bases for name, member in vars(base).items() if inspect.isfunction(member) and _is_asked(name)}
+    names = {name for base in bases for name, member in vars(base).items() if inspect.isfunction(member)}
+    required = {name for name in names if not name.startswith("_") or name in ("__call__", "__len__", "__getitem__", "__iter__")}
     # Not hasattr: every class has a __call__, that of its metaclass.
-    return sorted(name for name in names if not any(name in vars(base) for base in found.__mro__))
-
-
-def _is_asked(name: str) -> bool:
-    return not name.startswith("_") or name == "__call__" or name in ("__len__", "__getitem__", "__iter__")
+    missing = sorted(name for name in required if not any(name in vars(base) for base in found.__mro__))
+    return f"does not implement {_public_name(contract)}: it has no {', '.join(missing)}" if missing else ""
 
 
 def _public_name(contract: type) -> str:
-    """The import path as the documentation writes it: the package's, where the package exports it."""
+    """The import path as the documentation writes it: from the package where the package exports the class."""
     package = contract.__module__.rpartition(".")[0]
     is_exported = getattr(sys.modules.get(package), contract.__name__, None) is contract
     return f"{package if is_exported else contract.__module__}.{contract.__qualname__}"

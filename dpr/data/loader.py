@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dpr.core import connections
+from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
@@ -146,7 +146,7 @@ class PoolOrder(Sampler[tuple[int, int]]):
 def start_worker(_: int) -> None:
     """What a worker process does first."""
     ignore_in_worker()
-    connections.close_in_worker()
+    lost_ranks.close_in_worker()
     # A worker is one of several processes that share the machine; more threads in each only get in the model's way.
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from dpr.core.distributed import any_rank, barrier, current_ranks, from_main, on_main, sum_over_ranks
+from dpr.core.distributed import barrier, current_ranks, from_main, largest_over_ranks, on_main, sum_over_ranks
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
@@ -204,7 +204,7 @@ def _embed_chunks(
                     behind.wait()
             except Exception as error:
                 failure = error
-            if any_rank(failure is not None):
+            if largest_over_ranks(int(failure is not None)):
                 progress.close()
                 raise failure or LostRankError("another rank stopped while embedding; its message says why")
             items, tokens, without_text = (int(value) for value in sum_over_ranks(done).tolist())

@@ -89,7 +89,9 @@ class BiEncoder(nn.Module):
         question_tower, context_tower = towers[encoder_type]
         if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
             # Together, the packs are fuller and the gradient of the word table, as large as the table, is made once.
-            question_vectors, context_vectors = question_tower(questions.followed_by(contexts)).split([len(questions), len(contexts)])
+            question_vectors, context_vectors = question_tower(TokenBatch.join([questions, contexts])).split(
+                [len(questions), len(contexts)]
+            )
             on_contexts(context_vectors)
         else:
             context_vectors = self._encode_contexts(context_tower, contexts)
