@@ -39,7 +39,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["dpr", "dpr.*"]),
-    package_data={"dpr": ["py.typed"]},
+    package_data={"dpr": ["py.typed"], "dpr.evaluation.report": ["templates/*"]},
     cmdclass={"build_py": BuildWithConf},
     install_requires=[
         "torch>=2.11",
@@ -50,6 +50,7 @@ setup(
         "filelock>=3.30",
         "numpy>=2",
         "hydra-core>=1.3.6,<1.5",
+        "jinja2>=3.1",
         "faiss-cpu>=1.13",
         "bm25s>=0.3",
         "pytrec-eval-terrier>=0.5.11",

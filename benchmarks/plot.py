@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from xml.sax.saxutils import escape
 
 from benchmarks.page import Ratio, Section
 from dpr.evaluation.report.charts import Axis, nice_ticks, number_text
-from dpr.evaluation.report.markup import Markup, tag
 
 WIDTH, ROW, HEAD, TOP, BOTTOM = 790, 24, 26, 12, 44
 LEFT, RIGHT = 330, 60
@@ -18,6 +18,23 @@ STYLE = (
     ".even { stroke: #a3aec0 } .bar { fill: #7aa7ff } .bar.missed { fill: #ff9a62 } .spread { stroke: #e6eaf1 } "
     ".wanted { stroke: #84e0ae } }"
 )
+
+
+class Markup(str):
+    """Text that is markup already; all else is escaped."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: str, **attributes: object) -> Markup:
+    """One element; ``class_`` is ``class`` and ``stroke_width`` is ``stroke-width``."""
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_escape(str(value))}"' for key, value in attributes.items())
+    content = "".join(child if isinstance(child, Markup) else _escape(child) for child in children)
+    return Markup(f"<{name}{given}>{content}</{name}>")
+
+
+def _escape(text: str) -> str:
+    return escape(text, {'"': "&quot;"})
 
 
 def bars(sections: Iterable[Section]) -> str:

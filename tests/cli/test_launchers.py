@@ -140,6 +140,13 @@ class TestWheel:
 
         assert names(wheel_site / "dpr" / "conf") == names(REPOSITORY / "conf")
 
+    def test_the_report_is_written_with_the_templates_inside(self, wheel_site: Path, tmp_path: Path) -> None:
+        done = run([sys.executable, "-m", "dpr", "report", "."], tmp_path, wheel_site)
+        assert done.returncode == 0, done.stderr
+        assert "<style>\n:root" in (tmp_path / "report.html").read_text()
+        templates = Path("dpr", "evaluation", "report", "templates")
+        assert sorted(os.listdir(wheel_site / templates)) == sorted(os.listdir(REPOSITORY / templates))
+
     def test_torchrun_module_in_an_empty_folder(self, wheel_site: Path, tmp_path: Path) -> None:
         done = run([*TORCHRUN, "-m", "dpr", "train", "train=biencoder_nq", "--cfg", "job"], tmp_path, wheel_site)
         assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpr.evaluation.report.markup import cut
 from dpr.formats.results import RetrievedQuestion
 
 NUM_EXAMPLES = 10
@@ -39,6 +38,15 @@ class Example:
     def as_dict(self) -> dict[str, Any]:
         """As a metrics file holds it."""
         return asdict(self)
+
+
+def cut(text: str, limit: int) -> str:
+    """At most ``limit`` characters, at a space where there is one near; white space becomes single spaces."""
+    flat = " ".join(text[: 4 * limit + 100].split())
+    if len(flat) <= limit:
+        return flat
+    kept = flat[:limit].rsplit(" ", 1)[0] if " " in flat[max(limit - 30, 1) : limit] else flat[:limit]
+    return kept.rstrip() + " ..."
 
 
 def spread(items: Iterable[Any], number: int) -> list[Any]:

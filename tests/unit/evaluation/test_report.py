@@ -12,10 +12,9 @@ import pytest
 
 from dpr.cli.report import main
 from dpr.core.errors import ConfigError, InputError
-from dpr.evaluation.report.charts import Series, finite, line_chart, nice_ticks, number_text
-from dpr.evaluation.report.examples import example_of, spread
-from dpr.evaluation.report.markup import cut, tag
-from dpr.evaluation.report.page import LARGEST, Report, build_page, rank_histogram
+from dpr.evaluation.report.charts import finite, line_chart, nice_ticks, number_text
+from dpr.evaluation.report.examples import cut, example_of, spread
+from dpr.evaluation.report.page import LARGEST, Report, build_page, rank_histogram, render
 from dpr.evaluation.report.reading import Retrieval, Training, flatten, printable, read_retrieval
 from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import append_jsonl, write_json
@@ -149,7 +148,7 @@ def test_curves_are_thinned_without_losing_their_peaks() -> None:
 
 def test_an_empty_folder_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
     shown = texts(write_report(tmp_path).read_text())
-    assert "No training run found" in shown and "No retrieval figures here" in shown
+    assert "No training run found" in shown and "No retrieval metrics" in shown
 
 
 def test_the_steps_are_those_of_the_run_and_not_of_its_last_log_line(tmp_path: Path) -> None:
@@ -196,10 +195,11 @@ def test_damaged_and_absent_files_of_a_run_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("log_x", "percent"), [(False, False), (True, True)])
 def test_any_figures_can_be_drawn(values: list[float], log_x: bool, percent: bool) -> None:
     points = [(float(place), value) for place, value in enumerate(values, 1)]
-    chart = str(tag("main", line_chart("title", [Series("a", points), Series("b", [])], log_x=log_x, percent=percent)))
+    drawing = line_chart("title", [("a", points), ("b", [])], log_x=log_x, percent=percent)
+    chart = render("figure.html", {"chart": drawing})
     found = elements(chart)
     drawn = [value for value in values if math.isfinite(value)]
-    assert ("No figures yet." in chart) == (not drawn)
+    assert ("No metrics yet." in chart) == (not drawn)
     assert len([element for element in found if element.tag == "circle"]) == len(drawn)
     assert not re.search(r'"[^"]*\b(?:nan|inf)\b[^"]*"', chart)
 
