@@ -1,4 +1,4 @@
-"""Runs a stage's command: passes its output to the console and a file, and signals to it."""
+"""Runs a stage's command: copies its output to the console and a file, and forwards signals to it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _REST_OF_OUTPUT_S = 5.0
 
 
 class PassOn(SignalBlock):
-    """In this block SIGTERM, SIGINT and SIGUSR1 are remembered, and sent on to the command under way, which knows best how to end."""
+    """In this block SIGTERM, SIGINT and SIGUSR1 are remembered and forwarded to the running command, which knows best how to end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = 0
-        """The number of the first signal; 0 while nobody has asked to stop."""
+        """The number of the first signal; 0 before any."""
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self, command: Sequence[str], log: Path) -> int:
-        """Runs a command to its end; returns its exit code, 128 + the number of the signal for one that a signal ended."""
+        """Runs a command; returns its exit code, or 128 + the number of the signal that ended it."""
         with appended(log) as file:
             file.write(("$ " + " ".join(command) + "\n").encode())
             child = subprocess.Popen(
@@ -46,7 +46,7 @@ class PassOn(SignalBlock):
                 code = child.wait()
             finally:
                 self._child = None
-            reader.join(_REST_OF_OUTPUT_S)  # what the command has started may hold its output open longer than it lives
+            reader.join(_REST_OF_OUTPUT_S)  # processes that the command started may hold its output open after its end
         return code if code >= 0 else 128 - code
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -57,33 +57,32 @@ class PassOn(SignalBlock):
 
 
 def python_command(arguments: Sequence[str], *, processes: int = 1) -> list[str]:
-    """``dpr ARGUMENTS`` by this Python, on one process or under torchrun."""
+    """``dpr ARGUMENTS`` with this Python, in one process or under torchrun."""
     launcher = []
     if processes > 1:
-        # torchrun would otherwise be ended by SIGUSR1 itself.
+        # SIGUSR1 would otherwise end torchrun itself.
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         launcher += ["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "-m"]
     return [sys.executable, "-m", *launcher, "dpr", *arguments]
 
 
 def _environment() -> dict[str, str]:
-    """This package is what ``-m dpr`` means, whatever lies in the working directory; output comes at once; ``DPR_LADDER`` tells a stage
-    whom to end with."""
-    place = str(Path(dpr.__file__).resolve().parents[1])
-    paths = [place, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "DPR_LADDER": str(os.getpid())}
-    return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
+    """``-m dpr`` means this package, whatever is in the working directory; output is not buffered; a stage ends when the process that
+    ``DPR_LADDER`` names has ended."""
+    paths = [str(Path(dpr.__file__).resolve().parents[1]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "DPR_LADDER": str(os.getpid())}
+    return {**os.environ, **fixed, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _pass_output(stream: IO[bytes], file: IO[bytes]) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     console: Any = sys.stdout
     while chunk := os.read(stream.fileno(), 65536):
-        with suppress(OSError, ValueError):  # a full disk or a closed file must not make the command wait for us
+        with suppress(OSError, ValueError):  # a full disk or a closed file must not block the command
             file.write(chunk)
         try:
             if console is not None:
                 console.write(decoder.decode(chunk))
                 console.flush()
         except (OSError, ValueError):
-            console = None  # nobody reads any more
+            console = None  # the reader has gone

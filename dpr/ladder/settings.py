@@ -1,4 +1,4 @@
-"""Settings of ``dpr ladder``: those of the training runs, those of mining, and how the rounds follow each other."""
+"""Settings of ``dpr ladder``: those of the training runs, those of mining, and those of the rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MineConfig(MiningSettings):
 
 @dataclass
 class Bm25Config(Bm25Settings):
-    """Where negatives are found by BM25: its own constants and score rules, and what differs from ``mine`` (absent = as there)."""
+    """Mining by BM25: its constants and score rules, and what differs from ``mine`` (absent = as there)."""
 
     per_question: int | None = setting(None, unit="passages", least=1)
     """Negatives per question, at most; absent = as in ``mine``."""
@@ -48,14 +48,14 @@ class Bm25Config(Bm25Settings):
 
 @dataclass
 class RoundsConfig(Settings):
-    """How often it is trained and mined, and how a round follows another."""
+    """How many rounds there are, and how one follows another."""
 
     rounds: int = setting(2, least=1)
     """Trainings; negatives are mined with the model of each but the last."""
     mode: str = setting("fresh", choices=("fresh", "continue"))
     """fresh: each round trains a new model, on what all rounds so far have mined; continue: one run continues with renewed negatives."""
     bm25: bool = True
-    """Begin with negatives found by BM25; false: with those that the training data have."""
+    """Start with negatives found by BM25; false: with those that the training data have."""
     keep_earlier: bool = True
     """Train on the files of earlier rounds too; false: on the last one only. mode=fresh."""
     every_epochs: int = setting(0, unit="epochs", least=0)
@@ -67,15 +67,14 @@ class RoundsConfig(Settings):
     qrels: str | None = None
     """Judgements for them; absent = by the answers in the file of questions."""
     overwrite: bool = False
-    """Where a stage was made with other settings or data, remove what it made and make it anew."""
+    """Where a stage was made with other settings or data, remove its output and run it again."""
     plan: bool = False
-    """Print the stages with their commands and what of them is done, and do nothing."""
+    """Print the stages with their commands and states, and do nothing."""
 
     def stop_epochs(self, num_train_epochs: int) -> list[int]:
         """The epoch after which each round of mode=continue ends; 0, the end of the run, for the last."""
-        if self.every_epochs:
-            return [self.every_epochs * number for number in range(1, self.rounds)] + [0]
-        return [num_train_epochs * number // self.rounds for number in range(1, self.rounds)] + [0]
+        rounds = range(1, self.rounds)
+        return [self.every_epochs * number if self.every_epochs else num_train_epochs * number // self.rounds for number in rounds] + [0]
 
     def check_together(self, prefix: str) -> None:
         if self.mode == "fresh" and self.every_epochs:
@@ -125,8 +124,7 @@ class LadderConfig(BiEncoderTrainConfig):
             raise ConfigError("ladder.mode=continue sets train.stop_at_epoch for every round; use ladder.every_epochs")
         stops = self.ladder.stop_epochs(train.num_train_epochs)[:-1]
         if stops and not 1 <= stops[0] <= stops[-1] < train.num_train_epochs:
+            rounds = f"ladder.rounds={self.ladder.rounds}" + (f" of ladder.every_epochs={stops[0]}" if self.ladder.every_epochs else "")
             raise ConfigError(
-                f"train.num_train_epochs={train.num_train_epochs} are too few for ladder.rounds={self.ladder.rounds}"
-                + (f" of ladder.every_epochs={self.ladder.every_epochs}" if self.ladder.every_epochs else "")
-                + "; every round takes one epoch at least"
+                f"train.num_train_epochs={train.num_train_epochs} are too few for {rounds}; every round takes at least one epoch"
             )

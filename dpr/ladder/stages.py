@@ -1,22 +1,25 @@
-"""One stage of a ladder, and the record by which it is known to be done.
+"""One stage of a ladder, and the record that shows whether it is done.
 
-``<stage>/stage.json`` holds the settings that decide what the stage makes, hashes of what it was made of and of what it made, and whether
-it is finished. It is written when the stage begins and again when it ends.
+``<stage>/stage.json`` holds the settings that affect what the stage makes, hashes of its inputs and outputs, and whether it is finished.
+It is written when the stage starts and again when it ends.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import read_json, write_json
-from dpr.ladder.contents import Facts, combined, input_facts, is_there, output_facts
+from dpr.formats.checksums import content_sha256
+from dpr.formats.durable import MANIFEST, describe_file, read_json, read_manifest, write_json
 
 RECORD = "stage.json"
 _FORMAT = 1
+Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,13 @@ class Stage:
     what: str
     """What it does, for people."""
     command: Callable[[], list[str]]
-    """Arguments of ``dpr``; asked for when the stage begins, since they may name what earlier stages have made."""
+    """Arguments of ``dpr``; called when the stage starts, since they may name what earlier stages have made."""
     settings: Mapping[str, Any]
-    """What decides the outcome, by the names of the settings."""
+    """The settings that affect the result, by name."""
     outputs: Callable[[], Sequence[str]]
-    """What it makes, by name inside its folder; asked for when it has ended."""
+    """What it makes, by name inside its folder; called when it has ended."""
     inputs: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    """Files that are given from outside, by the setting that names them."""
+    """The user's files that it reads, by the setting that names them."""
     after: Sequence[str] = ()
     """Stages whose outputs it reads."""
     settings_file: Mapping[str, Any] | None = None
@@ -45,7 +48,7 @@ class Stage:
 
 
 class Record:
-    """What ``stage.json`` says, and what it should say now."""
+    """What ``stage.json`` holds, and what it should hold now."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -57,7 +60,7 @@ class Record:
                 raise InputError("is not the record of a stage", file=self._file, hint="remove it to run the stage again")
 
     @property
-    def is_begun(self) -> bool:
+    def is_started(self) -> bool:
         return bool(self.stored)
 
     @property
@@ -67,7 +70,7 @@ class Record:
     @property
     def digest(self) -> str:
         """Stands for what a finished stage made, in the records of those after it."""
-        return combined(self.stored["outputs"])
+        return _combined(self.stored["outputs"])
 
     def settings_changed(self) -> list[str]:
         """How the settings differ from those the stage was made with, one sentence each."""
@@ -76,21 +79,38 @@ class Record:
         return [f"{key} was {was.get(key)}, is now {now.get(key)}" for key in keys]
 
     def inputs_changed(self, inputs: Facts) -> list[str]:
-        """How what it would be made of differs from what it was made of, one sentence each."""
+        """Which inputs differ from those the stage was made of, one sentence each."""
         was = {name: facts["sha256"] for name, facts in self.stored.get("inputs", {}).items()}
         now = {name: facts["sha256"] for name, facts in inputs.items()}
         return [f"{name} is not what it was" for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
 
     def lost(self) -> str | None:
-        """What is missing of a finished stage."""
-        return is_there(self.stage.folder, self.stored["outputs"])
+        """Which output of a finished stage is gone or has changed. Compares sizes; contents are for ``dpr verify``."""
+        folder = self.stage.folder
+        for name, facts in self.stored["outputs"].items():
+            try:
+                file = _described(folder / name)
+                if file.stat().st_size != facts["bytes"]:
+                    return f"{name} has changed"
+                for inner, entry in (read_manifest(folder / name)["files"] if file.name == MANIFEST else {}).items():
+                    if (folder / name / inner).stat().st_size != entry["bytes"]:
+                        return f"{name}/{inner} has changed"
+            except (InputError, OSError):
+                return f"{name} is gone"
+        return None
 
     def files_now(self) -> Facts:
-        """Facts of the files given from outside."""
-        return {name: input_facts(paths) for name, paths in self.stage.inputs.items()}
+        """One hash for each of the stage's inputs, over the files and all files in folders; their names and times do not count.
 
-    def begin(self, inputs: Facts, command: Sequence[str]) -> None:
-        """Notes that the stage is under way."""
+        Raises:
+            InputError: a file is gone or cannot be read.
+        """
+        return {
+            name: {"sha256": _combined([content_sha256(file) for path in paths for file in _files(path)])}
+            for name, paths in self.stage.inputs.items()
+        }
+
+    def start(self, inputs: Facts, command: Sequence[str]) -> None:
         self.stored = {
             "format": _FORMAT,
             "stage": self.stage.name,
@@ -102,19 +122,36 @@ class Record:
         write_json(self._file, self.stored)
 
     def add_seconds(self, seconds: float) -> None:
-        """Notes how long it took so far, over all starts that ended by themselves."""
+        """Adds to the time of all starts that ended by themselves."""
         self.stored["seconds"] = round(self.stored["seconds"] + seconds, 1)
         write_json(self._file, self.stored)
 
     def finish(self) -> None:
-        """Notes what was made.
+        """Stores size and hash of what was made: of a file, or of the manifest of a folder, which names and hashes the files in it.
 
         Raises:
-            InputError: the command ended well and left out some of it.
+            InputError: the command ended well but left out some of it.
         """
-        self.stored["outputs"] = output_facts(self.stage.folder, self.stage.outputs())
+        folder = self.stage.folder
+        self.stored["outputs"] = {name: describe_file(_described(folder / name)) for name in self.stage.outputs()}
         write_json(self._file, self.stored)
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+
+
+def _combined(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def _described(path: Path) -> Path:
+    """The file that stands for a path: its manifest, for a folder."""
+    file = path / MANIFEST if path.is_dir() else path
+    if not file.is_file():
+        raise InputError("was not made", file=path)
+    return file

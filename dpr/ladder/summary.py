@@ -1,4 +1,4 @@
-"""What a ladder came to, round by round."""
+"""The results of a ladder, round by round."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Round:
 
 def summarize(rounds: Sequence[Round], folder: Path, *, mode: str) -> float | None:
     """Prints a table of all rounds and writes ``ladder.json``; returns the best validation value of the last round."""
-    found = [_figures(entry) for entry in rounds]
-    lines = {f"{figures['round']}: {figures['trained']}": _numbers(figures) for figures in found}
+    found = [_report(entry) for entry in rounds]
+    lines = {f"{report['round']}: {report['trained']}": _metrics(report) for report in found}
     print(format_table(lines, {name: heading for name, heading in COLUMNS.items() if any(name in line for line in lines.values())}))
     summary = {"mode": mode, "rounds": found}
     if not (folder / FILE).is_file() or read_json(folder / FILE) != summary:
@@ -44,9 +44,9 @@ def summarize(rounds: Sequence[Round], folder: Path, *, mode: str) -> float | No
     return None if best is None else float(best)
 
 
-def _figures(entry: Round) -> dict[str, Any]:
+def _report(entry: Round) -> dict[str, Any]:
     stages = [entry.train] + ([entry.evaluation] if entry.evaluation else [])
-    figures: dict[str, Any] = {
+    report: dict[str, Any] = {
         "round": entry.number,
         "trained": entry.train.what,
         "model": str(resolve_checkpoint(entry.train.folder)),
@@ -54,11 +54,11 @@ def _figures(entry: Round) -> dict[str, Any]:
         "seconds": {stage.name: read_json(stage.folder / RECORD)["seconds"] for stage in stages},
     }
     if entry.evaluation is not None:
-        report = read_json(entry.evaluation.folder / "metrics.json")
-        figures["retrieval"] = {"num_questions": report["num_questions"], **report["metrics"]}
-    return figures
+        retrieved = read_json(entry.evaluation.folder / "metrics.json")
+        report["retrieval"] = {"num_questions": retrieved["num_questions"], **retrieved["metrics"]}
+    return report
 
 
-def _numbers(figures: dict[str, Any]) -> dict[str, float]:
-    values = {**figures["dev"], **figures.get("retrieval", {}), "minutes": figures["seconds"][f"train-{figures['round']}"] / 60}
+def _metrics(report: dict[str, Any]) -> dict[str, float]:
+    values = {**report["dev"], **report.get("retrieval", {}), "minutes": report["seconds"][f"train-{report['round']}"] / 60}
     return {name: float(values[name]) for name in COLUMNS if isinstance(values.get(name), int | float)}

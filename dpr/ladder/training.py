@@ -14,49 +14,6 @@ from dpr.data.settings import DataSetSettings
 from dpr.training.command_settings import BiEncoderTrainConfig
 
 
-class Prefixes:
-    """What is put before passages and questions, as the training sets say.
-
-    Args:
-        of_questions_asked: whether the model is asked questions of no training set, too.
-
-    Raises:
-        ConfigError: they are to be asked, and the sets do not agree on how.
-    """
-
-    def __init__(self, sources: Sequence[NamedSource], *, of_questions_asked: bool) -> None:
-        self.of_passages: dict[str, str] = {}
-        """Each passage prefix, with the name of the first set that has it; the corpus is embedded with each."""
-        for source in sources:
-            self.of_passages.setdefault(source.options.passage_prefix or "", source.name)
-        of_questions = {source.options.before_questions() or "": source.name for source in sources}
-        if of_questions_asked:
-            for key, found in (("query_prefix", of_questions), ("passage_prefix", self.of_passages)):
-                if len(found) > 1:
-                    which = ", ".join(f"{name} has {prefix!r}" for prefix, name in found.items())
-                    raise ConfigError(
-                        f"ladder.questions: with which {key}? {which}; evaluate by hand with dpr retrieve, or give all sets one"
-                    )
-        self.of_questions = next(iter(of_questions), "")
-
-
-def encoding_prefixes(source: NamedSource) -> dict[str, str]:
-    """The settings of ``dpr mine`` by which a set's questions, and the corpus, are encoded as in training."""
-    prefixes = {"query_prefix": source.options.before_questions(), "passage_prefix": source.options.passage_prefix}
-    return {f"mine.{key}": prefix for key, prefix in prefixes.items() if prefix}
-
-
-def existing(key: str, path: str) -> Path:
-    """A file that a setting names.
-
-    Raises:
-        ConfigError: it is not there.
-    """
-    if not (found := Path(path).expanduser()).exists():
-        raise ConfigError(f"{key}={path} does not exist")
-    return found
-
-
 def data_set_entry(source: NamedSource, mined: Path | None) -> dict[str, Any]:
     """The catalogue entry of a training set: the user's options, with the mined file in place of the files."""
     entry = {**differing(source.options, DataSetSettings()), "file": [str(file) for file in source.files] if mined is None else str(mined)}
@@ -67,9 +24,9 @@ def data_set_entry(source: NamedSource, mined: Path | None) -> dict[str, Any]:
 def train_settings(
     config: BiEncoderTrainConfig, entries: Mapping[str, Any], places: Sequence[int], *, output_dir: Path, processes: int
 ) -> BiEncoderTrainConfig:
-    """What ``dpr train`` is told: the user's training settings, on the data sets of ``entries``.
+    """The settings of a ``dpr train``: the user's, on the data sets of ``entries``.
 
-    The pool is stated, so that it stays the same when the run is gone on with by another number of processes.
+    The pool's size is fixed, so that it stays the same when another number of processes resumes the run.
 
     Args:
         places: for each entry the number of the user's train set that it is made of, whose factors it gets.
@@ -85,6 +42,7 @@ def train_settings(
         global_batch_size=config.train.global_batch_size or config.train.batch_size * processes,
         sampling=replace(config.train.sampling, weights=for_each("train.sampling.weights", config.train.sampling.weights)),
     )
+    dev_names = config.dev_datasets if isinstance(config.dev_datasets, list | tuple) else [config.dev_datasets]
     values = {item.name: getattr(config, item.name) for item in fields(BiEncoderTrainConfig)}
     values |= {
         "train": train,
@@ -92,13 +50,13 @@ def train_settings(
         "train_datasets": list(entries),
         "train_sampling_rates": for_each("train_sampling_rates", config.train_sampling_rates),
         "loss_scale_factors": for_each("loss_scale_factors", config.loss_scale_factors),
-        "datasets": {**_entries_named(config), **entries},
+        "datasets": {name: config.datasets[name] for name in dev_names if name in config.datasets} | dict(entries),
     }
     return BiEncoderTrainConfig(**values)
 
 
 def deciding(config: BiEncoderTrainConfig) -> dict[str, Any]:
-    """The settings that decide what a training ends with, by their dotted names; files count by their content, elsewhere."""
+    """The settings that affect the result of a training, by their dotted names; files count by their content, elsewhere."""
     entries = {key: value for key, value in _flat(config.datasets, "datasets.").items() if not _names_files(key, value)}
     return flat_values(config, DECIDING) | entries
 
@@ -116,22 +74,13 @@ def differing(config: Any, default: Any) -> dict[str, Any]:
     return found
 
 
-def _entries_named(config: BiEncoderTrainConfig) -> dict[str, Any]:
-    """The catalogue's entries of the dev sets."""
-    names = config.dev_datasets if isinstance(config.dev_datasets, list | tuple) else [config.dev_datasets]
-    return {name: config.datasets[name] for name in names if name in config.datasets}
-
-
 def _names_files(key: str, value: Any) -> bool:
     """Whether a catalogue key is an entry's file; an entry that is no more than a file is one itself."""
     return key.endswith((".file", ".source")) or (key.count(".") == 1 and isinstance(value, str | list | tuple))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + str(key)] = value
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + str(key): value}
     return flat

@@ -1,4 +1,4 @@
-"""Stages are run once, in order; what is done stays, what does not fit is refused, what was interrupted goes on."""
+"""Stages are run once, in order; what is done stays, what does not match is refused, what was interrupted is resumed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_changed_setting_of_what_is_done_is_refused_before_anything_is_run(tmp
     assert files(tmp_path) == before
 
 
-def test_with_overwrite_the_stage_and_those_made_of_it_are_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_overwrite_the_stage_and_those_made_of_it_are_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     climb(two(tmp_path), tmp_path)
     climb(two(tmp_path, first="z"), tmp_path, overwrite=True)
     assert capsys.readouterr().out.splitlines() == ["made x", "made y", "made z", "made y"]
@@ -77,14 +77,14 @@ def test_with_overwrite_the_stage_and_those_made_of_it_are_made_anew(tmp_path: P
     assert capsys.readouterr().out.splitlines() == ["made w"]
 
 
-def test_unfinished_work_that_is_no_training_is_begun_anew_when_settings_change(tmp_path: Path) -> None:
+def test_unfinished_work_that_is_no_training_starts_over_when_settings_change(tmp_path: Path) -> None:
     for is_training in (False, True):
         folder = tmp_path / str(is_training)
         with pytest.raises(StageError):
             climb([stage(folder, "a", program="raise SystemExit(1)", is_training=is_training)], folder)
         again = [stage(folder, "a", "z", is_training=is_training)]
         if is_training:
-            with pytest.raises(InputError, match="was begun with other settings"):
+            with pytest.raises(InputError, match="was started with other settings"):
                 climb(again, folder)
         else:
             climb(again, folder)
@@ -107,7 +107,7 @@ def test_files_from_outside_count_by_their_content(tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def told(caplog: pytest.LogCaptureFixture) -> None:
+def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
 
@@ -117,7 +117,7 @@ def test_what_is_gone_is_made_again_where_somebody_needs_it(
     climb(two(tmp_path), tmp_path)
     (tmp_path / "a" / "out.txt").unlink()
     climb(two(tmp_path), tmp_path)
-    assert "a: done before; out.txt is gone, and nobody needs it any more" in caplog.text
+    assert "a: done before; out.txt is gone, but no later stage needs it" in caplog.text
     (tmp_path / "b" / "out.txt").unlink()
     climb(two(tmp_path), tmp_path)
     assert "a is run again: out.txt is gone" in caplog.text
@@ -127,7 +127,7 @@ def test_what_is_gone_is_made_again_where_somebody_needs_it(
     assert capsys.readouterr().out.splitlines() == ["made x"]
 
 
-def test_a_failure_ends_with_its_exit_code_and_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_ends_with_its_exit_code_and_the_same_command_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = [stage(tmp_path, "a"), stage(tmp_path, "b", "y", after=["a"], program="raise SystemExit(4)")]
     with pytest.raises(StageError, match="b ended with exit code 4") as error:
         climb(broken, tmp_path)
@@ -163,7 +163,7 @@ WAIT = (
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_a_signal_is_passed_on_and_what_was_interrupted_goes_on(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_is_passed_on_and_what_was_interrupted_is_resumed(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
     when_ready(tmp_path / "a" / "out.txt.ready", getattr(signal, name))
     with pytest.raises(StopRequested, match=f"{name}; a has stopped. Rerun the same command") as error:
@@ -175,7 +175,7 @@ def test_a_signal_is_passed_on_and_what_was_interrupted_goes_on(tmp_path: Path, 
     assert read_json(tmp_path / "a" / RECORD)["seconds"] < 15
 
 
-def test_a_stage_that_ends_well_in_spite_of_a_signal_is_done_and_the_next_is_not_begun(tmp_path: Path) -> None:
+def test_a_stage_that_ends_well_in_spite_of_a_signal_is_done_and_the_next_is_not_started(tmp_path: Path) -> None:
     program = WAIT.format(name="SIGTERM", action="(pathlib.Path(sys.argv[1]).write_text('x'), sys.exit(0))")
     when_ready(tmp_path / "a" / "out.txt.ready", signal.SIGTERM)
     with pytest.raises(StopRequested, match="SIGTERM before b"):
@@ -194,7 +194,7 @@ def test_torchrun_hides_the_exit_code_but_the_run_says_that_it_was_asked(tmp_pat
     note = f"import pathlib, json; pathlib.Path({str(run)!r}).write_text(json.dumps({{'stopped_at_step': 3}})); raise SystemExit(1)"
     with pytest.raises(StopRequested):
         climb([stage(tmp_path, "a", program=note, processes=2, is_training=True)], tmp_path)
-    # An old note is none of the failure that comes after it.
+    # An old note says nothing about a later failure.
     with pytest.raises(StageError):
         climb([stage(tmp_path, "a", program="raise SystemExit(1)", processes=2, is_training=True)], tmp_path)
 
@@ -230,7 +230,7 @@ def test_settings_are_there_before_the_command(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "out.txt").read_text()) == {"seed": 3}
 
 
-def test_the_plan_tells_what_is_done_and_does_nothing(tmp_path: Path) -> None:
+def test_the_plan_shows_what_is_done_and_does_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     lines = plan_lines(two(run))
     assert [line for line in lines if "[to do]" in line] == ["a: writing x [to do]", "b: writing y [to do]"]
@@ -238,5 +238,5 @@ def test_the_plan_tells_what_is_done_and_does_nothing(tmp_path: Path) -> None:
     climb(two(run)[:1], run)
     before = files(run)
     assert "[done]" in plan_lines(two(run))[0] and "[to do]" in plan_lines(two(run))[2]
-    assert "[done, does not fit: text was x, is now z]" in plan_lines(two(run, first="z"))[0]
+    assert "[done, does not match: text was x, is now z]" in plan_lines(two(run, first="z"))[0]
     assert files(run) == before
