@@ -17,7 +17,7 @@ from dpr.core.batch import TokenBatch
 from dpr.embedding.encode import encode_tokens
 from dpr.models.biencoder import TowerOptions
 from dpr.models.fast import varlen
-from dpr.training.throughput import TowerCost
+from dpr.training.metrics import TowerCost
 
 TITLE = "Attention on a GPU"
 VARLEN, SDPA, PADDED = "dpr, encoder.attention=varlen", "dpr, encoder.attention=sdpa", "padded micro-batches, sorted by length"

@@ -35,8 +35,8 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.training import pool_gather
+from dpr.training.compute import data_parallel
 from dpr.training.optimizer import make_optimizer
-from dpr.training.parallel import data_parallel
 from dpr.training.settings import OptimizerSettings
 from dpr.training.step import DirectStep
 from tests.helpers.processes import run_on_ranks

@@ -17,7 +17,7 @@ from dpr.indexer.exact import ExactIndex
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
-from dpr.training.throughput import matrix_peak
+from dpr.training.metrics import matrix_peak
 from dpr.training.trainer import BiEncoderTrainer
 
 _WORDS = "amber birch cedar delta ember fjord grove heath inlet juniper knoll larch".split()

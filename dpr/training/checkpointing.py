@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dpr.core.distributed import current_ranks, from_main, gather_rows, on_main
-from dpr.core.errors import CheckpointError, ConfigError, DprError
+from dpr.core.errors import CheckpointError, ConfigError, DivergedError, DprError
 from dpr.core.logs import get_logger
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
@@ -20,7 +20,6 @@ from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, thi
 from dpr.formats.run_lock import RunLock
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.finite_guard import refuse_not_finite
 from dpr.training.optimizer import optimizer_tensors, restore_optimizer
 from dpr.training.run import Progress
 from dpr.training.settings import TrainingSettings
@@ -243,7 +242,12 @@ class StateOfRun:
         Raises:
             DivergedError: a weight is NaN or infinite.
         """
-        refuse_not_finite(self.model.weights())
+        for name, tensor in self.model.weights().items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise DivergedError(
+                    f"{name} is NaN or infinite, so no checkpoint is written; lower train.learning_rate, or use train.precision=fp32. "
+                    "Earlier checkpoints are intact"
+                )
         self.model.write_to(folder)
         checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer_tensors(self.model, self.optimizer))
         checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())

@@ -6,11 +6,9 @@ import shutil
 import time
 from dataclasses import dataclass
 
-import torch
-
 from dpr.core.errors import DivergedError
 from dpr.training.callbacks.usual import ValidateAndSave, duration, validate_ahead
-from dpr.training.throughput import peak_memory_gb
+from dpr.training.metrics import peak_memory_gb, wait_for
 from dpr.training.trainer import BiEncoderTrainer
 
 
@@ -61,19 +59,19 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     elapsed = tokens = 0.0
     for _ in range(min(2, trainer.total_steps)):
         ready = [next(batches) for _ in range(trainer.plan.accumulation)]
-        _wait(trainer.device)
+        wait_for(trainer.device)
         start, tokens = time.perf_counter(), float(sum(batch.num_tokens for batch in ready))
         trainer.results = [trainer.forward_backward(batch, number) for number, batch in enumerate(ready)]
         trainer.update()
-        _wait(trainer.device)
+        wait_for(trainer.device)
         elapsed = time.perf_counter() - start
         trainer.progress.step += 1
     loss = trainer.metrics.take()["train/loss"]
     if loss != loss:
-        raise DivergedError("the loss is not a number after two steps; lower train.learning_rate or use train.precision=fp32")
+        raise DivergedError("the loss is NaN after two steps; lower train.learning_rate or use train.precision=fp32")
     start = time.perf_counter()
     validate_ahead(trainer)
-    _wait(trainer.device)
+    wait_for(trainer.device)
     periods, total = ValidateAndSave(trainer.settings.train), trainer.total_steps
     due = [periods.due_at(step, total, trainer.steps_per_epoch) for step in range(1, total + 1)]
     validations, saves = (sum(times) for times in zip(*due))
@@ -96,8 +94,3 @@ def _checkpoint_bytes(trainer: BiEncoderTrainer) -> int:
     weights = sum(tensor.numel() * tensor.element_size() for tensor in trainer.model.weights().values())
     moments = sum(2 * parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters() if parameter.requires_grad)
     return weights + moments
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -25,10 +25,9 @@ from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
-from dpr.training.memory import graph_bytes_per_token
 from dpr.training.pool_gather import PoolGather
 from dpr.training.step import StepResult, objective_share, pool_loss
-from dpr.training.trial import TRIAL_LENGTH
+from dpr.training.trial import TRIAL_LENGTH, graph_bytes_per_token
 
 # Every chunk pays for its calls and adds to the gradient of every weight; smaller ones would spend their time on that.
 MIN_CHUNK_TOKENS = CPU_FORWARD_TOKENS

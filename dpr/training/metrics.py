@@ -1,23 +1,31 @@
-"""Running sums between two log lines. Nothing is read back from the device, and nothing travels between ranks, before a line is due."""
+"""Training metrics between two log lines, the arithmetic and memory that training takes, and what the device could do."""
 
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import time
+from functools import cache
 
 import torch
+from torch import Tensor, nn
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
+from dpr.models.trials import layers_of
 from dpr.training.step import StepResult
-from dpr.training.throughput import TowerCost
 
 Metrics = dict[str, float]
 
 
 class TrainingMetrics:
-    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a loss that is no number does not count."""
+    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a NaN or infinite loss does not count.
+
+    Nothing is read back from the device, and nothing travels between ranks, before ``take``.
+    """
 
     def __init__(self, model: BiEncoder) -> None:
         self._device = model.device
@@ -35,8 +43,8 @@ class TrainingMetrics:
     def add(self, result: StepResult, batch: BiEncoderBatch) -> None:
         """Adds one micro-batch; ``batch`` is the one on the CPU."""
         loss = result.loss_sum.double()
-        figures = torch.stack([loss, result.num_correct.double(), torch.full_like(loss, result.num_questions)])
-        self._sums += torch.where(torch.isfinite(loss), figures, 0.0)
+        values = torch.stack([loss, result.num_correct.double(), torch.full_like(loss, result.num_questions)])
+        self._sums += torch.where(torch.isfinite(loss), values, 0.0)
         self._questions += result.num_questions
         self._tokens += batch.num_tokens
         for side, tokens in (("question", batch.questions), ("ctx", batch.contexts)):
@@ -45,9 +53,9 @@ class TrainingMetrics:
             self._flops += self._cost[tower].of(tokens.lengths)
 
     def take(self, *, peak: float = 0.0) -> Metrics:
-        """Metrics over all ranks since the last call; empties the sums. All ranks must call it together.
+        """Metrics over all ranks since the last call. All ranks must call it together.
 
-        ``peak``: operations per second that a device could do, for ``perf/mfu``, the share of it that the model's arithmetic took.
+        ``peak``: operations per second that a device could do; ``perf/mfu`` is the share of it that the model's arithmetic took.
         """
         counts = torch.tensor([self._questions, self._tokens, self._computed, self._flops], dtype=torch.float64, device=self._device)
         loss, correct, judged, questions, tokens, computed, flops = sum_over_ranks(torch.cat([self._sums, counts])).tolist()
@@ -63,3 +71,64 @@ class TrainingMetrics:
             "perf/padding_share": 1.0 - tokens / computed,
             **({"perf/mfu": flops / elapsed / (peak * current_ranks().world_size)} if peak else {}),
         }
+
+
+class TowerCost:
+    """Floating-point operations of one training pass of a tower over real tokens.
+
+    Two for each weight of a linear layer and token, and the two products of attention (over the whole sequence); backward is twice forward,
+    and a frozen tower has none. In a last layer that is read at one token, the other tokens need only keys and values. Work that no vector
+    needs, or that is repeated to save memory, is not counted.
+    """
+
+    def __init__(self, tower: Encoder) -> None:
+        passes = 3 if any(parameter.requires_grad for parameter in tower.parameters()) else 1
+        layers, width = int(getattr(tower.config, "num_hidden_layers", 0)), int(tower.config.hidden_size)
+        of_tokens, of_sequences, keys = _linear_weights(tower.backbone), 0, 0
+        if tower.fast.prunes_last_layer:
+            of_sequences, keys, layers = _linear_weights(layers_of(tower.backbone)[-1]) - 2 * width * width, 2 * width, layers - 1
+        self._per_token, self._per_sequence = passes * 2.0 * (of_tokens - of_sequences + keys), passes * 2.0 * of_sequences
+        self._per_pair = passes * 4.0 * layers * width
+
+    def of(self, lengths: Tensor) -> float:
+        """The operations for sequences with these lengths (N,)."""
+        exact = lengths.to(torch.float64)
+        return self._per_token * float(exact.sum()) + self._per_sequence * len(lengths) + self._per_pair * float(exact.square().sum())
+
+
+def _linear_weights(module: nn.Module) -> int:
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+
+
+@cache
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a large matrix product on ``device``, measured once within hundredths of a second."""
+    is_cuda = device.type == "cuda"
+    size, repeats = (4096, 20) if is_cuda else (1024 if dtype == torch.float32 else 512, 2)
+    left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(3):  # the first warms up
+        wait_for(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            left @ right
+        wait_for(device)
+        best = min(best, time.perf_counter() - start)
+    if is_cuda:
+        del left, right
+        torch.cuda.reset_peak_memory_stats(device)
+    return repeats * 2.0 * size**3 / best
+
+
+def wait_for(device: torch.device) -> None:
+    """Waits until the device has done all work that is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """The peak memory so far, in GiB: of tensors on a GPU, of this process elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,9 +1,12 @@
-"""Stopping a run before its last step: all ranks after the same update, with a checkpoint."""
+"""Ending a run before its last step, on all ranks after the same update: signals, callbacks, and gradients that are NaN or infinite."""
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from dpr.core.distributed import largest_over_ranks
-from dpr.core.errors import StopRequested
+from dpr.core.errors import DivergedError, StopRequested
 from dpr.core.logs import get_logger
 from dpr.core.stopping import StopSignals, describe
 
@@ -12,24 +15,27 @@ logger = get_logger(__name__)
 # Above every signal's number: a run that a callback ends is done, and a signal at the same step has nothing to add.
 _BY_CALLBACK = 1000
 
+# A loss scale of 2^16 may have to be halved this often before fp16 gradients fit; that is how it starts, not a failure.
+_HALVINGS_OF_THE_SCALE = 16
+
 
 class StopAgreement:
-    """What may end a run early, signals and callbacks, and the one question to all ranks whether any of them was asked."""
+    """Requests to end a run early, from signals and callbacks, and the one question to all ranks whether any of them has one."""
 
     def __init__(self) -> None:
         self.signals = StopSignals()
-        """The block in which signals ask, instead of ending the process."""
+        """The block in which signals are requests instead of ending the process."""
         self._reason: str | None = None
         self._agreed = 0
 
     def request(self, reason: str) -> None:
-        """Asks for the end; the first reason is the one that is told."""
+        """Asks for the end; the first reason is the one that is logged."""
         self._reason = self._reason or reason
 
     def reached(self, step: int) -> bool:
-        """Whether any rank was asked; all ranks must call it at the same point. Once true it stays true.
+        """Whether any rank has a request; all ranks must call it at the same point. Once true, it stays true.
 
-        Eight bytes from CPU to CPU; on a GPU the host is a step ahead of the device, so that the step under way hides the wait.
+        Eight bytes from CPU to CPU; on a GPU the host is a step ahead of the device, so the step under way hides the wait.
         """
         if not self._agreed:
             self._agreed = largest_over_ranks(_BY_CALLBACK if self._reason is not None else self.signals.requested())
@@ -39,13 +45,66 @@ class StopAgreement:
 
     @property
     def signal(self) -> int:
-        """The number of the signal that all ranks stop for; 0 where none came, or a callback has ended the run, which is then done."""
+        """The number of the signal that all ranks stop for; 0 if there was none, or if a callback has ended the run."""
         return 0 if self._agreed == _BY_CALLBACK else self._agreed
 
+    def error(self, step: int, last_step: int, *, is_saved: bool) -> StopRequested:
+        """What a run raises that a signal stops after update ``step``."""
+        asked = describe(self.signal)
+        if is_saved:
+            return StopRequested(f"{asked}; saved at step {step} of {last_step}. Rerun the same command to resume")
+        return StopRequested(f"{asked}; step {step} could not be saved, earlier checkpoints are intact", exit_code=128 + self.signal)
 
-def stop_requested(signal: int, step: int, last_step: int, *, is_saved: bool) -> StopRequested:
-    """What ends a run that a signal stops after update ``step``."""
-    asked = describe(signal)
-    if is_saved:
-        return StopRequested(f"{asked}; saved at step {step} of {last_step}. Rerun the same command to resume")
-    return StopRequested(f"{asked}; step {step} could not be saved, the checkpoints before it are intact", exit_code=128 + signal)
+
+class FiniteGuard:
+    """Skips updates whose gradient is NaN or infinite, and ends a run with too many of them in a row.
+
+    The norm is that of the gradient summed over ranks, so all ranks see the same norm and decide alike without communication. The decision
+    stays on the device: the fused optimizer reads it there. On CUDA the host reads the counts one step later, when they have arrived, so
+    it never waits for the step under way.
+    """
+
+    def __init__(self, device: torch.device, *, most_in_row: int = 5, has_loss_scale: bool = False) -> None:
+        self._most = most_in_row + (_HALVINGS_OF_THE_SCALE if has_loss_scale else 0)
+        self._has_loss_scale = has_loss_scale
+        self._counts = torch.zeros(2, dtype=torch.int32, device=device)  # skipped in a row, skipped in all
+        self._is_cuda = device.type == "cuda"
+        self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=self._is_cuda)
+        self._arrived = torch.cuda.Event() if self._is_cuda else None
+        self._reported = 0
+
+    def check(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
+        """Has ``optimizer``, which must be fused, skip its next step if ``grad_norm``, () on the device, is NaN or infinite."""
+        is_bad = ~torch.isfinite(grad_norm)
+        in_row, in_all = self._counts.unbind()
+        self._counts = torch.stack([(in_row + 1) * is_bad, in_all + is_bad])
+        if not self._has_loss_scale:  # the scaler does it itself
+            optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+
+    def stop_if_hopeless(self, step: int) -> None:
+        """After the update: warns of skipped ones.
+
+        Raises:
+            DivergedError: too many updates in a row were skipped; on all ranks alike.
+        """
+        if self._arrived is None:
+            self._on_host.copy_(self._counts)
+        elif step > 0:
+            self._arrived.synchronize()
+        in_row, in_all = self._on_host.tolist()
+        if in_all > self._reported and not self._has_loss_scale:
+            logger.warning("step %d: the gradient is NaN or infinite on some rank, so the update is skipped (%d in a row)", step, in_row)
+        self._reported = in_all
+        if self._arrived is not None:
+            self._on_host.copy_(self._counts, non_blocking=True)
+            self._arrived.record()
+        if in_row >= self._most:
+            raise DivergedError(
+                f"the gradient was NaN or infinite in {in_row} updates in a row, the last at step {step}; lower train.learning_rate, raise "
+                "train.warmup_steps, or use train.precision=fp32. Those updates were skipped; saved checkpoints are intact"
+            )
+
+    @property
+    def num_skipped(self) -> int:
+        """Updates skipped so far in this process; waits for the device."""
+        return int(self._counts[1])

@@ -23,12 +23,10 @@ from dpr.formats.durable import write_json
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.training.arithmetic import set_up_arithmetic
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.usual import with_usual_callbacks
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run, stored_pool_size
-from dpr.training.choose_step import make_step
-from dpr.training.finite_guard import FiniteGuard
+from dpr.training.compute import make_step, set_up_arithmetic
 from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
@@ -37,7 +35,7 @@ from dpr.training.run import Progress
 from dpr.training.run_summary import log_summary
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
-from dpr.training.stopping import StopAgreement, stop_requested
+from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
 from dpr.training.validations.dev_sets import DevSet, QuestionMetric
 from dpr.training.validations.protocol import Validation, run_validations
@@ -307,7 +305,7 @@ class BiEncoderTrainer:
         is_saved = self.saved_step == self.progress.step
         if is_saved:
             self.checkpoints.note_stop(self.progress.step)
-        raise stop_requested(self._stopping.signal, self.progress.step, self.last_step, is_saved=is_saved)
+        raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
 
     def emit(self, moment: str, *arguments: Any) -> None:
         """Calls one moment of every callback, in order."""

@@ -1,4 +1,4 @@
-"""A forward of a few tokens that counts for nothing, by which is found out what a model does before the first step."""
+"""Trial forwards before the first step: which parameters have a part in the vectors, and how much memory a token takes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.precision import autocast
 from dpr.models.biencoder import BiEncoder, BiEncoderVectors
 
 logger = get_logger(__name__)
 
-# Long enough for a model that treats the neighbourhood of a token apart; attention makes longer ones cost more.
+# Long enough for a model with windowed attention; longer sequences cost more per token.
 TRIAL_LENGTH = 64
+
+# Of the memory that is left for graphs; the rest is for temporary tensors of backward, for vectors and for the allocator's waste.
+_SHARE_FOR_GRAPHS = 0.7
 
 
 def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
-    """Two sequences of ``length`` tokens (0: a short one), where the model is."""
+    """Two sequences of ``length`` tokens (0: a short one), on the model's device."""
     length = length or min(TRIAL_LENGTH, model.settings.sequence_length)
     tokens = torch.ones(2 * length, dtype=torch.int64, device=model.device)  # any word: not every tokenizer has a [SEP]
     return TokenBatch(tokens, torch.full((2,), length, dtype=torch.int64), torch.zeros(2, dtype=torch.int64, device=model.device))
@@ -27,7 +32,7 @@ def trial_tokens(model: BiEncoder, length: int = 0) -> TokenBatch:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A block in which dropout is off: it draws no random number and changes no running mean."""
+    """A block in evaluation mode: it draws no random number and changes no running mean."""
     was_training = model.training
     model.eval()
     try:
@@ -37,14 +42,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def total(vectors: BiEncoderVectors) -> Tensor:
-    """A number that every output of the model has a part in."""
+    """A sum of all outputs of the model."""
     return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature
 
 
 def freeze_unneeded(model: BiEncoder) -> None:
-    """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and says so.
+    """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and logs it.
 
-    They would get no gradient, for which data-parallel training waits and which a resumed optimizer misses.
+    They get no gradient, which data-parallel training would wait for and a resumed optimizer would miss.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with evaluating(model):
@@ -54,4 +59,48 @@ def freeze_unneeded(model: BiEncoder) -> None:
     for name in unneeded:
         learning[name].requires_grad_(False)
     if unneeded:
-        logger.info("%d parameters have no part in any vector and stay as they are (first: %s)", len(unneeded), ", ".join(unneeded[:3]))
+        logger.info("%d parameters have no part in any vector and are not trained (first: %s)", len(unneeded), ", ".join(unneeded[:3]))
+
+
+def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str = "fp32") -> float:
+    """What autograd keeps for backward, per token of sequences of ``length``; 0 is the greatest, which costs most per token."""
+    length, kept, was_training = length or model.settings.sequence_length, dict[int, int](), model.training
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast(model.device, precision):
+        vectors = tower(trial_tokens(model, length))
+    del vectors
+    model.train(was_training)
+    return sum(kept.values()) / (2 * length)
+
+
+def tokens_within(model: BiEncoder, budget_gb: float, *, precision: str = "fp32") -> int:
+    """How many tokens' graphs a training process of ``budget_gb`` GiB may hold at once.
+
+    Raises:
+        ConfigError: not even one sequence of the greatest length fits.
+    """
+    # Weights and, of those that are trained, the gradient and AdamW's two moments.
+    fixed = sum(parameter.nbytes * (4 if parameter.requires_grad else 1) for parameter in model.parameters())
+    per_token = graph_bytes_per_token(model, precision=precision)
+    tokens = int(_SHARE_FOR_GRAPHS * (budget_gb * 2**30 - fixed) / per_token)
+    length = model.settings.sequence_length
+    if tokens < length:
+        least = (fixed + length * per_token / _SHARE_FOR_GRAPHS) / 2**30
+        raise ConfigError(
+            f"train.memory_budget_gb={budget_gb:g} is too little: weights, gradients and optimizer take {fixed / 2**30:.2f}, a passage of "
+            f"{length} tokens needs {least - fixed / 2**30:.2f} more; give at least {least:.2f}, or lower encoder.sequence_length"
+        )
+    logger.info(
+        "train.memory_budget_gb=%g: %.2f GiB for weights, gradients and optimizer, %.0f kB per token, so graphs of %d tokens at a time",
+        *(budget_gb, fixed / 2**30, per_token / 1000, tokens),
+    )
+    return tokens

@@ -60,7 +60,7 @@ def _import_everything() -> None:
     import examples.docstring_corpus.__main__  # noqa: F401
     from dpr.cli.main import COMMANDS
     from dpr.evaluation.report.write import versions
-    from dpr.training.throughput import matrix_peak
+    from dpr.training.metrics import matrix_peak
 
     for module, _ in COMMANDS.values():
         __import__(module)

@@ -60,7 +60,7 @@ def _import_everything() -> None:
     import dpr.assembly.training
     import dpr.cli.jobs  # noqa: F401
     from dpr.evaluation.report.write import versions
-    from dpr.training.throughput import matrix_peak
+    from dpr.training.metrics import matrix_peak
 
     torch.set_num_threads(1)
     versions()  # this and the next are found out once in a process

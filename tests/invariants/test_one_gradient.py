@@ -20,8 +20,8 @@ from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import TowerOptions
+from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep
-from dpr.training.parallel import data_parallel
 from dpr.training.step import DirectStep, Step
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages

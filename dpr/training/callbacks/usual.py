@@ -20,10 +20,9 @@ from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
 from dpr.formats.durable import append_jsonl, durable_file
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
-from dpr.training.metrics import Metrics
+from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.run import Run
 from dpr.training.settings import Periods, TrainSettings
-from dpr.training.throughput import matrix_peak, peak_memory_gb
 from dpr.training.validations.protocol import run_validations
 
 logger = get_logger(__name__)

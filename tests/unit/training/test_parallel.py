@@ -10,8 +10,8 @@ import torch
 
 from dpr.core.distributed import current_ranks
 from dpr.models.biencoder import TowerOptions
+from dpr.training.compute import data_parallel
 from dpr.training.optimizer import optimizer_tensors
-from dpr.training.parallel import data_parallel
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer

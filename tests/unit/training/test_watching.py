@@ -18,8 +18,7 @@ from dpr.training.callbacks import Callback, FunctionCallback
 from dpr.training.callbacks.spike_monitor import RunningScore, SpikeMonitor
 from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run
-from dpr.training.metrics import Metrics
-from dpr.training.throughput import TowerCost, matrix_peak
+from dpr.training.metrics import Metrics, TowerCost, matrix_peak
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 from tests.helpers.training import make_trainer

@@ -1,0 +1,74 @@
+"""What a run computes with: the arithmetic, the step, and the model as one of several ranks trains it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dpr.core.distributed import Ranks
+from dpr.core.logs import get_logger
+from dpr.losses.protocol import Loss
+from dpr.models.biencoder import BiEncoder
+from dpr.models.fast.compilation import checkpoint_activations, compile_towers
+from dpr.training.grad_cache import CachedStep
+from dpr.training.settings import ComputeSettings
+from dpr.training.step import DirectStep, Step
+from dpr.training.trial import evaluating, tokens_within, total, trial_tokens
+
+logger = get_logger(__name__)
+
+
+def set_up_arithmetic(settings: ComputeSettings, model: BiEncoder) -> None:
+    """Applies what concerns the whole process (tf32, determinism) and the towers (activation checkpointing, compilation).
+
+    Raises:
+        ConfigError: a backbone has no activation checkpointing.
+    """
+    if settings.deterministic:
+        # cuBLAS reads it on first use.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    if settings.tf32:
+        if model.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        else:
+            logger.warning("train.tf32=true has no effect on %s", model.device.type)
+    if settings.gradient_checkpointing:
+        checkpoint_activations(model.trained_towers())
+    if settings.compile:
+        compile_towers(model.trained_towers())
+
+
+def make_step(model: BiEncoder, loss: Loss, settings: ComputeSettings, *, ranks: Ranks, device: torch.device) -> Step:
+    """The step that the settings ask for: the whole batch at once, or chunk by chunk."""
+    max_tokens = settings.grad_cache_tokens
+    if settings.memory_budget_gb:
+        max_tokens = tokens_within(model, settings.memory_budget_gb, precision=settings.precision)
+    if max_tokens:
+        return CachedStep(model, loss, max_tokens=max_tokens, ranks=ranks, device=device, precision=settings.precision)
+    return DirectStep(data_parallel(model, ranks, device), loss, ranks=ranks, device=device, precision=settings.precision)
+
+
+def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device) -> nn.Module:
+    """The model, wrapped so that gradients are averaged over ranks; with one rank, the model itself."""
+    if ranks.world_size == 1:
+        return model
+    device_ids = [device.index] if device.type == "cuda" else None
+    # Buffers (position numbers) are equal everywhere; torch 2.13 renamed the switch that leaves them alone.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    leave_buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    parallel = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **leave_buffers)
+    # DDP sums gradients in buckets and regroups them once: in the forward after its first backward, in the order in which they were ready.
+    # Other buckets add the terms of 3 or more ranks in another order. A resumed run would take its first step with the first grouping,
+    # where an uninterrupted run has the second. So every start begins with the same backward, whose gradients are discarded.
+    with evaluating(model):
+        tokens = trial_tokens(model)
+        total(parallel(tokens, tokens)).backward()
+    model.zero_grad(set_to_none=True)
+    return parallel
