@@ -20,7 +20,7 @@ from dpr.formats import checkpoints
 from dpr.losses.candidates import find_candidates
 from dpr.training.checkpointing import CheckpointFolder
 from dpr.training.command_settings import ExplainConfig
-from dpr.training.pools import make_dataset, pools_of_step, steps_per_epoch
+from dpr.training.plan import make_plan
 
 _SHOWN_LETTERS = 90
 
@@ -39,15 +39,14 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
     pool_size = config.train.global_batch_size or _stored_pool_size(config) or config.train.batch_size
-    dataset = make_dataset(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
-    per_epoch = steps_per_epoch(dataset, config.train)
-    total = min(config.train.num_train_epochs * per_epoch, config.train.max_steps or config.train.num_train_epochs * per_epoch)
+    plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
+    per_epoch, total = plan.steps_per_epoch, plan.total_steps
     if config.step > total:
         raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
-    epoch, keys = pools_of_step(config.step - 1, per_epoch, config.train)
-    yield f"step {config.step} of {total}: epoch {epoch}, step {(config.step - 1) % per_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
+    (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.pools_of(config.step - 1)
+    yield f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
     for key in keys:
-        yield from _pool(dataset, key, tensorizer, config.candidates(), config.questions)
+        yield from _pool(plan.dataset, key, tensorizer, config.candidates(), config.questions)
 
 
 def _stored_pool_size(config: ExplainConfig) -> int:

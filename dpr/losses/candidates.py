@@ -1,7 +1,7 @@
 """Which contexts a question competes with, and its scores for them. docs/numerics.md, section 3, derives the rules.
 
-Candidates follow from identities alone, which are known before anything is encoded. So they are found on the host, where sorting and
-counting wait for nobody, and only the finished columns go to the device.
+Candidates follow from identities alone, which are known before anything is encoded. They are found on the host, where sorting and
+counting wait for nothing, and only the finished columns go to the device.
 
 Letters: B questions of this rank, M context slots of the pool, K known positives per question, D dimensions.
 """
@@ -32,22 +32,20 @@ class Candidates(NamedTuple):
     masked: Tensor
 
     def to(self, device: torch.device) -> Candidates:
-        """The same on ``device``, without waiting for it: copies from memory that is not pinned would wait for all work under way."""
+        """A copy on ``device``, made without waiting: copies from memory that is not pinned would wait for all work under way."""
         pinned = (part.pin_memory() if device.type == "cuda" else part for part in self)
         return Candidates(*(part.to(device, non_blocking=True) for part in pinned))
 
     def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """Puts ``MASKED_SCORE`` over what does not count in the stated part of the score matrix, in place."""
-        start, width = columns.start or 0, scores.shape[1]
-        within = self.masked[rows] - start
-        excluded = torch.cat([~self.counts[columns], self.counts.new_zeros(1)]).repeat(
-            len(scores), 1
-        )  # a spare column for what is elsewhere
-        excluded.scatter_(1, torch.where((within >= 0) & (within < width), within, width), True)
+        """Writes ``MASKED_SCORE``, in place, over what does not count in the given part of the score matrix."""
+        width, column = scores.shape[1], self.masked[rows] - (columns.start or 0)
+        # A spare column for what lies outside of this part.
+        excluded = torch.cat([~self.counts[columns], self.counts.new_zeros(1)]).repeat(len(scores), 1)
+        excluded.scatter_(1, torch.where((column >= 0) & (column < width), column, width), True)
         return scores.masked_fill_(excluded[:, :width], MASKED_SCORE)
 
     def competing(self, rows: slice, columns: Tensor) -> Tensor:
-        """Which of the stated columns, all of which count, are rivals of each question's positive: (B', n) bool."""
+        """Which of ``columns``, all of which count, compete with each question's positive: (B', n) bool."""
         result = columns[None, :] != self.target[rows, None]
         for number in range(self.masked.shape[1]):
             result &= columns[None, :] != self.masked[rows, number, None]
@@ -57,27 +55,14 @@ class Candidates(NamedTuple):
 def find_candidates(
     rule: str, positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
 ) -> Candidates:
-    """Candidates by ``rule``: ``distinct`` (a passage counts once, other known positives are masked) or ``dpr`` (every slot counts).
+    """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage counts once (at its first slot;
+    positives are moved there), and other known positives of a question do not count against it.
 
-    All tensors on the host; ``positive_idx`` counts in the pool's columns. Shapes: see ``distinct_candidates``.
+    ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2),
+    ``known_positive_valid`` (B, K); all on the host.
     """
     if rule == "dpr":
-        return slot_candidates(positive_idx, valid)
-    return distinct_candidates(positive_idx, valid, ids, known_positive_ids, known_positive_valid)
-
-
-def slot_candidates(positive_idx: Tensor, valid: Tensor) -> Candidates:
-    """DPR's rule: every slot counts as often as it appears."""
-    return Candidates(positive_idx, valid, positive_idx.new_empty(len(positive_idx), 0))
-
-
-def distinct_candidates(
-    positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
-) -> Candidates:
-    """Each passage counts once (at its first slot; positives are moved there); other known positives of a question do not count against it.
-
-    ``positive_idx`` (B,), ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2), ``known_positive_valid`` (B, K).
-    """
+        return Candidates(positive_idx, valid, positive_idx.new_empty(len(positive_idx), 0))
     num_slots = ids.shape[0]
     _, label = torch.unique(torch.cat([ids, known_positive_ids.reshape(-1, 2)]), dim=0, return_inverse=True)
     slot_label, known_label = label[:num_slots], label[num_slots:].reshape(known_positive_valid.shape)

@@ -5,24 +5,25 @@ Letters: B questions of this rank, M context slots of the pool, D dimensions. do
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.losses.blockwise import blockwise_nll
-from dpr.losses.candidates import CANDIDATE_RULES, score_matrix
+from dpr.losses.candidates import CANDIDATE_RULES, Candidates, score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 
-# Of a block on a CPU: its scores then stay in the cache, and what is computed beside them is a few MB.
+# A block of this size stays in the cache of a CPU.
 CPU_MAX_SCORES = 1 << 18
 
 
 class BiEncoderNllLoss(Loss):
     """-log softmax(positive) of each of this rank's questions, among the candidates of the whole pool.
 
-    A score matrix of more than ``max_scores`` entries (on a CPU ``CPU_MAX_SCORES``, if that is less) is never held whole: it is computed
-    in blocks, and again in backward.
-    Replaces DPR's ``BiEncoderNllLoss``, which computed the whole pool on every rank and obtained 1 / W of the gradient.
+    A score matrix of more than ``max_scores`` entries (on a CPU ``CPU_MAX_SCORES``, if that is less) is computed in blocks, and again in
+    backward. Replaces DPR's ``BiEncoderNllLoss``, which computed the whole pool on every rank and obtained 1 / W of the gradient.
     """
 
     def __init__(self, *, candidates: str = "distinct", max_scores: int = 1 << 22) -> None:
@@ -38,3 +39,91 @@ class BiEncoderNllLoss(Loss):
         scores = pool.candidates.mask_(score_matrix(questions, pool.contexts, pool.temperature))
         losses = torch.nn.functional.cross_entropy(scores, pool.candidates.target, reduction="none")
         return LossResult(losses, (scores.argmax(dim=1) == pool.candidates.target).sum())
+
+
+class _Block(NamedTuple):
+    rows: slice
+    columns: slice
+
+
+def _blocks(num_rows: int, num_columns: int, max_scores: int) -> Iterator[_Block]:
+    """Nearly square blocks of at most ``max_scores`` scores, all columns of some rows before the next rows."""
+    height = min(num_rows, max(1, int(max_scores**0.5)))
+    width = max(1, max_scores // height)
+    for row in range(0, num_rows, height):
+        for column in range(0, num_columns, width):
+            yield _Block(slice(row, min(row + height, num_rows)), slice(column, min(column + width, num_columns)))
+
+
+class _BlockwiseNll(torch.autograd.Function):
+    """The softmax over a large pool without its score matrix: memory is that of one block, and backward computes each block again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, max_scores: int
+    ) -> tuple[Tensor, Tensor]:
+        size = len(questions), len(contexts)
+        log_sum = questions.new_full((size[0],), -torch.inf)
+        best, best_column = log_sum.clone(), torch.zeros(size[0], dtype=torch.int64, device=questions.device)
+        target_score = torch.zeros_like(log_sum)
+        for block in _blocks(*size, max_scores):
+            scores = _scores(questions, contexts, temperature, candidates, block)
+            highest, column = scores.max(dim=1)
+            is_better = highest > best[block.rows]
+            best[block.rows] = torch.where(is_better, highest, best[block.rows])
+            best_column[block.rows] = torch.where(is_better, column + block.columns.start, best_column[block.rows])
+            column, is_inside = _targets(candidates, block)
+            found = scores.gather(1, column)[:, 0]
+            target_score[block.rows] = torch.where(is_inside, found, target_score[block.rows])
+            log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
+        ctx.save_for_backward(questions, contexts, temperature, log_sum)
+        ctx.candidates, ctx.max_scores = candidates, max_scores
+        num_correct = (best_column == candidates.target).sum()
+        ctx.mark_non_differentiable(num_correct)
+        return log_sum - target_score, num_correct
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        questions, contexts, temperature, log_sum = ctx.saved_tensors
+        grad_questions, grad_contexts, grad_temperature = (torch.zeros_like(part) for part in (questions, contexts, temperature))
+        for block in _blocks(len(questions), len(contexts), ctx.max_scores):
+            scores = _scores(questions, contexts, temperature, ctx.candidates, block)
+            share = (scores - log_sum[block.rows, None]).exp_()
+            column, is_inside = _targets(ctx.candidates, block)
+            share.scatter_(1, column, share.gather(1, column) - is_inside[:, None].to(share.dtype))
+            share *= grads[0][block.rows, None]
+            grad_questions[block.rows].addmm_(share, contexts[block.columns])
+            grad_contexts[block.columns].addmm_(share.T, questions[block.rows])
+            grad_temperature -= (share * scores).sum()
+        for grad in (grad_questions, grad_contexts, grad_temperature):
+            grad.div_(temperature)  # in place: vectors and gradients of the whole pool are held now
+        return grad_questions, grad_contexts, grad_temperature, None, None
+
+
+def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, block: _Block) -> Tensor:
+    scores = (questions[block.rows] @ contexts[block.columns].T).div_(temperature)
+    return candidates.mask_(scores, block.rows, block.columns)
+
+
+def _targets(candidates: Candidates, block: _Block) -> tuple[Tensor, Tensor]:
+    """The column (B', 1) of each positive in a block, and whether it is inside, (B',); where it is not, the column means nothing.
+
+    Selecting the rows that are inside would make the host wait for the device to count them.
+    """
+    width = block.columns.stop - block.columns.start
+    column = candidates.target[block.rows] - block.columns.start
+    return column.clamp(0, width - 1)[:, None], (column >= 0) & (column < width)
+
+
+def blockwise_nll(
+    questions: Tensor, contexts: Tensor, candidates: Candidates, temperature: Tensor | float, *, max_scores: int
+) -> tuple[Tensor, Tensor]:
+    """-log softmax(positive) of each question, (B,), and the number of questions that rank their positive first.
+
+    ``questions`` (B, D), ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.
+    """
+    with torch.autocast(questions.device.type, enabled=False):
+        dtype = torch.promote_types(questions.dtype, torch.float32)
+        divisor = torch.as_tensor(temperature, dtype=dtype, device=questions.device)
+        losses, num_correct = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, candidates, max_scores)
+    return losses, num_correct

@@ -25,7 +25,7 @@ from dpr.models.backbones import dropout_of
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import TowerSettings
 from dpr.training.checkpointing import StoredRun
-from dpr.training.pools import Plan
+from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.losses.candidates import MASKED_SCORE, distinct_candidates, score_matrix
+from dpr.losses.candidates import MASKED_SCORE, find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool
 from tests.helpers.pools import make_pool
@@ -68,7 +68,8 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
     """The filler (0, 0) may be some passage's identity only by chance; invalid entries must not count even then."""
     ids = torch.tensor([[0, 0], [1, 0]])
     known = torch.zeros(1, 3, 2, dtype=torch.int64)
-    candidates = distinct_candidates(torch.tensor([1]), torch.tensor([True, True]), ids, known, torch.zeros(1, 3, dtype=torch.bool))
+    absent = torch.zeros(1, 3, dtype=torch.bool)
+    candidates = find_candidates("distinct", torch.tensor([1]), torch.tensor([True, True]), ids, known, absent)
     assert not (candidates.mask_(torch.zeros(1, 2)) == MASKED_SCORE).any()
 
 

@@ -1,0 +1,140 @@
+"""The pools and steps of a run as functions of its settings, and a log of them with what is likely a mistake."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.core.settings import part_of
+from dpr.data.collator import Collator, SetOptions
+from dpr.data.loader import PoolDataset, PoolOrder, SampleSource, cut_into_pools
+from dpr.data.mixing import Sampling
+from dpr.data.tensorizer import Tensorizer
+from dpr.models.biencoder import BiEncoder
+from dpr.training.settings import TrainingSettings
+
+logger = get_logger(__name__)
+
+FEWEST_CANDIDATES = 8
+SAMPLED_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The pools and steps of a run. ``accumulation`` pools of ``pool_size`` questions make an update."""
+
+    dataset: PoolDataset
+    pool_size: int
+    accumulation: int
+    steps_per_epoch: int
+    total_steps: int
+    """What the schedule is over."""
+    last_step: int
+    """Where this start ends."""
+    repeats_first: bool
+    """Every epoch has the pools of the first (``train.overfit_batches``)."""
+
+    def order_from(self, step: int) -> PoolOrder:
+        """The pools of update ``step`` (counted from 0) and of all after it, epoch by epoch."""
+        return PoolOrder(
+            epoch=step // self.steps_per_epoch,
+            pool=(step % self.steps_per_epoch) * self.accumulation,
+            num_epochs=-(-self.last_step // self.steps_per_epoch),
+            pools_per_epoch=self.steps_per_epoch * self.accumulation,
+            repeat_first=self.repeats_first,
+        )
+
+    def pools_of(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, pool) of each pool of update ``step`` (counted from 0), as the data set takes them."""
+        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+        first = in_epoch * self.accumulation
+        return [(0 if self.repeats_first else epoch, first + number) for number in range(self.accumulation)]
+
+
+def make_plan(
+    sets: Sequence[tuple[SampleSource, SetOptions]], tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks
+) -> Plan:
+    """The train sets cut into pools of ``pool_size`` questions, as this rank sees them, and the steps that they make.
+
+    Raises:
+        ConfigError: an epoch has fewer pools than an update takes.
+    """
+    train, seed = settings.train, settings.seed
+    collator = Collator(tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives, seed=seed, augmentation=train.augment)
+    dataset = cut_into_pools(
+        sets,
+        collator,
+        global_batch_size=pool_size,
+        ranks=ranks,
+        seed=seed,
+        sampling=part_of(Sampling, train.sampling, rates=settings.train_sampling_rates),
+        local_shards=settings.local_shards_dataloader,
+    )
+    pools, accumulation = dataset.iterator.pools_per_epoch, train.gradient_accumulation_steps
+    if train.overfit_batches:
+        pools = min(pools, train.overfit_batches)
+    if pools < accumulation:
+        raise ConfigError(f"train.gradient_accumulation_steps={accumulation} is more than an epoch's {pools} pools; lower it")
+    per_epoch = pools // accumulation  # a tail too short for an update is dropped
+    total = min(train.num_train_epochs * per_epoch, train.max_steps or sys.maxsize)
+    last = min(total, train.stop_at_epoch * per_epoch or sys.maxsize)
+    return Plan(dataset, pool_size, accumulation, per_epoch, total, last, repeats_first=train.overfit_batches > 0)
+
+
+def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num_ranks: int) -> None:
+    """Logs pools, negatives and steps; warns of settings with which the model would learn little or nothing."""
+    dataset = plan.dataset
+    if len(dataset.sources) > 1:
+        laps = zip(dataset.sources, dataset.iterator.counts, dataset.iterator.laps(), strict=True)
+        unit = "rows" if settings.train.sampling.mixed else "pools"
+        parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
+        logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
+    num_hard = dataset.collator.num_hard
+    of_question, has_hard = _negatives_per_question(dataset.sources, num_hard=num_hard, num_other=dataset.collator.num_other)
+    if has_hard and not num_hard:
+        logger.warning("the training data have hard negatives, but train.hard_negatives=0 ignores them; set train.hard_negatives=1")
+    num_contexts = plan.pool_size * (1 + of_question)
+    logger.info(
+        "pool: %d questions (%d ranks), up to %d contexts, so up to %d negatives per question of which %d are its own; "
+        "%d steps per epoch, %d in all, %d pools per step",
+        *(plan.pool_size, num_ranks, num_contexts, num_contexts - 1, of_question),
+        *(plan.steps_per_epoch, plan.total_steps, plan.accumulation),
+    )
+    if (warmup := settings.train.warmup(plan.total_steps)) >= plan.total_steps:
+        logger.warning(
+            "train.warmup_steps=%d is not below the %d steps of the run, so the full learning rate is never reached",
+            *(warmup, plan.total_steps),
+        )
+    if num_contexts < FEWEST_CANDIDATES:
+        logger.warning(
+            "a question has only %d negatives, which teach little; raise train.batch_size (now %d questions in a pool) or "
+            "train.hard_negatives. With little memory, train.grad_cache_tokens allows pools of any size",
+            *(num_contexts - 1, plan.pool_size),
+        )
+    if model.settings.normalize and not model.options.learn_temperature:
+        # Of a perfect model: similarity 1 with the right context, 0 with each of the others.
+        temperature = float(model.temperature)
+        least = math.log1p((num_contexts - 1) * math.exp(-1 / temperature))
+        if least > math.log(2):
+            logger.warning(
+                "encoder.normalize=true with loss.temperature=%g: similarities lie between -1 and 1, so the loss stays near %.2f even for "
+                "a good model; set loss.temperature=0.05, or loss.learn_temperature=true",
+                *(temperature, least),
+            )
+
+
+def _negatives_per_question(sources: Sequence[SampleSource], *, num_hard: int, num_other: int) -> tuple[int, bool]:
+    """The most negatives that any row gives, and whether any row has hard ones, among rows spread over each set."""
+    most, has_hard = 0, False
+    for source in sources:
+        for row in range(0, len(source), max(1, len(source) // SAMPLED_ROWS)):
+            sample = source[row]
+            hard, other = len(sample.hard_negatives), len(sample.other_negatives)
+            has_hard = has_hard or hard > 0
+            most = max(most, min(num_hard, hard or other) + min(num_other, other))  # others stand in for hard ones (select_passages)
+    return most, has_hard
