@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.sources import NamedSource, resolve_training_files
-from dpr.assembly.user_classes import make_loss, user_callbacks, user_data, user_metrics, user_validations
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -24,11 +23,12 @@ from dpr.formats.durable import write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
-from dpr.training.callbacks import Callback, EarlyStopping, LoadBest
+from dpr.training.callbacks import Callback
 from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.user_classes import user_data
 from dpr.training.validations.dev_sets import DevSet
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.usual import usual_validations
@@ -175,28 +175,18 @@ def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Op
         dev_sets,
         output_dir=str(config.output_dir),
         settings=config,
-        loss=make_loss(config.loss.name, candidates=config.candidates()),
-        metrics=user_metrics(config.train.metrics),
-        validations=user_validations(config.train.validation),
-        callbacks=make_callbacks(config),
+        callbacks=make_trackers(config),
         config=asdict(config),
     )
 
 
-def make_callbacks(config: BiEncoderTrainConfig) -> list[Callback]:
-    """The user's own, then those that the settings ask for: trackers get what others add to the figures."""
-    train, tracking, stopping = config.train, config.tracking, config.train.early_stopping
-    found = user_callbacks(train.callbacks)
+def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
+    """The trackers that ``tracking`` asks for. They follow user-defined callbacks, so they get the metrics that those add."""
+    tracking, found = config.tracking, list[Callback]()
     if tracking.tensorboard:
         found.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
         found.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
-    if stopping.patience:
-        found.append(
-            EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta, metric=stopping.metric, highest=stopping.highest)
-        )
-    if train.load_best_at_end:
-        found.append(LoadBest())
     return found
 
 
@@ -211,8 +201,7 @@ def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened,
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
     """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]
-    validations = usual_validations(sets, config, user_metrics(config.train.metrics))
-    metrics = run_validations([*validations, *user_validations(config.train.validation)], model)
+    metrics = run_validations(usual_validations(sets, config), model)
     if current_ranks().is_main:
         for name, value in metrics.items():
             print(f"{name:<40} {value:.6f}")

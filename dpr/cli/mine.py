@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpr.cli.plain_arguments import PlainParser
 from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
 from dpr.core.settings import settings
 from dpr.mining.settings import MiningSettings
 
@@ -111,7 +112,7 @@ def _parser() -> PlainParser:
     cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
     parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
     parser.setting("device", metavar="D", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
-    parser.setting("precision", choices=("fp32", "bf16", "fp16"), help="arithmetic of the model (default fp32)")
+    parser.setting("precision", choices=tuple(PRECISIONS), help="arithmetic of the model (default fp32)")
     parser.setting("batch_tokens", type=int, metavar="N", help="tokens of a forward pass (default: 65,536 on a GPU, 4,096 on a CPU)")
     legacy = "whose config and tokenizer belong to a checkpoint file of the original DPR"
     parser.setting("pretrained_model_cfg", also=("encoder.pretrained_model_cfg",), metavar="FOLDER", help=legacy)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, setting
 
 
@@ -70,7 +71,7 @@ class EmbedConfig(Settings):
     the same tokenizer, length and chunk_size reads them instead of tokenising. Some 2 bytes a token; off keeps nothing."""
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8", "binary"))
     """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md says what each loses."""
-    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"))
+    precision: str = setting("fp32", choices=tuple(PRECISIONS))
     """fp32, bf16 or fp16 arithmetic of the model; bf16 is several times faster on recent GPUs."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa everywhere else."""

@@ -45,12 +45,11 @@ class Progress:
 
 
 class Run(Protocol):
-    """A training run, as every moment of a callback is given it. ``BiEncoderTrainer`` is the one that trains.
+    """A training run as callbacks see it. ``BiEncoderTrainer`` is the one that trains.
 
-    It promises: all ranks are at the same moment of the same step; ``progress`` counts the updates that are done; what is said of a step
-    (``results``, ``grad_norm``, ``learning_rate``) is of the last update, of this rank where it says so. A callback may read all of it and
-    change the model's weights or gradients; everything else it changes through the methods. Those of them that all ranks must call, at
-    the same point, say so.
+    It promises: all ranks are at the same moment of the same step; ``progress`` counts the updates that are done; ``results``,
+    ``grad_norm`` and ``learning_rate`` are those of the last update. A callback may read all of it and change the model's weights or
+    gradients; everything else it changes through the methods. A method that all ranks must call, at the same point, says so.
     """
 
     model: BiEncoder
@@ -58,11 +57,11 @@ class Run(Protocol):
     device: torch.device
     settings: TrainingSettings
     config: dict[str, Any]
-    """What checkpoints keep of the configuration for people to read."""
+    """The configuration as checkpoints keep it for people to read."""
     output_dir: Path
     progress: Progress
     epoch: int
-    """The epoch under way, from its ``on_epoch_begin`` to the next: that of the last update until an epoch begins."""
+    """The current epoch, from its ``on_epoch_begin`` to the next."""
     steps_per_epoch: int
     total_steps: int
     """What the schedule is over."""
@@ -70,10 +69,10 @@ class Run(Protocol):
     """Where this start ends: ``total_steps``, or earlier with ``train.stop_at_epoch``."""
     validations: list[Validation]
     results: list[StepResult]
-    """Of the micro-batches of the last update, on this rank."""
+    """Those of the last update's micro-batches on this rank."""
     learning_rate: float
     grad_norm: Tensor
-    """Of the last update's gradient before it was clipped, (), on the device: reading it there waits for the device."""
+    """Norm () of the last update's gradient before clipping, on the device: reading it waits for the device."""
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
         """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in ``TrainingMetrics.take``."""
@@ -84,7 +83,7 @@ class Run(Protocol):
         ...
 
     def validate(self) -> Metrics:
-        """Runs the validations that are due in this epoch, then chooses the best. All ranks call it together."""
+        """Runs the validations that are due in this epoch, then chooses the best; {} if none is due. All ranks call it together."""
         ...
 
     def save(self) -> Path | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Settings, setting
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.models.settings import TemperatureSettings
@@ -122,7 +123,7 @@ class OptimizerSettings(Settings):
 class ComputeSettings(Settings):
     """How the arithmetic is done."""
 
-    precision: str = setting("fp32", choices=("fp32", "bf16", "fp16"), on_resume=TOLD)
+    precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=TOLD)
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
     tf32: bool = setting(False, on_resume=TOLD)
     """Let a GPU round the factors of fp32 matrix products to 10 bits: faster, less exact."""

@@ -20,25 +20,24 @@ from dpr.data.collator import SetOptions
 from dpr.data.loader import SampleSource, pool_loader
 from dpr.data.order import DROPOUT
 from dpr.formats.durable import write_json
-from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.callbacks.usual import with_usual_callbacks
+from dpr.training.callbacks.usual import all_callbacks
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run, stored_pool_size
 from dpr.training.compute import make_step, set_up_arithmetic
 from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
-from dpr.training.pools import Plan, make_dataset, make_plan
-from dpr.training.run import Progress
-from dpr.training.run_summary import log_summary
+from dpr.training.plan import Plan, log_summary, make_plan
+from dpr.training.run import Progress, Run
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
-from dpr.training.validations.dev_sets import DevSet, QuestionMetric
-from dpr.training.validations.protocol import Validation, run_validations
+from dpr.training.user_classes import make_loss
+from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.protocol import QuestionMetric, Validation, run_validations
 from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
@@ -46,12 +45,13 @@ logger = get_logger(__name__)
 DataSets = Sequence[SampleSource | tuple[SampleSource, SetOptions]]
 
 
-class BiEncoderTrainer:
-    """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``.
+class BiEncoderTrainer(Run):
+    """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the methods that callbacks may call.
 
     ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``settings`` are those of
-    ``dpr train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks`` and ``validations`` are
-    added to the usual ones. ``config`` is what checkpoints keep for people to read, by default the settings. Call ``train()``.
+    ``dpr train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks``, ``validations`` and
+    ``metrics`` are added to the usual ones and to those that settings name; ``loss`` takes the place of ``loss.name``. ``config`` is what
+    checkpoints keep for people to read, by default the settings. Call ``train()``.
 
     Raises:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
@@ -87,11 +87,14 @@ class BiEncoderTrainer:
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
+        self.loss = loss or make_loss(settings.loss.name, candidates=settings.candidates())
+        self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets)]
+        self.validations = [*usual_validations(self._dev_sets, settings, metrics, candidates=self.loss.candidates), *validations]
+        self.callbacks = all_callbacks(callbacks, train, self.output_dir)
         self.plan = plan = self._make_plan(_with_options(train_sets))
         self.steps_per_epoch, self.total_steps, self.last_step = plan.steps_per_epoch, plan.total_steps, plan.last_step
         freeze_unneeded(model)
         set_up_arithmetic(train, model)
-        self.loss = loss or BiEncoderNllLoss(candidates=settings.candidates())
         self.step = make_step(model, self.loss, train, ranks=self.ranks, device=self.device)
         self.optimizer = make_optimizer(model, train)
         self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps), train.min_lr_ratio)
@@ -100,19 +103,13 @@ class BiEncoderTrainer:
         self.progress, self.grad_norm = Progress(), torch.zeros(())
         self.results: list[StepResult] = []
         self.metrics = TrainingMetrics(model)
-        sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets)]
-        self._dev_sets = sets
-        self.validations = [*usual_validations(sets, settings, metrics, candidates=self.loss.candidates), *validations]
-        self.callbacks = with_usual_callbacks(callbacks, train, self.output_dir)
         self._stopping = StopAgreement()
 
     def _make_plan(self, train_sets: Sequence[tuple[SampleSource, SetOptions]]) -> Plan:
         """The pools of the run; their size is that of the run found in the folder, if any, unless it is set."""
-        train, ranks = self.settings.train, self.ranks
-        stored = stored_pool_size(self.checkpoints, self.settings)
-        pool_size = train.global_batch_size or stored or train.batch_size * ranks.world_size
-        dataset = make_dataset(train_sets, self.model.tensorizer, self.settings, pool_size=pool_size, ranks=ranks)
-        return make_plan(dataset, train, pool_size=pool_size)
+        train, stored = self.settings.train, stored_pool_size(self.checkpoints, self.settings)
+        pool_size = train.global_batch_size or stored or train.batch_size * self.ranks.world_size
+        return make_plan(train_sets, self.model.tensorizer, self.settings, pool_size=pool_size, ranks=self.ranks)
 
     def train(self) -> float | None:
         """Runs to the end; returns the best validation value, None without dev sets. A finished run returns at once.
@@ -135,7 +132,11 @@ class BiEncoderTrainer:
                 self._run(batches)
                 on_main(lambda: write_json(self.output_dir / "metrics.json", self.progress.summary()))
         except BaseException as error:
-            self._tell_of(error)
+            for callback in self.callbacks:
+                try:
+                    callback.on_exception(self, error)
+                except Exception as second:
+                    logger.warning("%s failed while handling an error: %s", type(callback).__name__, second)
             raise
         finally:
             self.checkpoints.lock.release()
@@ -143,10 +144,7 @@ class BiEncoderTrainer:
         return self.progress.best_value
 
     def resume(self) -> Progress:
-        """Takes the lock of ``output_dir`` and puts back the state of the run found there, if any. ``train`` begins with it.
-
-        Raises: as ``train``.
-        """
+        """Takes the lock of ``output_dir`` and restores the run found there, if any. ``train`` begins with it and raises the same."""
         if self._is_open:
             return self.progress
         self.checkpoints.prepare()
@@ -196,25 +194,28 @@ class BiEncoderTrainer:
         if self.is_stopping and self.saved_step != self.progress.step:
             self.save()
         if self._stopping.signal and self.progress.step < self.last_step:
-            self._end_by_signal()
+            is_saved = self.saved_step == self.progress.step
+            if is_saved:
+                self.checkpoints.note_stop(self.progress.step)
+            raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
         self.emit("on_train_end")
 
     def _is_over(self) -> bool:
         return self.is_stopping or self.progress.step >= self.last_step
 
     def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
-        """This rank's batches from the current step on, made ahead by worker processes, which end when the generator is closed."""
+        """This rank's batches from the current step on, made by worker processes, which end when the generator is closed."""
         train = self.settings.train
         yield from pool_loader(
             self.plan.dataset,
-            self.plan.order_from(self.progress.step, repeat_first=train.overfit_batches > 0),
+            self.plan.order_from(self.progress.step),
             num_workers=train.num_workers,
             prefetch_batches=train.prefetch_batches,
             pin_memory=self.device.type == "cuda",
         )
 
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
-        """Adds the gradient of micro-batch ``number`` of the coming update; dropout depends on (seed, step, number, rank) alone."""
+        """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step, number, rank) alone."""
         seed_torch(DROPOUT, self.settings.seed, self.progress.step, number, self.ranks.rank)
         accumulation = self.plan.accumulation
         result = self.step(batch, num_pools=accumulation, is_last=number == accumulation - 1)
@@ -244,7 +245,6 @@ class BiEncoderTrainer:
         return self.progress.step % self.steps_per_epoch == 0
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
-        """Training metrics of all ranks since the last call, which all ranks make together; ``peak`` as in ``TrainingMetrics.take``."""
         metrics = self.metrics.take(peak=peak)
         metrics["optim/lr"] = self.learning_rate
         metrics["optim/grad_norm"] = float(self.grad_norm)
@@ -254,18 +254,10 @@ class BiEncoderTrainer:
         return metrics
 
     def validate(self) -> Metrics:
-        """Runs the validations that are due in this epoch, then chooses the best. Nothing where none is."""
         due = [validation for validation in self.validations if validation.is_due(self.epoch)]
         if not due:
             return {}
-        metrics = run_validations(due, self.model)  # all of them: any metric of any can be the one that decides
-        self._choose_best(metrics)
-        self.progress.last_metrics = metrics
-        self.emit("on_validate_end", metrics)
-        return metrics
-
-    def _choose_best(self, metrics: Metrics) -> None:
-        """Notes whether this validation is the best so far. One without the metric that decides keeps the best as it was."""
+        metrics = run_validations(due, self.model)  # all of them: the best may be chosen by any metric of any
         name, highest = self.best_by(metrics)
         if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
             self.progress.best_metric, self.progress.best_value = name, metrics[name]
@@ -276,16 +268,17 @@ class BiEncoderTrainer:
                 "train.best_metric=%s is not a metric of the validation at step %d; the best checkpoint stays as it was. Choose one of %s",
                 *(name, self.progress.step, ", ".join(metrics)),
             )
+        self.progress.last_metrics = metrics
+        self.emit("on_validate_end", metrics)
+        return metrics
 
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
-        """The metric by which the best checkpoint is chosen, and whether more is better."""
         train = self.settings.train
         if train.best_metric is not None:
             return train.best_metric, train.best_is_highest
         return ("eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"), False
 
     def save(self) -> Path | None:
-        """Writes a checkpoint; returns its folder, or None when the disk refused it."""
         assert self.identity is not None, "only train() saves"
         folder = self.checkpoints.save(self.progress, self._state.write, asdict(self.identity), self.config)
         if folder is not None:
@@ -298,26 +291,11 @@ class BiEncoderTrainer:
         return StateOfRun(self.model, self.optimizer, self.step.scaler, self.callbacks)
 
     def request_stop(self, reason: str) -> None:
-        """Ends the run after the current update, with a checkpoint. The request of one rank is enough: all stop at the same step."""
         self._stopping.request(reason)
 
-    def _end_by_signal(self) -> None:
-        is_saved = self.saved_step == self.progress.step
-        if is_saved:
-            self.checkpoints.note_stop(self.progress.step)
-        raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
-
     def emit(self, moment: str, *arguments: Any) -> None:
-        """Calls one moment of every callback, in order."""
         for callback in self.callbacks:
             getattr(callback, moment)(self, *arguments)
-
-    def _tell_of(self, error: BaseException) -> None:
-        for callback in self.callbacks:
-            try:
-                callback.on_exception(self, error)
-            except Exception as second:
-                logger.warning("%s failed while handling an error: %s", type(callback).__name__, second)
 
 
 def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:

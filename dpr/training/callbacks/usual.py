@@ -18,11 +18,13 @@ from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
 from dpr.formats.durable import append_jsonl, durable_file
+from dpr.training.callbacks.early_stopping import EarlyStopping, LoadBest
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.run import Run
 from dpr.training.settings import Periods, TrainSettings
+from dpr.training.user_classes import user_callbacks
 from dpr.training.validations.protocol import run_validations
 
 logger = get_logger(__name__)
@@ -226,8 +228,8 @@ class ValidateAndSave(Callback):
         return in_epoch == steps_per_epoch or in_epoch % math.ceil(steps_per_epoch / self.periods.eval_per_epoch) == 0
 
 
-def with_usual_callbacks(given: Sequence[Callback], settings: TrainSettings, output_dir: Path) -> list[Callback]:
-    """``given`` at their place among the usual ones, without those that ``train.leave_out`` names.
+def all_callbacks(given: Sequence[Callback], settings: TrainSettings, output_dir: Path) -> list[Callback]:
+    """The usual callbacks, without those that ``train.leave_out`` names; among them those that settings ask for, and ``given``.
 
     The order matters: first those that add to the metrics, then those that collect and write them, last the one that saves the state.
 
@@ -241,4 +243,6 @@ def with_usual_callbacks(given: Sequence[Callback], settings: TrainSettings, out
     if unknown := [name for name in left_out if name not in usual]:
         raise ConfigError(f"train.leave_out={unknown[0]} is not a usual callback; choose of {', '.join(usual)}")
     kept = [[callback for callback in part if type(callback).__name__ not in left_out] for part in (before, after)]
-    return [*kept[0], *given, *kept[1]]
+    stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
+    best = [LoadBest()] if settings.load_best_at_end else []
+    return [*kept[0], *user_callbacks(settings.callbacks), *given, *stopping, *best, *kept[1]]

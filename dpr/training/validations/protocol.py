@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
+
+QuestionMetric = Callable[[Tensor, Tensor], Tensor]
+"""(scores, labels) -> a value for each question: ``scores`` (B, M) of the pool's candidates, with -1e30 for those that do not count for a
+question, ``labels`` (B,) the columns of the positives; returns (B,). Validation takes the mean over all questions."""
 
 
 class Validation(ABC):
@@ -18,8 +24,8 @@ class Validation(ABC):
     * All ranks call it together, and it returns the same metrics on every rank, whatever their number: it shares the work and sums over
       ranks, or every rank does all of it. A rank that raises alone leaves the others waiting.
     * The names start with ``eval/``, do not change from call to call, and no other validation of the run uses them. Values are numbers.
-    * It leaves the model as it found it: weights, gradients and training mode (``BiEncoder.encode_batch`` restores the mode). It draws no
-      random numbers that later steps could notice: the trainer seeds every step, so torch's global generator may be used.
+    * It leaves the model as it was: weights, gradients and training mode (``BiEncoder.encode_batch`` restores the mode). It may use torch's
+      global generator, since the trainer seeds every step.
     * Equal models give equal metrics: a resumed run must choose the same best checkpoint.
     """
 
@@ -30,7 +36,7 @@ class Validation(ABC):
     def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
         """A short run before training, which shows that the validation works; the values are discarded, the names are not.
 
-        ``num_pools``: how many pools of each dev set are enough. Override it where a whole validation takes long.
+        ``num_pools``: how many pools of each dev set are enough. Override it if a whole validation takes long.
         """
         return self(model)
 
@@ -40,7 +46,7 @@ class Validation(ABC):
 
 
 def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0) -> Metrics:
-    """The metrics of all ``validations``, one after the other; with ``num_pools`` those of their trials.
+    """The metrics of all ``validations``; with ``num_pools`` those of their trials.
 
     Raises:
         ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a number.

@@ -153,13 +153,16 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tb is not installed")
-    from dpr.assembly.training import make_callbacks
+    from dpr.assembly.training import make_trackers
+    from dpr.training.callbacks.usual import all_callbacks
     from dpr.training.command_settings import BiEncoderTrainConfig
 
     config = BiEncoderTrainConfig(output_dir=str(tmp_path))
-    assert make_callbacks(config) == []
+    assert make_trackers(config) == []
+    usual = [type(callback).__name__ for callback in all_callbacks([], config.train, tmp_path)]
     config.tracking.tensorboard, config.train.early_stopping.patience, config.train.load_best_at_end = True, 2, True
-    assert [type(callback).__name__ for callback in make_callbacks(config)] == ["TensorBoard", "EarlyStopping", "LoadBest"]
+    found = [type(callback).__name__ for callback in all_callbacks(make_trackers(config), config.train, tmp_path)]
+    assert found == [*usual[:3], "TensorBoard", "EarlyStopping", "LoadBest", *usual[3:]]
     config.tracking.wandb_mode = "later"
     with pytest.raises(ConfigError, match=r"tracking\.wandb_mode=later is not known; choose one of online, offline"):
         config.check()

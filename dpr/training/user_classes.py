@@ -1,9 +1,9 @@
-"""User-defined callbacks, losses, validations, metrics and data sets, named by import path on the command line or in a YAML file."""
+"""User-defined callbacks, losses, validations, metrics and data sets, which settings name by import path."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, Loss
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.validations.dev_sets import QuestionMetric
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import QuestionMetric, Validation
 
 _CALLBACKS = "train.callbacks"
 
@@ -25,16 +24,16 @@ def user_callbacks(entries: Any) -> list[Callback]:
     """The callbacks that ``train.callbacks`` names.
 
     Raises:
-        ConfigError: an entry is no import path, no callback, or does not take the arguments it is given.
+        ConfigError: an entry is not an import path, not a callback, or does not take its arguments.
     """
     return [_callback(entry) for entry in _listed(entries)]
 
 
 def make_loss(entry: Any, *, candidates: str) -> Loss:
-    """The loss that ``loss.name`` names, with the pool's rule of candidates.
+    """The loss that ``loss.name`` names, with the pool's candidate rule.
 
     Raises:
-        ConfigError: it is neither ``nll`` nor a class that implements the contract, or asks for what is not gathered.
+        ConfigError: it is neither ``nll`` nor a class that implements the contract, or it needs what is not gathered.
     """
     if entry == "nll":
         return BiEncoderNllLoss(candidates=candidates)
@@ -73,9 +72,9 @@ def _callback(entry: Any) -> Callback:
     return made
 
 
-def user_metrics(paths: Sequence[str] | None) -> dict[str, QuestionMetric]:
-    """The functions that ``train.metrics`` names, by their names."""
-    found: dict[str, QuestionMetric] = {}
+def user_metrics(paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None) -> dict[str, QuestionMetric]:
+    """The metrics ``given``, and the functions that ``train.metrics`` names, by their names."""
+    found = dict(given or {})
     for path in paths or ():
         metric = import_object(path, setting="train.metrics")
         name = path.rpartition(":")[2].rpartition(".")[2]
@@ -98,7 +97,7 @@ def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:
 
 
 def _takes(function: Any, number: int) -> bool:
-    """Whether a function can be called with so many arguments, or with one more (a moment's value)."""
+    """Whether a function can be called with ``number`` arguments, or with one more (a moment's value)."""
     try:
         signature = inspect.signature(function)
     except ValueError:

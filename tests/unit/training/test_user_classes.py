@@ -1,4 +1,4 @@
-"""What configuration may name by import path, and how a wrong path is told."""
+"""What settings may name by import path, and how a wrong path is reported."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from dpr.assembly.user_classes import user_callbacks, user_data, user_metrics
 from dpr.core.errors import ConfigError
-from dpr.training.callbacks import FunctionCallback
+from dpr.training.callbacks import Callback, EarlyStopping, FunctionCallback
+from dpr.training.settings import EarlyStoppingSettings, LossSettings, TrainingSettings, TrainSettings
+from dpr.training.user_classes import user_callbacks, user_data, user_metrics
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
+from tests.helpers.training import make_trainer
 
 MODULE = """
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
+from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.callbacks import Callback
+from dpr.training.validations.protocol import Validation
+
+class Doubled(BiEncoderNllLoss):
+    def __call__(self, *arguments):
+        result = super().__call__(*arguments)
+        return result._replace(losses=2 * result.losses)
+
+class Constant(Validation):
+    def __call__(self, model):
+        return {"eval/one": 1.0}
 
 class Mine(Callback):
     def __init__(self, size=1):
@@ -29,7 +44,7 @@ def look(trainer):
     pass
 
 def mrr(scores, labels):
-    return scores
+    return scores[:, 0]
 
 def alone():
     pass
@@ -124,3 +139,38 @@ def test_a_data_set_class_gets_its_files_and_has_what_training_asks_for() -> Non
         user_data("user_module:Mine", [], name="mine")
     with pytest.raises(ConfigError, match="reader=user_module:Half: it leaves __getitem__ undefined"):
         user_data("user_module:Half", [], name="mine")
+
+
+def test_a_trainer_built_from_python_honours_what_its_settings_name(tmp_path: Path) -> None:
+    train = TrainSettings(
+        callbacks={"use": "user_module:Mine", "size": 5},
+        validation="user_module:Constant",
+        metrics=["user_module:mrr"],
+        early_stopping=EarlyStoppingSettings(patience=2, metric="eval/one"),
+        load_best_at_end=True,
+    )
+    settings = TrainingSettings(train=train, loss=LossSettings(name="user_module:Doubled"))
+    sets = [ListSource(make_samples(8))], [ListSource(make_samples(4, seed=1), "dev")]
+    given = Callback()
+    trainer = make_trainer(tiny_model(tmp_path / "encoder", dtype=torch.float32), *sets, tmp_path / "run", given, settings=settings)
+    names = [type(callback).__name__ for callback in trainer.callbacks]
+    assert names[names.index("ReportPage") + 1 : names.index("LogEvery")] == ["Mine", "Callback", "EarlyStopping", "LoadBest"]
+    assert next(vars(each) for each in trainer.callbacks if type(each).__name__ == "Mine") == {"size": 5}
+    trainer.train()
+    assert type(trainer.loss).__name__ == "Doubled"
+    assert trainer.progress.last_metrics["eval/one"] == 1.0 and "eval/mrr" in trainer.progress.last_metrics
+    stopping = next(each for each in trainer.callbacks if isinstance(each, EarlyStopping))
+    assert (stopping.patience, stopping.metric, stopping.state_dict()["watched"]) == (2, "eval/one", "eval/one")
+
+
+def test_a_metric_given_and_named_is_refused(tmp_path: Path) -> None:
+    settings = TrainingSettings(train=TrainSettings(metrics=["user_module:mrr"]))
+    with pytest.raises(ConfigError, match="the metric mrr exists already"):
+        make_trainer(
+            tiny_model(tmp_path / "encoder"),
+            [ListSource(make_samples(8))],
+            [],
+            tmp_path / "run",
+            settings=settings,
+            metrics={"mrr": lambda scores, labels: scores[:, 0]},
+        )
