@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.core.logs import get_logger
-from dpr.export.dpr_file import export_dpr_file
+from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.settings import ExportConfig
-from dpr.export.vector_folders import export_vector_folders
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings

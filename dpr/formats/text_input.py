@@ -23,24 +23,24 @@ _BUFFER = 2**20
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
+def matching_paths(pattern: str | Path) -> list[Path]:
+    """The path itself if it exists (then it is never a pattern), else the paths that match it, sorted by name."""
+    path = Path(pattern).expanduser()
+    return [path] if path.exists() else sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+
+
 def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Paths that patterns stand for, those of one pattern sorted by name. A path that exists is never taken for a pattern.
+    """The paths that paths and patterns stand for, in the order given.
 
     Raises:
         InputError: no such file, or a pattern that matches nothing.
     """
     found: list[Path] = []
     for item in [files] if isinstance(files, str | Path) else files:
-        path = Path(item).expanduser()
-        if path.exists():
-            found.append(path)
-        elif glob.has_magic(str(path)):
-            matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-            if not matches:
-                raise InputError("this pattern matches no file", file=item)
-            found += matches
-        else:
-            raise InputError("no such file", file=item)
+        matches = matching_paths(item)
+        if not matches:
+            raise InputError("this pattern matches no file" if glob.has_magic(str(item)) else "no such file", file=item)
+        found += matches
     if not found:
         raise InputError("an empty list of files", expected="at least one path or pattern")
     return found

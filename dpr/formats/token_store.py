@@ -1,4 +1,4 @@
-"""Token ids of a training set: written once in parts, mapped and never loaded, every sequence checked whenever it is read.
+"""Token ids of a training set: written once in parts, memory-mapped, every sequence checked whenever it is read.
 
 tokens-<key>/
   part-00000/  tokens.npy    (T,) uint16, or uint32 for large vocabularies: questions, and each passage as its title followed by its text;
@@ -9,8 +9,8 @@ tokens-<key>/
                manifest.json what the part was made of
   manifest.json              sizes and SHA-256 of all files; present means complete
 
-The CRC-32 of a record covers the record itself and the tokens (and slots) that it points to. So opening reads nothing but the manifest,
-however large the store is, and damage is found before it is used.
+The CRC-32 of a record covers the record itself and the tokens (and slots) that it points to. So opening a store of any size reads only
+the manifest, and damage is found before it is used.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
@@ -28,33 +29,29 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.formats.arrays import map_array
 from dpr.formats.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
 
 NO_TITLE = -1
 LAYOUT_VERSION = 1  # a change of what is stored must change it, so that old stores are not used
 
 _PASSAGE = np.dtype(
-    {
-        "names": ["identity_low", "identity_high", "start", "length", "title_length", "has_score", "check"],
-        "formats": ["<i8", "<i8", "<i8", "<i4", "<i4", "<u4", "<u4"],
-    }
+    [(name, "<i8") for name in ("identity_low", "identity_high", "start")]
+    + [("length", "<i4"), ("title_length", "<i4"), ("has_score", "<u4"), ("check", "<u4")]
 )
 _ROW = np.dtype(
-    {
-        "names": ["start", "first_slot", "length", "positives", "hard", "other", "check"],
-        "formats": ["<i8", "<i8", "<i4", "<i4", "<i4", "<i4", "<u4"],
-    }
+    [("start", "<i8"), ("first_slot", "<i8"), *((name, "<i4") for name in ("length", "positives", "hard", "other")), ("check", "<u4")]
 )
 _CHECK_BYTES = 4
 _SLOT = np.dtype("<u4")
 _FILES = ("tokens.npy", "passages.npy", "rows.npy", "slots.npy")
 
 Facts = dict[str, str | int | bool | None]
-"""What a store was made of; a store is used only where all of it is equal."""
+"""What a store was made of; it is used only where all of this is equal."""
 
 
 class PassageTokens(NamedTuple):
-    """A passage as it is stored; ``title`` None: it has none."""
+    """A passage as it is stored; ``title`` is None where it has none."""
 
     title: Sequence[int] | None
     text: Sequence[int]
@@ -63,7 +60,7 @@ class PassageTokens(NamedTuple):
 
 
 class TokenPartWriter:
-    """Collects the rows of one part in memory, then writes them."""
+    """Collects the rows of one part in memory and writes them."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = np.dtype(dtype)
@@ -109,7 +106,7 @@ class TokenPartWriter:
 
 @dataclass(slots=True, eq=False)
 class StoredPassage:
-    """A passage of a token store, read and checked when something of it is first asked for."""
+    """A passage of a token store, read and checked on first use."""
 
     part: TokenPart
     number: int
@@ -124,11 +121,7 @@ class StoredPassage:
         return self.tokens().identity
 
     def tokens(self) -> PassageTokens:
-        """Everything that is stored of it, checked.
-
-        Raises:
-            InputError: the store is damaged.
-        """
+        """The checked passage; InputError if the store is damaged."""
         if self._read is None:
             self._read = self.part.passage(self.number)
         return self._read
@@ -136,7 +129,7 @@ class StoredPassage:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class StoredSample:
-    """A row of a token store: ``question`` holds token ids, without special tokens and not cut; ``facts`` are those of the store."""
+    """A row of a token store. ``question`` holds token ids, without special tokens and not truncated; ``facts`` are the store's."""
 
     question: list[int]
     positives: tuple[StoredPassage, ...]
@@ -150,7 +143,8 @@ class TokenPart:
 
     def __init__(self, folder: Path, num_rows: int, facts: Facts) -> None:
         self._folder, self._facts = folder, facts
-        self._tokens, passages, rows, self._slots = (_load(folder / name) for name in _FILES)
+        # Slices of a plain view are several times cheaper than those of numpy's memmap class.
+        self._tokens, passages, rows, self._slots = (map_array(folder / name).view(np.ndarray) for name in _FILES)
         is_right = passages.dtype == _PASSAGE and rows.dtype == _ROW and self._slots.dtype == _SLOT
         if not is_right or len(rows) != num_rows or self._tokens.dtype not in (np.uint16, np.uint32):
             raise InputError("not a part of a token store", file=folder)
@@ -165,9 +159,10 @@ class TokenPart:
         if len(tokens) != length or _check(record.tobytes(), tokens) != check:
             self._refuse("passages.npy", number)
         ids: list[int] = tokens.tolist()
+        if title_length == NO_TITLE:
+            return PassageTokens(None, ids, (low, high), bool(has_score))
         split = max(title_length, 0)
-        title = None if title_length == NO_TITLE else ids[:split]
-        return PassageTokens(title, ids[split:], (low, high), bool(has_score))
+        return PassageTokens(ids[:split], ids[split:], (low, high), bool(has_score))
 
     def sample(self, number: int) -> StoredSample:
         record = self._rows[number]
@@ -180,21 +175,19 @@ class TokenPart:
         return StoredSample(tokens.tolist(), passages[:positives], passages[positives:end], passages[end:], self._facts)
 
     def _refuse(self, name: str, number: int) -> NoReturn:
-        # Without its manifest the store is unfinished: the next start verifies all parts and makes the damaged ones anew.
+        # Without its manifest the store is unfinished: the next start verifies all parts and rebuilds the damaged ones.
         with suppress(OSError):
             (self._folder.parent / MANIFEST).unlink(missing_ok=True)
-        raise InputError(
-            f"the token store is damaged: record {number} of {name} is not what was written",
-            file=self._folder,
-            hint="rerun the command to rebuild the damaged part; train.token_store=off trains from the text",
-        )
+        found = f"the token store is damaged: record {number} of {name} is not what was written"
+        hint = "rerun the command to rebuild the damaged part; train.token_store=off trains from the text"
+        raise InputError(found, file=self._folder, hint=hint)
 
 
 class TokenStore:
     """A complete store, by row number.
 
     Raises:
-        InputError: unfinished, made of something else than ``facts``, or files are missing or of another size.
+        InputError: it is unfinished or made of other ``facts``, or files are missing or of another size.
     """
 
     def __init__(self, folder: Path, facts: Facts) -> None:
@@ -205,14 +198,12 @@ class TokenStore:
             raise InputError("is a token store of other data or settings", file=folder)
         for name, entry in manifest["files"].items():
             if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
-                raise InputError(f"{name} is missing or has not the size it was written with", file=folder)
+                raise InputError(f"{name} is missing or of another size", file=folder)
         self._ends: list[int] = ends
-        # Of the rows of a batch everything is asked for several times; they are read once, and kept no longer than the batch is made.
+        # Making a batch reads its rows several times; they are kept only until the batch is made.
         self._in_use: WeakValueDictionary[int, StoredSample] = WeakValueDictionary()
-        starts = [0, *self._ends[:-1]]
         self._parts = [
-            TokenPart(part_folder(folder, number), end - start, facts)
-            for number, (start, end) in enumerate(zip(starts, self._ends, strict=True))
+            TokenPart(part_folder(folder, number), end - start, facts) for number, (start, end) in enumerate(pairwise([0, *self._ends]))
         ]
 
     def __len__(self) -> int:
@@ -233,12 +224,12 @@ def part_folder(folder: Path, number: int) -> Path:
 
 
 def is_finished(folder: Path, facts: Facts) -> bool:
-    """Whether a part is there, made of ``facts``, and every byte of it as it was written."""
+    """Whether a part exists, is made of ``facts``, and every byte of it is as it was written."""
     return (folder / MANIFEST).is_file() and not verify_folder(folder) and read_manifest(folder)["metadata"] == facts
 
 
 def finish_store(folder: Path, facts: Facts, part_ends: Sequence[int]) -> None:
-    """Declares a store complete whose parts are all written; ``part_ends`` are the rows where each ends."""
+    """Marks a store as complete, once all parts are written; ``part_ends`` are the rows where each ends."""
     files: dict[str, dict[str, Any]] = {}
     for number in range(len(part_ends)):
         part = part_folder(folder, number)
@@ -253,9 +244,9 @@ def token_dtype(largest_id: int) -> np.dtype[Any]:
 
 
 def _are_ends(value: Any) -> bool:
-    """Whether these can be the rows where parts end: rising numbers, each part with a row at least."""
+    """Whether these can be the rows where parts end: increasing integers, each part with at least one row."""
     is_list = isinstance(value, list) and bool(value) and all(type(end) is int for end in value)
-    return is_list and all(end > before for before, end in zip([0, *value], value, strict=False))
+    return is_list and all(end > before for before, end in pairwise([0, *value]))
 
 
 def _check(record: bytes, *arrays: np.ndarray) -> int:
@@ -264,12 +255,3 @@ def _check(record: bytes, *arrays: np.ndarray) -> int:
     for content in arrays:
         value = zlib.crc32(content.data, value)
     return value
-
-
-def _load(path: Path) -> np.ndarray:
-    try:
-        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy's parser of a damaged header raises whatever comes up
-        raise InputError(f"cannot be read ({error})", file=path) from None
-    # Slices of a plain view are several times cheaper than those of numpy's memmap class.
-    return loaded.view(np.ndarray)

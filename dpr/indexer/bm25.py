@@ -16,8 +16,8 @@ import regex
 import torch
 
 from dpr.core.errors import InputError
+from dpr.formats.arrays import map_ids
 from dpr.formats.durable import durable_file
-from dpr.formats.shard_checks import map_ids
 from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from dpr.core.errors import InputError
+from dpr.formats.arrays import map_ids
 from dpr.formats.durable import durable_file, read_json, write_json
-from dpr.formats.shard_checks import map_ids
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import FlatSettings, GraphSettings

@@ -21,7 +21,6 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
-from dpr.formats.original.checkpoints import is_dpr_file
 from dpr.models.backbones import backbone_from_config, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
@@ -286,7 +285,7 @@ class BiEncoder(nn.Module):
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
         """
-        if is_dpr_file(Path(path)):
+        if Path(path).is_file():  # of the original DPR: models of this toolkit and of Hugging Face are folders
             source = Path(path)
             parts = read_model_parts(
                 source, pretrained_model_cfg=pretrained_model_cfg, special_tokens=special_tokens, trailing_sep=trailing_sep

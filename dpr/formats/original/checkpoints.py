@@ -64,11 +64,6 @@ class _Storage:
     count: int
 
 
-def is_dpr_file(path: Path) -> bool:
-    """Whether a path can only be an original checkpoint: a single file (ours and Hugging Face's are folders)."""
-    return path.is_file()
-
-
 def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
     """Reads the weights and the encoder's settings.
 

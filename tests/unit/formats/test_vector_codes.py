@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as stn
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.settings import EmbedConfig
+from dpr.formats.arrays import DTYPES, decode, encode
 from dpr.formats.durable import verify_folder
-from dpr.formats.vector_codes import DTYPES, decode, encode
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.faiss_index import FlatIndex

@@ -1,0 +1,148 @@
+"""Arrays in ``.npy`` files: mapped and checked, ids of vectors, and the number types in which vectors are stored.
+
+Every vector is coded by itself: no pass over the corpus comes first, and the bytes do not depend on what else is stored.
+
+    float32, float16   the numbers
+    int8               c = round(x / s) in -127 ... 127 with s = max|x| / 127; read as s * c
+    binary             one bit per number, 1 where x >= 0, padded to whole bytes with 0, the first number in the highest bit;
+                       read as s or -s with s = |x|^2 / sum|x|, so that the product of x with what is read is |x|^2
+
+The scale s is float32, one per vector, in a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.core.records import MAX_ID_BYTES
+
+DTYPES = ("float32", "float16", "int8", "binary")
+_NUMBERS: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1", "u1"), strict=True)}
+_ROWS = 1024  # coded at a time: float64 takes more memory than the codes
+_LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
+
+
+def is_coded(dtype: str) -> bool:
+    """Whether vectors are stored as codes with a scale each, not as plain numbers."""
+    return dtype in ("int8", "binary")
+
+
+def array_names(dtype: str) -> tuple[str, ...]:
+    """Names of the arrays that hold the vectors of a chunk."""
+    return ("vectors", "scales") if is_coded(dtype) else ("vectors",)
+
+
+def encode(vectors: np.ndarray, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Arrays by name for vectors (n, D), n at least 1, and which rows (n,) they cannot hold: not finite, or all zeros."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if not is_coded(dtype):
+            stored = np.ascontiguousarray(vectors, dtype=_NUMBERS[dtype])
+            return {"vectors": stored}, ~np.isfinite(stored).all(axis=1), np.asarray(~stored.any(axis=1))
+        parts = [_coded(vectors[start : start + _ROWS].astype(np.float64), dtype) for start in range(0, len(vectors), _ROWS)]
+    codes, scales, is_bad, is_zero = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return {"vectors": codes, "scales": scales}, is_bad, is_zero
+
+
+def _coded(exact: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales, and which rows they cannot hold: not finite, all zeros."""
+    sizes = np.abs(exact)
+    scales = sizes.max(axis=1) / 127 if dtype == "int8" else np.square(exact).sum(axis=1) / sizes.sum(axis=1)
+    is_zero = ~sizes.any(axis=1) | (scales < _LEAST_SCALE)
+    stored = scales.astype("<f4")
+    largest = stored * np.float32(127 if dtype == "int8" else 1)
+    is_bad = ~np.isfinite(exact).all(axis=1) | (~np.isfinite(largest) & ~is_zero)
+    if dtype == "binary":
+        return np.packbits(exact >= 0, axis=1), stored, is_bad, is_zero
+    is_kept = ~(is_bad | is_zero)
+    ratios = np.where(is_kept[:, None], exact, 0) / np.where(is_kept, stored, 1).astype(np.float64)[:, None]
+    return np.rint(ratios).clip(-127, 127).astype(np.int8), stored, is_bad, is_zero
+
+
+def decode(arrays: dict[str, np.ndarray], dtype: str, dimension: int) -> np.ndarray:
+    """The vectors (n, D): the array itself for float32 and float16, else float32."""
+    codes = arrays["vectors"]
+    if not is_coded(dtype):
+        return codes
+    scales = np.asarray(arrays["scales"])[:, None]
+    if dtype == "int8":
+        return codes * scales
+    return np.where(np.unpackbits(codes, axis=1, count=dimension).view(bool), scales, -scales)
+
+
+def map_array(path: Path) -> np.ndarray:
+    """A memory-mapped ``.npy`` file. Its header is checked against the size of the file; nothing is allocated for what it claims.
+
+    Raises:
+        InputError: it is missing, damaged, or holds objects.
+    """
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy's parser of a damaged header raises whatever comes up
+        raise InputError(f"cannot be read ({error})", file=path) from None
+    return array
+
+
+def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray:
+    """One of ``array_names``, memory-mapped.
+
+    Raises:
+        InputError: it cannot be read, or is of another type or shape.
+    """
+    array = map_array(path)
+    expected = np.dtype("<f4") if name == "scales" else _NUMBERS[dtype]
+    row = () if name == "scales" else (-(-dimension // 8) if dtype == "binary" else dimension,)
+    if array.ndim != 1 + len(row) or array.shape[1:] != row or array.dtype != expected:
+        shape = str(("n", *row)).replace("'", "")
+        raise InputError(f"holds {array.dtype} {array.shape}", file=path, expected=f"{expected} of shape {shape}")
+    if not array.flags.c_contiguous:
+        raise InputError("is in Fortran order", file=path, expected="the numbers of each vector side by side (numpy.ascontiguousarray)")
+    return array
+
+
+def map_ids(path: Path) -> np.ndarray:
+    """Ids (n,), fixed-width UTF-8, memory-mapped.
+
+    Raises:
+        InputError: the file cannot be read, or holds anything but texts of at most MAX_ID_BYTES bytes.
+    """
+    ids = map_array(path)
+    if ids.ndim != 1 or ids.dtype.kind != "S" or not 1 <= ids.dtype.itemsize <= MAX_ID_BYTES:
+        expected = f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
+        raise InputError(f"holds {ids.dtype} {ids.shape}", file=path, expected=expected)
+    return np.asarray(ids)
+
+
+def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:
+    """The first id that occurs twice in arrays of byte strings. Holds 16 bytes per id; the sources are read a second time if needed."""
+    hashes = [hash_ids(ids) for source in sources for ids in source()]
+    if not hashes:
+        return None
+    ordered = np.concatenate(hashes)
+    hashes.clear()
+    ordered.sort()
+    suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if not len(suspects):
+        return None
+    seen: set[bytes] = set()
+    for source in sources:
+        for ids in source():
+            for key in ids[np.isin(hash_ids(ids), suspects)].tolist():
+                if key in seen:
+                    return str(key.decode(errors="replace"))
+                seen.add(key)
+    return None
+
+
+def hash_ids(ids: np.ndarray) -> np.ndarray:
+    """64-bit hashes (uint64) of fixed-width byte strings; the width, that is, trailing NULs, makes no difference."""
+    rows = np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), -1)
+    state = np.full(len(ids), 0xCBF29CE484222325, dtype=np.uint64)
+    for column in rows.T:
+        mixed = (state ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        state = np.where(column != 0, mixed ^ (mixed >> np.uint64(29)), state)
+    return state
