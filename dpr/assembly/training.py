@@ -16,8 +16,8 @@ from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_everything
 from dpr.core.settings import part_of
 from dpr.data.collator import SetOptions
-from dpr.data.loader import SampleSource
 from dpr.data.tokens import open_tokens
+from dpr.data.training_data import SampleSource
 from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set

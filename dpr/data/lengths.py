@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.negatives import AnySample
+from dpr.data.training_data import SampleSource
 
-ROLES = ("positives", "hard_negatives", "other_negatives")
-
-
-@runtime_checkable
-class CountsCharacters(Protocol):
-    """A data set that knows the characters of its rows without reading them one by one."""
-
-    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Of every row the characters of its question (N,), and by role the characters (titles included) and number of passages (N, 2)."""
-        ...
+_LISTS = ("positives", "hard_negatives", "other_negatives")
 
 
-class ReadsRows(Protocol):
-    """A data set whose rows are read when asked for."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, row: int) -> AnySample: ...
-
-
-def row_lengths(source: ReadsRows, *, num_hard: int, num_other: int) -> np.ndarray:
+def row_lengths(source: SampleSource, *, num_hard: int, num_other: int) -> np.ndarray:
     """Characters that a row brings into a pool, (N,) int64: its question, a positive and the negatives it draws, each of average length."""
-    questions, passages = source.character_counts() if isinstance(source, CountsCharacters) else _by_row(source)
-    positive, hard, other = (passages[role] for role in ROLES)
+    questions, passages = source.character_counts() if hasattr(source, "character_counts") else _counts_by_row(source)
+    positive, hard, other = (passages[name] for name in _LISTS)
     # As in drawing: the other negatives stand in where a row has no hard ones.
     hard = np.where(hard[:, 1:] > 0, hard, other)
     return questions + _expected(positive, 1) + _expected(hard, num_hard) + _expected(other, num_other)
@@ -46,15 +28,15 @@ def _expected(counts: np.ndarray, drawn: int) -> np.ndarray:
     return lengths
 
 
-def _by_row(source: ReadsRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The same, reading every row."""
+def _counts_by_row(source: SampleSource) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Characters of each row's question (N,), and by list the characters (titles included) and number of its passages (N, 2)."""
     questions = np.zeros(len(source), dtype=np.int64)
-    passages = {role: np.zeros((len(source), 2), dtype=np.int64) for role in ROLES}
+    passages = {name: np.zeros((len(source), 2), dtype=np.int64) for name in _LISTS}
     for row in range(len(source)):
         sample = source[row]
         assert isinstance(sample, TrainingSample)  # token stores count characters by their text
         questions[row] = len(sample.question)
-        for role in ROLES:
-            listed: Sequence[Passage] = getattr(sample, role)
-            passages[role][row] = sum(len(passage.text) + len(passage.title) for passage in listed), len(listed)
+        for name in _LISTS:
+            listed: Sequence[Passage] = getattr(sample, name)
+            passages[name][row] = sum(len(passage.text) + len(passage.title) for passage in listed), len(listed)
     return questions, passages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -27,27 +27,9 @@ from dpr.data.iterators import (
 )
 from dpr.data.lengths import row_lengths
 from dpr.data.mixing import Sampling
-from dpr.data.negatives import AnyPassage, AnySample
+from dpr.data.training_data import SampleSource
 
 Item = TypeVar("Item")
-
-
-class SampleSource(Protocol):
-    """A training or dev set whose rows are read when asked for."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, row: int) -> AnySample: ...
-
-    def known_positives(self, row: int) -> tuple[AnyPassage, ...]:
-        """Every passage known to answer the question of this row, its own positives included."""
-        ...
 
 
 def data_row(source: SampleSource, number: int, options: SetOptions, *, dataset: int = 0, lap: int = 0) -> DataRow:

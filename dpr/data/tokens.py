@@ -1,16 +1,16 @@
-"""A training set's tokens, stored once: built by several processes, opened by all, exactly the batches of training from the text.
+"""A training set's tokens, stored once by several processes; batches are exactly those made from the text.
 
 Questions are stored with their prefix and suffix, passages as title and text apart (normalised and with a prefix if the set asks for it),
 nothing cut off and without special tokens. So one store serves every sequence length, and what is random in training (negatives, cropping,
-masking) is drawn as it would be from the text.
+masking) is drawn as from the text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ _COMPARED_ROWS = 16
 
 
 class StoredTokens:
-    """A training set whose rows come as tokens. Takes the place of the set it was made of; pickles as paths."""
+    """A training set whose rows come as tokens, in place of the set it was made of. Pickles as paths."""
 
     def __init__(self, text: TrainingSet, folder: Path, facts: Facts) -> None:
         self.text, self.name, self.fingerprint = text, text.name, text.fingerprint
@@ -70,13 +70,9 @@ class StoredTokens:
 
     def known_positives(self, row: int) -> tuple[StoredPassage, ...]:
         """As the text's; passages that several rows list may occur more than once."""
-        found = self._store[row].positives
-        for other in self.text.rows_with_same_question(row):
-            found += self._store[other].positives
-        return found
+        return tuple(passage for other in (row, *self.text.rows_with_same_question(row)) for passage in self._store[other].positives)
 
     def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Those of the text."""
         return self.text.character_counts()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -86,14 +82,14 @@ class StoredTokens:
 def open_tokens(
     text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, *, folder: str | Path | None = None, build: bool = True
 ) -> TrainingSet | StoredTokens:
-    """The stored tokens of a training set, built first where they are missing, stale or damaged; the text itself where that cannot be.
+    """The stored tokens of a training set, built first if they are missing, stale or damaged; the text itself where that is impossible.
 
     Args:
         text: what ``open_training_set`` returned.
         tensorizer: of the model that is going to be trained or validated.
         options: the same that batches are made with; prefix, suffix, normalisation and namespace are part of what is stored.
         folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be written is an error.
-        build: False uses a store that is there and never builds one.
+        build: False uses an existing store and never builds one.
 
     Raises:
         ConfigError: ``folder`` cannot be written.
@@ -104,11 +100,11 @@ def open_tokens(
     facts = store_facts(text, tensorizer, options)
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     target = (cache_root(None) if folder is None else Path(folder).expanduser()) / f"tokens-{key}"
-    builder = _Builder(text, tensorizer, options, facts)
+    problem_of = partial(_problem_of, facts)
     try:
         if build:
-            ensure_built(target, builder.build, problem_of=builder.problem_of)
-        elif builder.problem_of(target) is not None:
+            ensure_built(target, partial(_build, text, tensorizer, options, facts), problem_of=problem_of)
+        elif problem_of(target) is not None:
             return text
         stored = StoredTokens(text, target, facts)
     except (OSError, ConfigError) as error:
@@ -141,16 +137,16 @@ def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) 
 
 
 def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: SetOptions) -> bool:
-    """Compares some rows, spread over the set, with what the tokenizer makes of their text now."""
+    """Compares some rows, spread over the set, with the tokens of their text."""
     for row in np.unique(np.linspace(0, len(stored) - 1, _COMPARED_ROWS).astype(int)).tolist():
         sample, text = stored[row], stored.text[row]
         decorated = {"prefix": options.query_prefix, "suffix": options.query_suffix}
         if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens([text.question], **decorated):
             return False
-        for mine, theirs in zip(_lists(sample), _lists(text), strict=True):
-            if tensorizer.passage_tokens(mine) != tensorizer.passage_tokens([as_encoded(passage, options) for passage in theirs]):
+        for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
+            if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens([as_encoded(passage, options) for passage in theirs]):
                 return False
-            if [passage.identity for passage in mine] != [judgement_identity(passage, options.namespace) for passage in theirs]:
+            if [passage.identity for passage in ours] != [judgement_identity(passage, options.namespace) for passage in theirs]:
                 return False
     return True
 
@@ -159,92 +155,70 @@ def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]
     return sample.positives, sample.hard_negatives, sample.other_negatives
 
 
-@dataclass(frozen=True)
-class _Builder:
-    """Makes one store: parts by worker processes, each part whole or not there."""
+def _problem_of(facts: Facts, folder: Path) -> str | None:
+    try:
+        TokenStore(folder, facts)
+    except (InputError, OSError) as error:
+        return str(error)
+    return None
 
-    text: TrainingSet
-    tensorizer: Tensorizer
-    options: SetOptions
-    facts: Facts
 
-    def problem_of(self, folder: Path) -> str | None:
-        try:
-            TokenStore(folder, self.facts)
-        except (InputError, OSError) as error:
-            return str(error)
-        return None
-
-    def build(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        ends = self.text.block_ends()
-        part_ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
-        parts = _Parts(self, folder, part_ends)
-        missing = [number for number in range(len(part_ends)) if not is_finished(part_folder(folder, number), parts.facts(number))]
-        there = len(self.text) - sum(len(parts.rows(number)) for number in missing)
-        progress = Progress(f"tokenising {self.text.name}", len(self.text), unit="rows", done=there)
-        try:
-            for number, num_tokens in self._written(parts, missing):
-                progress.advance(len(parts.rows(number)), num_tokens)
-        finally:
-            progress.close()
-        finish_store(folder, self.facts, part_ends)
-
-    def _written(self, parts: _Parts, missing: Sequence[int]) -> WorkerLoader[tuple[int, int]]:
-        processes = min(usable_cores(), len(missing))
-        return WorkerLoader(
-            parts,
-            sampler=missing,
-            num_workers=processes if processes > 1 else 0,
-            generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's
-        )
+def _build(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: Facts, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    parts = _Parts(text, tensorizer, options, facts, folder)
+    missing = [number for number in range(len(parts.ends)) if not is_finished(part_folder(folder, number), parts.facts(number))]
+    done = len(text) - sum(len(parts.rows(number)) for number in missing)
+    progress = Progress(f"tokenising {text.name}", len(text), unit="rows", done=done)
+    processes = min(usable_cores(), len(missing))
+    writing = WorkerLoader(
+        parts,
+        sampler=missing,
+        num_workers=processes if processes > 1 else 0,
+        generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's
+    )
+    try:
+        for number, num_tokens in writing:
+            progress.advance(len(parts.rows(number)), num_tokens)
+    finally:
+        progress.close()
+    finish_store(folder, facts, parts.ends)
 
 
 class _Parts(Dataset[tuple[int, int]]):
-    """Asking for a part writes it; returns its number and how many tokens it has."""
+    """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its tokens."""
 
-    def __init__(self, builder: _Builder, folder: Path, part_ends: Sequence[int]) -> None:
-        self._builder, self._folder, self._ends = builder, folder, part_ends
+    def __init__(self, text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: Facts, folder: Path) -> None:
+        self._text, self._tensorizer, self._options, self._facts, self._folder = text, tensorizer, options, facts, folder
+        ends = text.block_ends()
+        self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
 
     def rows(self, number: int) -> range:
-        return range(self._ends[number - 1] if number else 0, self._ends[number])
+        return range(self.ends[number - 1] if number else 0, self.ends[number])
 
     def facts(self, number: int) -> Facts:
         rows = self.rows(number)
-        return {**self._builder.facts, "first_row": rows.start, "end_row": rows.stop}
+        return {**self._facts, "first_row": rows.start, "end_row": rows.stop}
 
     def __getitem__(self, number: int) -> tuple[int, int]:
-        builder, rows = self._builder, self.rows(number)
-        writer = _PartOfText(builder.tensorizer, builder.options)
+        rows, options = self.rows(number), self._options
+        part = TokenPartWriter(token_dtype(self._tensorizer.largest_id))
+        numbers: dict[Passage, int] = {}  # a passage that several rows of the part list is stored once
         for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
-            writer.add([builder.text[row] for row in range(start, min(start + _ROWS_AT_ONCE, rows.stop))])
-        writer.tokens.write(part_folder(self._folder, number), self.facts(number))
-        return number, writer.tokens.num_tokens
+            samples = [self._text[row] for row in range(start, min(start + _ROWS_AT_ONCE, rows.stop))]
+            new = dict.fromkeys(passage for sample in samples for listed in _lists(sample) for passage in listed)
+            self._add_passages(part, numbers, [passage for passage in new if passage not in numbers])
+            questions = [decorate_question(sample.question, prefix=options.query_prefix, suffix=options.query_suffix) for sample in samples]
+            for sample, question in zip(samples, self._tensorizer.bare_tokens(questions), strict=True):
+                part.add_row(question, *([numbers[passage] for passage in listed] for listed in _lists(sample)))
+        part.write(part_folder(self._folder, number), self.facts(number))
+        return number, part.num_tokens
 
-
-class _PartOfText:
-    """Tokenises rows into a part. A passage that several rows of the part list is stored once."""
-
-    def __init__(self, tensorizer: Tensorizer, options: SetOptions) -> None:
-        self._tensorizer, self._options = tensorizer, options
-        self.tokens = TokenPartWriter(token_dtype(tensorizer.largest_id))
-        self._numbers: dict[Passage, int] = {}
-
-    def add(self, samples: Sequence[TrainingSample]) -> None:
-        new = dict.fromkeys(passage for sample in samples for listed in _lists(sample) for passage in listed)
-        self._add_passages([passage for passage in new if passage not in self._numbers])
-        options = self._options
-        questions = [decorate_question(sample.question, prefix=options.query_prefix, suffix=options.query_suffix) for sample in samples]
-        for sample, question in zip(samples, self._tensorizer.bare_tokens(questions), strict=True):
-            self.tokens.add_row(question, *([self._numbers[passage] for passage in listed] for listed in _lists(sample)))
-
-    def _add_passages(self, passages: list[Passage]) -> None:
+    def _add_passages(self, part: TokenPartWriter, numbers: dict[Passage, int], passages: list[Passage]) -> None:
         encoded = [encoded_text(passage, self._options) for passage in passages]
         texts = self._tensorizer.bare_tokens([passage.text.strip() for passage in encoded])
         titles = dict.fromkeys(passage.title for passage in encoded if passage.title)
         title_tokens = dict(zip(titles, self._tensorizer.bare_tokens(list(titles)), strict=True))
         for passage, seen, text in zip(passages, encoded, texts, strict=True):
             identity = judgement_identity(passage, self._options.namespace)
-            stored = PassageTokens(title_tokens.get(seen.title), text, identity, passage.has_score)
-            self._numbers[passage] = self.tokens.add_passage(stored)
+            numbers[passage] = part.add_passage(PassageTokens(title_tokens.get(seen.title), text, identity, passage.has_score))

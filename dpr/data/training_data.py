@@ -1,4 +1,4 @@
-"""The base of a user-defined data set, and what of a data set decides the order of a run."""
+"""What a data set has to offer, and the base of user-defined ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.data.negatives import AnyPassage, AnySample
+
+
+class SampleSource(Protocol):
+    """A training or dev set whose rows are read when asked for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> AnySample: ...
+
+    def known_positives(self, row: int) -> tuple[AnyPassage, ...]:
+        """Every passage known to answer the question of this row, its own positives included."""
+        ...
 
 
 def questions_fingerprint(source: Any) -> str:
-    """Changes with the questions of a train set and their order, and with nothing else: negatives may be other ones."""
+    """Changes with the questions of a train set and their order, not with its passages."""
     questions: Iterable[str] = source.questions() if hasattr(source, "questions") else (source[row].question for row in range(len(source)))
     digest = sha256()
     for question in questions:
@@ -22,14 +41,14 @@ def questions_fingerprint(source: Any) -> str:
 
 
 class TrainingData(ABC):
-    """Training or dev samples from anywhere: say how many there are and what each one is.
+    """Training or dev samples from anywhere: subclasses define how many there are and what each one is.
 
     The same number must always give the same sample, in every process. Named in a configuration
     (``datasets.<name>.reader=my_module:MyData``), the class is called with the list of the entry's files.
     """
 
     name: str = "data"
-    """Stands in logs and in the names of metrics; in a configuration the entry's name takes its place."""
+    """Used in logs and in the names of metrics; in a configuration the entry's name replaces it."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -39,7 +58,7 @@ class TrainingData(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the data, so that a run is not continued on others. Reads every row once; override it where that takes long."""
+        """Changes with the data, so that a run is not resumed on other data. Reads every row once; override it if that takes long."""
         digest = sha256()
         for row in range(len(self)):
             digest.update(repr(self[row]).encode("utf-8", "surrogatepass"))

@@ -12,9 +12,10 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.settings import part_of
 from dpr.data.collator import Collator, SetOptions
-from dpr.data.loader import PoolDataset, PoolOrder, SampleSource, cut_into_pools
+from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools
 from dpr.data.mixing import Sampling
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.training_data import SampleSource
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import TrainingSettings
 

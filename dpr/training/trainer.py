@@ -17,8 +17,9 @@ from dpr.core.distributed import Ranks, current_ranks, on_main
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
-from dpr.data.loader import SampleSource, pool_loader
+from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
+from dpr.data.training_data import SampleSource
 from dpr.formats.durable import write_json
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder

@@ -14,8 +14,9 @@ from dpr.core.distributed import current_ranks, gather_uneven_rows, sum_over_ran
 from dpr.core.errors import ConfigError
 from dpr.core.precision import autocast
 from dpr.data.collator import Collator, SetOptions
-from dpr.data.loader import SampleSource, data_row
+from dpr.data.loader import data_row
 from dpr.data.order import rank_slice
+from dpr.data.training_data import SampleSource
 from dpr.losses.candidates import find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Pool
