@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,9 +40,9 @@ def reference(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """(T_q, H, d) and (T_k, H, d) in, (T_q, H, d) out. As Flash Attention has it, query i of Q sees key j of K where
+    """(T_q, H, d) and (T_k, H or fewer, d) in, (T_q, H, d) out. As Flash Attention has it, query i of Q sees key j of K where
     i + K - Q - left <= j <= i + K - Q + right, -1 standing for no bound."""
-    assert cu_seq_k is not None and return_aux is None and not enable_gqa and seqused_k is None and block_table is None
+    assert cu_seq_k is not None and return_aux is None and seqused_k is None and block_table is None
     for ends, states, longest in ((cu_seq_q, query, max_q), (cu_seq_k, key, max_k)):
         assert ends.dtype == torch.int32 and ends.is_contiguous() and ends.device == query.device, "int32, dense, on the device"
         assert int(ends[0]) == 0 and int(ends[-1]) == states.shape[0], "from nothing to the last token"
@@ -50,6 +51,8 @@ def reference(
     for states in (query, key, value):
         assert states.dim() == 3 and states.stride(-1) == 1 and states.dtype == query.dtype
         assert states.shape[-1] % 8 == 0
+    assert query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0)
+    key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value))
     left, right = window_size
     outputs = []
     for first_q, end_q, first_k, end_k in zip(*(part.tolist() for part in (cu_seq_q[:-1], cu_seq_q[1:], cu_seq_k[:-1], cu_seq_k[1:]))):
@@ -66,6 +69,7 @@ def on_any_device(patch: pytest.MonkeyPatch, *, dtypes: tuple[torch.dtype, ...] 
     """Inside, ``encoder.attention=varlen`` goes to ``reference`` whatever the device, in these types; gives what it was called with."""
     calls: list[Call] = []
 
+    @wraps(reference)
     def recorded(query: Tensor, *others: Any, **options: Any) -> Tensor:
         calls.append(Call(query.dtype, query.shape[0], (others[4], others[5]), options["window_size"]))
         return reference(query, *others, **options)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,31 @@ logger = get_logger(__name__)
 
 ATTENTION = "dpr_packed"
 _LONGEST_TRIAL = 512
+_NOT_COMPUTED = ("softcap", "s_aux", "position_bias")
+"""Options of attention that a pack knows nothing of."""
+
+
+class Sight(NamedTuple):
+    """Which keys a query sees in its sequence: those less than ``window`` positions away, of these none after itself if ``causal``."""
+
+    window: int | None
+    causal: bool
+
+    def takes_in(self, length: int) -> bool:
+        """Whether the window hides nothing of a sequence."""
+        return self.window is None or self.window >= length
+
+    def mask(self, position: Tensor, length: int) -> Tensor:
+        """For queries at ``position`` (n, Q) and keys 0 to ``length`` - 1: (n, 1, Q, L), True where seen."""
+        behind = position[:, None, :, None] - torch.arange(length, device=position.device)
+        return ((behind >= 0) if self.causal else True) & (behind.abs() < (self.window or length))
 
 
 class PackAttention(Protocol):
     """What a backbone's attention is handed in the place of a mask."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
-        """Attention within each sequence, among positions less than ``window`` apart: (1, H, T, d) each in, (1, T, H, d) out."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
+        """Attention within each sequence: (1, H, T, d) in, of keys and values perhaps fewer heads, (1, T, H, d) out."""
         ...
 
 
@@ -38,12 +56,12 @@ class Layout(ABC):
     """Where each sequence of a pack lies, and how attention is computed there; made once per forward and shared by all layers."""
 
     @abstractmethod
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
         """As ``PackAttention`` says."""
 
     @abstractmethod
     def attend_one(
-        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
+        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight
     ) -> Tensor:
         """The same for one query a sequence, which stands at ``position`` (n,) of it: query (1, H, n, d) in, (1, n, H, d) out."""
 
@@ -85,24 +103,25 @@ class PackedLayout(Layout):
             regions.append(Region(bucket, *(part.to(device, non_blocking=True) for part in (source, place, real[:, None, None, :]))))
         return PackedLayout(tuple(regions))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
         inputs = [states[0].transpose(0, 1) for states in (query, key, value)]
         outputs = []
         for region in self.regions:
             bucket = region.bucket
             q, k, v = (padded(states[bucket.start : bucket.stop], region) for states in inputs)
-            mask = region.mask
-            if window is not None and bucket.longest > window:
-                near = band(torch.arange(bucket.longest, device=query.device)[None], bucket.longest, window)
+            # Padding comes after all real tokens: where attention is causal, none of them sees it.
+            mask = None if sight.causal else region.mask
+            if not sight.takes_in(bucket.longest):
+                near = sight.mask(torch.arange(bucket.longest, device=query.device)[None], bucket.longest)
                 # Padded queries see padding: a row without any key would be NaN, which backward spreads, since NaN x 0 is NaN.
                 mask = near if mask is None else (mask | ~mask.transpose(2, 3)) & near
-            mixed = dot_product_attention(q, k, v, mask, dropout, scaling)
+            mixed = dot_product_attention(q, k, v, mask, dropout, scaling, causal=sight.causal and mask is None)
             flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
             outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
         return torch.cat(outputs)[None]
 
     def attend_one(
-        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
+        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight
     ) -> Tensor:
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
         outputs, first = [], 0
@@ -110,8 +129,8 @@ class PackedLayout(Layout):
             bucket, rows = region.bucket, slice(first, first + region.bucket.num_sequences)
             k, v = (padded(states[bucket.start : bucket.stop], region) for states in (keys, values))
             mask = region.mask
-            if window is not None and bucket.longest > window:
-                near = band(position[rows, None], bucket.longest, window)
+            if sight.causal or not sight.takes_in(bucket.longest):
+                near = sight.mask(position[rows, None], bucket.longest)
                 mask = near if mask is None else mask & near
             outputs.append(dot_product_attention(queries[rows, :, None], k, v, mask, dropout, scaling)[:, :, 0])
             first = rows.stop
@@ -189,12 +208,23 @@ class _DroppedAttention(torch.autograd.Function):
         return (*(part.view(-1, ctx.heads, *part.shape[1:]) for part in (grad_q, grad_k, grad_v)), None, None, None)
 
 
-def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
-    """Queries (n, H, Q, d), keys and values (n, H, L, d) in, (n, H, Q, d) out."""
-    if can_drop(q, dropout) and not torch.is_autocast_enabled("cpu"):
+def dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None, *, causal: bool = False
+) -> Tensor:
+    """Queries (n, H, Q, d), keys and values (n, H or fewer, L, d) in, (n, H, Q, d) out; ``causal`` without a mask, and Q = L."""
+    shared = q.shape[1] // k.shape[1]  # heads that use the keys of one
+    drops = can_drop(q, dropout) and not torch.is_autocast_enabled("cpu")
+    if shared > 1 and (drops or (mask is not None and q.device.type != "cpu")):  # no quick kernel takes both
+        k, v = (states.repeat_interleave(shared, dim=1) for states in (k, v))
+        shared = 1
+    if drops:
+        if causal:
+            mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool).tril()
         mixed: Tensor = _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
         return mixed
-    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=shared > 1
+    )
 
 
 def packed_attention(
@@ -210,15 +240,26 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain SDPA over a padded batch.
 
-    ``sliding_window`` (ModernBERT's local layers) reaches that many positions less one to either side.
+    ``sliding_window`` reaches that many positions less one to either side, or back alone where attention is causal.
     """
     if packed_layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
-    if shared := query.shape[1] // key.shape[1] - 1:  # heads that use the keys of another
-        key, value = (states.repeat_interleave(shared + 1, dim=1) for states in (key, value))
-    return packed_layout.attend(query, key, value, dropout=dropout, scaling=scaling, window=options.get("sliding_window")), None
+    if found := [name for name in _NOT_COMPUTED if options.get(name) is not None]:
+        raise NotImplementedError(f"its attention has a {found[0]}")
+    sight = _sight(module, options.get("sliding_window"), options.get("is_causal"))
+    return packed_layout.attend(query, key, value, dropout=dropout, scaling=scaling, sight=sight), None
+
+
+def _sight(module: nn.Module, window: int | None, is_causal: bool | None) -> Sight:
+    """As transformers has it: a config that says no goes before the caller, and the caller before the module."""
+    own = bool(getattr(module, "is_causal", False))
+    if getattr(getattr(module, "config", None), "is_causal", None) is False:
+        is_causal = False
+    if own and is_causal is False and window is not None:
+        window += 1  # of causal attention made bidirectional the window's end belongs to it
+    return Sight(window, own if is_causal is None else is_causal)
 
 
 def padded(tokens: Tensor, region: Region) -> Tensor:
@@ -226,11 +267,6 @@ def padded(tokens: Tensor, region: Region) -> Tensor:
     if region.source is not None:
         tokens = _Pad.apply(tokens, region.source, region.place)
     return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(1, 2)
-
-
-def band(position: Tensor, length: int, window: int) -> Tensor:
-    """Which keys queries at ``position`` (n, Q) see: (n, 1, Q, L), True where the two are less than ``window`` apart."""
-    return ((position[:, :, None] - torch.arange(length, device=position.device)).abs() < window)[:, None]
 
 
 def _mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
@@ -252,14 +288,14 @@ def enable_packing(backbone: Any) -> int | None:
     """Switches a backbone to ``packed_attention`` if it computes the same with it; returns the number of its first position.
 
     Judged by trying: a few random sequences, the first longer than any window of its attention, padded with the backbone's own attention,
-    then packed with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa). Backbones that compute something else (causal
-    attention, relative position biases, ...) are left as they were, with one warning.
+    then packed with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa). Backbones that compute something else (relative
+    position biases, capped scores, ...) are left as they were, with one warning.
     """
     register()
     own = backbone.config._attn_implementation
     try:
         with trial(backbone):
-            batch = sample_batch(backbone, (_past_the_windows(backbone), *LENGTHS[1:]))
+            batch = sample_batch(backbone, (past_the_windows(backbone), *LENGTHS[1:]))
             expected = padded_states(backbone, batch)
             if not backbone._can_set_attn_implementation():  # set_attn_implementation would only log it
                 raise ValueError("its attention cannot be replaced")
@@ -279,7 +315,7 @@ def enable_packing(backbone: Any) -> int | None:
     return None
 
 
-def _past_the_windows(backbone: Any) -> int:
+def past_the_windows(backbone: Any) -> int:
     """The length of a sequence that no window of its attention takes in whole, if it is not far too long for a trial."""
     windows = [window for module in backbone.modules() if isinstance(window := getattr(module, "sliding_window", None), int)]
     limit = min(getattr(backbone.config, "max_position_embeddings", None) or _LONGEST_TRIAL, _LONGEST_TRIAL)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.models.fast.attention import Layout, PackedLayout
-from dpr.models.trials import FAILURES, agree, layers_of, sample_batch, trial
+from dpr.models.fast.attention import Layout, PackedLayout, Sight, past_the_windows
+from dpr.models.trials import FAILURES, LENGTHS, agree, layers_of, sample_batch, trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class ReadLayout:
     token: Tensor
     position: Tensor
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
-        return self.pack.attend(query, key, value, dropout=dropout, scaling=scaling, window=window)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
+        return self.pack.attend(query, key, value, dropout=dropout, scaling=scaling, sight=sight)
 
 
 class _Reached(Exception):
@@ -41,7 +41,7 @@ class _Reached(Exception):
 class _UpToAttention:
     """Ends the layer where its attention would begin."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
         raise _Reached(key, value)
 
 
@@ -53,24 +53,27 @@ class _ReadTokens:
     keys: Tensor
     values: Tensor
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
         pack, position = self.layout.pack, self.layout.position
-        return pack.attend_one(position, query, self.keys, self.values, dropout=dropout, scaling=scaling, window=window)
+        return pack.attend_one(position, query, self.keys, self.values, dropout=dropout, scaling=scaling, sight=sight)
 
 
 def enable_pruning(backbone: Any, first_position: int) -> bool:
     """Makes a packed backbone return, for a ``ReadLayout``, the last hidden states of the tokens read, (1, n, D); returns whether it does.
 
-    Judged by trying: three random sequences, with and without. A backbone that computes something else is left as it was.
+    Judged by trying: random sequences, two of them longer than any window, read at their ends and within, with and without. A backbone
+    that computes something else is left as it was.
     """
     layers = layers_of(backbone)
     if not layers:
         return False
     hook = layers[-1].register_forward_pre_hook(_read_tokens, with_kwargs=True)
-    batch = sample_batch(backbone)
+    longest = past_the_windows(backbone)
+    batch = sample_batch(backbone, (longest, longest, *LENGTHS[1:]))
     whole = PackedLayout.build(batch.lengths.tolist(), batch.tokens.device)
-    position = torch.tensor([0, 3, 3], device=batch.tokens.device)
-    read = ReadLayout(whole, position + torch.tensor([0, 11, 18], device=position.device), position)
+    position = torch.tensor([longest - 1, 0, 3, 3], device=batch.tokens.device)
+    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
+    read = ReadLayout(whole, position + starts.to(position.device), position)
     try:
         with trial(backbone):
             options = {"inputs_embeds": backbone.get_input_embeddings()(batch.tokens)[None], "position_ids": batch.positions()[None]}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.models.fast.attention import Layout, PackedLayout
+from dpr.models.fast.attention import Layout, PackedLayout, Sight
 
 logger = get_logger(__name__)
 
@@ -41,21 +41,22 @@ class VarlenLayout(Layout):
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return VarlenLayout(lengths, ends.to(device, non_blocking=True))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
         longest = max(self.lengths)
-        reach = -1 if window is None or window >= longest else window - 1
+        back = -1 if sight.window is None or sight.takes_in(longest) else sight.window - 1
+        reach = (back, 0 if sight.causal else back)
         return _attend((query, key, value), (self.ends, self.ends), (longest, longest), dropout, scaling, reach)
 
     def attend_one(
-        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, window: int | None
+        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight
     ) -> Tensor:
         longest = max(self.lengths)
-        if window is not None and window < longest:
-            # The kernel's window lies around the last keys where there are fewer queries, and what is read may stand anywhere.
+        if sight.causal or not sight.takes_in(longest):
+            # The kernel takes the only query for the last token, and what is read may stand anywhere.
             padded = PackedLayout.build(self.lengths, query.device)
-            return padded.attend_one(position, query, key, value, dropout=dropout, scaling=scaling, window=window)
+            return padded.attend_one(position, query, key, value, dropout=dropout, scaling=scaling, sight=sight)
         one_each = torch.arange(len(self.ends), dtype=torch.int32, device=self.ends.device)
-        return _attend((query, key, value), (one_each, self.ends), (1, longest), dropout, scaling, -1)
+        return _attend((query, key, value), (one_each, self.ends), (1, longest), dropout, scaling, (-1, -1))
 
 
 def _attend(
@@ -64,9 +65,10 @@ def _attend(
     longest: tuple[int, int],
     dropout: float,
     scaling: float | None,
-    reach: int,
+    reach: tuple[int, int],
 ) -> Tensor:
-    """Queries (1, H, Q, d), keys and values (1, H, T, d) in, (1, Q, H, d) out; ``ends`` and ``longest`` of queries, of keys."""
+    """Queries (1, H, Q, d), keys and values (1, H or fewer, T, d) in, (1, Q, H, d) out; ``ends`` and ``longest`` of queries, of keys;
+    ``reach`` back and ahead, -1 for no end."""
     if dropout > 0:
         raise ConfigError(
             f"encoder.attention=varlen has no attention dropout, and it is {dropout}; set encoder.attention_dropout=0 (encoder.dropout "
@@ -76,7 +78,13 @@ def _attend(
 
     dtype = arithmetic_of(states[0].device, states[0].dtype)
     query, key, value = (part[0].transpose(0, 1).to(dtype) for part in states)
-    mixed: Any = varlen.varlen_attn(query, key, value, *ends, *longest, scale=scaling, window_size=(reach, reach))
+    options: dict[str, Any] = {"scale": scaling, "window_size": reach}
+    if shared := query.shape[1] // key.shape[1] - 1:  # heads that use the keys of another
+        if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters:
+            options["enable_gqa"] = True
+        else:
+            key, value = (part.repeat_interleave(shared + 1, dim=1) for part in (key, value))
+    mixed: Any = varlen.varlen_attn(query, key, value, *ends, *longest, **options)
     return mixed[None]
 
 

@@ -13,7 +13,7 @@ from transformers import EuroBertConfig, Gemma3TextConfig, ModernBertConfig, Mod
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
 from dpr.models.fast import attention
-from dpr.models.fast.attention import PackedLayout
+from dpr.models.fast.attention import PackedLayout, Sight
 from dpr.models.fast.dropout import draw_bits, keep_mask, keep_scale
 from dpr.models.trials import trial
 from tests.unit.models.fast.test_packing import SMALL, batch_of
@@ -41,15 +41,16 @@ def test_a_window_that_leaves_padding_without_any_key_gives_finite_gradients(nam
 
 
 @pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("num_queries", ["all", "one"])
-def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int | None, num_queries: str) -> None:
+def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int | None, causal: bool, num_queries: str) -> None:
     """Against every sequence by itself, in values and in gradients, with the same masks of dropout."""
     lengths, longest, heads = [9, 6, 2], 9, 2
     states = [torch.randn(1, heads, sum(lengths), 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     position = torch.tensor([8, 1, 0])
     starts = torch.tensor([0, 9, 15])
     layout = PackedLayout.build(lengths, torch.device("cpu"))
-    options: dict[str, Any] = {"dropout": 0.3, "scaling": 0.5, "window": window}
+    options: dict[str, Any] = {"dropout": 0.3, "scaling": 0.5, "sight": Sight(window, causal)}
 
     def packed() -> Tensor:
         if num_queries == "all":
@@ -65,8 +66,11 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int |
             q, k, v = (part[0, :, start : start + length] for part in states)
             places = torch.arange(length) if num_queries == "all" else position[row : row + 1]
             scores = q[:, places] @ k.transpose(1, 2) * 0.5
+            behind = places[:, None] - torch.arange(length)
             if window is not None:
-                scores = scores.masked_fill((places[:, None] - torch.arange(length)).abs() >= window, -torch.inf)
+                scores = scores.masked_fill(behind.abs() >= window, -torch.inf)
+            if causal:
+                scores = scores.masked_fill(behind < 0, -torch.inf)
             dropped = scores.softmax(-1) * keep[row][:, : len(places), :length]
             outputs.append((dropped @ v).transpose(0, 1))
         return torch.cat(outputs)
@@ -95,7 +99,7 @@ def test_heads_that_share_keys_train_packed_with_dropout(key_heads: int) -> None
 
 
 @pytest.mark.parametrize("deviation", [0.02, 1e-4, 1e-6])
-def test_causal_attention_is_never_packed_however_small_the_weights_are(deviation: float) -> None:
+def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the_weights_are(deviation: float) -> None:
     torch.manual_seed(0)
     config = ModernBertDecoderConfig(**MODERN, initializer_range=deviation, initializer_cutoff_factor=2.0)
     backbone: Any = backbone_from_config(config)
@@ -104,15 +108,20 @@ def test_causal_attention_is_never_packed_however_small_the_weights_are(deviatio
             if parameter.dim() == 2:
                 parameter.normal_(std=deviation)
     before = copy.deepcopy(backbone.state_dict())
+    assert Encoder(copy.deepcopy(backbone), pooling="mean").is_packed
+    backbone.set_attn_implementation("sdpa")
+    for module in backbone.modules():
+        if hasattr(module, "is_causal"):
+            del module.is_causal
     assert not Encoder(backbone, pooling="mean").is_packed
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
 
 def test_a_window_of_another_reach_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of the trial are longer than the window, so that a backbone which counts its reach differently is found out."""
-    reach = attention.band
+    own = Sight.mask
     assert Encoder(backbone_from_config(WINDOWED["modernbert"]), pooling="mean").is_packed
-    monkeypatch.setattr(attention, "band", lambda position, length, window: reach(position, length, window - 1))
+    monkeypatch.setattr(Sight, "mask", lambda self, *where: own(self._replace(window=self.window - 1), *where))
     wide = ModernBertConfig(**{**MODERN, "local_attention": 40})
     assert not Encoder(backbone_from_config(wide), pooling="mean").is_packed
 

@@ -24,7 +24,7 @@ from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder
 from dpr.models.fast import varlen
-from dpr.models.fast.attention import PackedLayout
+from dpr.models.fast.attention import PackedLayout, Sight
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 from tests.helpers.varlen import Call, on_any_device, reference
@@ -108,7 +108,7 @@ def test_a_layer_has_its_own_scale_and_window(scaling: float | None, window: int
     lengths = sorted(LENGTHS, reverse=True)
     q, k, v = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64) for _ in range(3))
     read, position = torch.randn(1, 2, len(lengths), 8, dtype=torch.float64), torch.tensor([length // 2 for length in lengths])
-    options: dict[str, Any] = {"dropout": 0.0, "scaling": scaling, "window": window}
+    options: dict[str, Any] = {"dropout": 0.0, "scaling": scaling, "sight": Sight(window, False)}
     with on_any_device(monkeypatch):
         found, expected = (
             (layout.attend(q, k, v, **options), layout.attend_one(position, read, k, v, **options))
