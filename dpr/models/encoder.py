@@ -47,6 +47,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone, self.config = backbone, backbone.config
+        self.config.use_cache = False  # of a decoder: a text is encoded, never continued
         self.pooling, width = make_pooling(pooling, int(self.config.hidden_size), int(self.config.vocab_size))
         self.normalize = normalize
         self.encode_proj = nn.Linear(width, projection_dim) if projection_dim else None

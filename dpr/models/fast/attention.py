@@ -269,19 +269,22 @@ def padded(tokens: Tensor, region: Region) -> Tensor:
     return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(1, 2)
 
 
-def _mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """A padded batch comes with a mask and gets SDPA's; a pack has none and needs none."""
-    from transformers.masking_utils import sdpa_mask
-
-    return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **options)
+def packed_states(backbone: Any, words: Tensor, positions: Tensor, layout: PackAttention) -> Tensor:
+    """The backbone's last hidden states (T, D) of a pack of ``words`` (T, D) at ``positions`` (T,)."""
+    # A prepared mask, which our attention does not read: without one transformers looks for packs in the positions of causal backbones,
+    # and waits for the device.
+    options = {"attention_mask": words.new_zeros(1, 1, 1, 1), "packed_layout": layout}
+    states: Tensor = backbone(inputs_embeds=words[None], position_ids=positions[None], **options).last_hidden_state[0]
+    return states
 
 
 def register() -> None:
     """Makes ``ATTENTION`` known to transformers; doing it again changes nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, _mask)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def enable_packing(backbone: Any) -> int | None:
@@ -301,10 +304,9 @@ def enable_packing(backbone: Any) -> int | None:
                 raise ValueError("its attention cannot be replaced")
             backbone.set_attn_implementation(ATTENTION)
             layout = PackedLayout.build(batch.lengths.tolist(), batch.tokens.device)
-            words = backbone.get_input_embeddings()(batch.tokens)[None]
+            words = backbone.get_input_embeddings()(batch.tokens)
             for first in (0, pad_id(backbone.config) + 1):
-                packed = backbone(inputs_embeds=words, position_ids=batch.positions()[None] + first, packed_layout=layout)
-                if agree(packed.last_hidden_state[0], expected):
+                if agree(packed_states(backbone, words, batch.positions() + first, layout), expected):
                     return first
         reason = "it computes attention in a way of its own"
     except FAILURES as error:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpr.models.fast.attention import Layout, PackedLayout, Sight, past_the_windows
+from dpr.models.fast.attention import Layout, PackedLayout, Sight, packed_states, past_the_windows
 from dpr.models.trials import FAILURES, LENGTHS, agree, layers_of, sample_batch, trial
 
 
@@ -76,9 +76,8 @@ def enable_pruning(backbone: Any, first_position: int) -> bool:
     read = ReadLayout(whole, position + starts.to(position.device), position)
     try:
         with trial(backbone):
-            options = {"inputs_embeds": backbone.get_input_embeddings()(batch.tokens)[None], "position_ids": batch.positions()[None]}
-            options["position_ids"] += first_position
-            expected, found = (backbone(**options, packed_layout=layout).last_hidden_state[0] for layout in (whole, read))
+            words, positions = backbone.get_input_embeddings()(batch.tokens), batch.positions() + first_position
+            expected, found = (packed_states(backbone, words, positions, layout) for layout in (whole, read))
             if agree(found, expected[read.token]):
                 return True
     except FAILURES:

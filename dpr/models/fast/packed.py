@@ -10,7 +10,7 @@ from torch import Tensor
 from dpr.core.batch import TokenBatch, spread
 from dpr.data.packing import plan_packs
 from dpr.models.fast import varlen
-from dpr.models.fast.attention import Layout, PackAttention, PackedLayout
+from dpr.models.fast.attention import Layout, PackAttention, PackedLayout, packed_states
 from dpr.models.fast.door import Capabilities
 from dpr.models.fast.last_layer import ReadLayout
 from dpr.models.fast.varlen import VarlenLayout
@@ -64,8 +64,7 @@ def _states(backbone: Any, batch: TokenBatch, positions: Tensor, able: Capabilit
         layout: PackAttention = pack
         if read is not None and token_read is not None:
             layout = ReadLayout(pack, token_read[rows] - start, read[rows])
-        output = backbone(inputs_embeds=pack_words[None], position_ids=pack_positions[None], packed_layout=layout)
-        states.append(output.last_hidden_state[0])
+        states.append(packed_states(backbone, pack_words, pack_positions, layout))
         start += len(pack_words)
     return torch.cat(states)
 

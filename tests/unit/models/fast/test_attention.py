@@ -12,7 +12,6 @@ from transformers import EuroBertConfig, Gemma3TextConfig, ModernBertConfig, Mod
 
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from dpr.models.fast import attention
 from dpr.models.fast.attention import PackedLayout, Sight
 from dpr.models.fast.dropout import draw_bits, keep_mask, keep_scale
 from dpr.models.trials import trial

@@ -5,9 +5,9 @@ Each family is judged by its own attention over one sequence at a time, without 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,9 @@ from torch import Tensor
 from dpr.core.batch import TokenBatch
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from dpr.models.fast import attention
+from dpr.models.fast import attention, varlen
+from dpr.models.fast.compilation import checkpoint_activations
+from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import LENGTHS, batch_of
 
 SIZES: dict[str, Any] = {
@@ -105,5 +107,87 @@ def test_packed_equals_one_by_one(name: str, pooling: str, tokens: int, monkeypa
     assert mine.keys() == theirs.keys()
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     worst = max(float((mine[key] - theirs[key]).abs().max()) for key in theirs)
-    print("DIFF", name, pooling, float((found - expected).abs().max()), worst / largest)
-    assert worst < 1e-7 * largest, "norms compute in float32, all else in float64"
+    assert worst < 2 * torch.finfo(torch.float32).eps * largest, "norms compute in float32, all else in float64"
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("name", ["llama", "qwen3, windows", "gemma3, bidirectional"])
+def test_the_kernel_for_sequences_end_to_end_is_told_what_is_seen(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tower, batch = tower_of(config_of(name), pooling=pooling), batch_of(LENGTHS)
+    expected = tower(batch)
+    theirs = gradients(tower, expected)
+    tower.fast = replace(tower.fast, attention="varlen")
+    with on_any_device(monkeypatch, dtypes=(torch.float64,)) as calls:
+        found = tower(batch)
+        mine = gradients(tower, found)
+    windows = {"llama": [(-1, 0)] * 3, "qwen3, windows": [(7, 0), (-1, 0), (7, 0)], "gemma3, bidirectional": [(4, 4), (-1, -1), (4, 4)]}
+    assert [call.window for call in calls] == windows[name][: 2 if pooling == "last" else 3], "what one token sees is SDPA's"
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    for key, gradient in theirs.items():
+        torch.testing.assert_close(mine[key], gradient, rtol=1e-5, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize(("name", "attention"), list(itertools.product(FAMILIES, ["sdpa", "varlen"])))
+def test_nobody_waits_for_the_device(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device, which has shapes and no values, so that whoever asks it for one fails."""
+    monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
+    for pooling in ("last", "mean"):
+        tower = Encoder(backbone_from_config(config_of(name), dropout=0.0), pooling=pooling, attention=attention).to(torch.bfloat16)
+        tower.to("meta")(batch_of(LENGTHS).to("meta")).sum().backward()
+
+
+def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = transformers.Gemma2Config(**HEADS, sliding_window=8)
+    attention._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        towers = [tower_of(config) for _ in range(2)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Gemma2Model cannot be packed (its attention has a softcap); its batches are padded to the longest sequence"
+    ]
+    assert not towers[0].is_packed
+    found, expected = towers[0].float()(batch_of(LENGTHS)), alone(towers[1].float(), batch_of(LENGTHS))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_states_that_pass_from_one_sequence_to_the_next_are_never_packed() -> None:
+    """A convolution over the pack would mix the end of a sequence into the beginning of the next."""
+    config = transformers.Lfm2Config(**{**GROUPED, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3})
+    assert not tower_of(config).is_packed
+
+
+def test_an_end_token_that_fills_batches_up_is_still_read() -> None:
+    """Qwen3's end of text is its padding; which tokens are real follows from lengths, never from ids."""
+    config = config_of("qwen3")
+    config.pad_token_id = config.eos_token_id = 99
+    batch = TokenBatch.from_lists([[5, 6, 7, 99], [5, 99], [99], [8] * 20 + [99]])
+    packed, padded = tower_of(config), tower_of(config, packed=False)
+    found, expected = packed(batch), alone(padded, batch)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(padded(batch), expected, rtol=0, atol=1e-14)
+    without = packed(TokenBatch.from_lists([[5, 6, 7]]))
+    assert float((found[0] - without[0]).detach().abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("name", ["llama, one key head", "qwen3, windows", "gpt2"])
+def test_dropout_and_checkpointed_activations(name: str) -> None:
+    """The same masks give the same gradient, and attention dropout is on."""
+    torch.manual_seed(0)
+    tower = Encoder(backbone_from_config(config_of(name), dropout=0.1), pooling="last").double().train()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        vectors = tower(batch_of(LENGTHS))
+        results.append((vectors, gradients(tower, vectors)))
+        checkpoint_activations([tower])
+    assert torch.equal(results[0][0], results[1][0]) and not torch.equal(results[0][0], tower(batch_of(LENGTHS)))
+    for key, gradient in results[0][1].items():
+        torch.testing.assert_close(results[1][1][key], gradient, rtol=1e-6, atol=1e-6, msg=key)
+
+
+def test_nothing_is_kept_for_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(*_: Any, **__: Any) -> None:
+        raise AssertionError("keys and values of a text are of no use once it has a vector")
+
+    monkeypatch.setattr(transformers.DynamicCache, "__init__", kept)
+    for packed in (True, False):
+        tower_of(config_of("llama"), packed=packed)(batch_of(LENGTHS))
