@@ -36,7 +36,7 @@ from dpr.formats.durable import durable_folder, read_json, write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.mining.corpus import MiningCorpus
-from dpr.mining.dense import BLOCK_ROWS, PreparedDense, question_folder
+from dpr.mining.dense import BLOCK_ROWS, DenseFinder, question_folder
 from dpr.mining.job import mine
 from dpr.mining.negatives import MiningSettings
 
@@ -73,13 +73,13 @@ class GivenVectors:
     def facts(self) -> dict[str, Any]:
         return {"kind": "given"}
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedDense:
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> DenseFinder:
         questions = np.load(self.folder / "questions.npy", mmap_mode="r")
         for rows in blocks:
             with durable_folder(question_folder(work, rows)) as target:
                 np.save(target / "vectors.npy", questions[rows.start : rows.stop])
                 np.save(target / "outside.npy", np.full(len(rows), np.nan, dtype=np.float32))
-        return PreparedDense((self.folder / "vectors",), work, "cpu")
+        return DenseFinder((self.folder / "vectors",), work, "cpu")
 
 
 def prepare(folder: Path, num_questions: int, num_passages: int, dimension: int) -> None:

@@ -17,9 +17,8 @@ from dpr.indexer.registry import IndexChoice
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import mine
 from dpr.mining.lexical import LexicalSearch
-from dpr.mining.negatives import MiningSettings
+from dpr.mining.negatives import MiningSettings, PairScorer
 from dpr.mining.search import Search
-from dpr.mining.veto import PairScorer
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.models.settings import EncoderSettings

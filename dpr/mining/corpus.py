@@ -1,4 +1,4 @@
-"""The passages that negatives are mined from: texts by id and by place, places by text, all on disk and mapped."""
+"""The passages that negatives are mined from: by id, by row and by text, all memory-mapped from disk."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dpr.formats.durable import durable_file, durable_folder
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_sets import TrainingSet
 
-OWN_CORPUS = "corpus.jsonl"
+TRAINING_PASSAGES = "corpus.jsonl"
 _BY_TEXT = "by_text"
 _MADE = "text:"
 
 
 class MiningCorpus:
-    """A corpus file, with what the work folder holds of it; that is made on the first opening.
+    """A corpus file with its indexes in the work folder, which the first opening writes.
 
     Raises:
         InputError: the file is missing, empty or has a bad row, or an id occurs twice.
@@ -47,27 +47,28 @@ class MiningCorpus:
         return len(self._texts)
 
     def passages(self) -> Iterator[Passage]:
-        """All passages in the order of the file, under the ids that ``passage`` knows them by."""
+        """All passages in the order of the file, with the ids that ``passage`` accepts."""
         return self._texts.passages()
 
     def ids(self) -> Iterator[str]:
-        """Their ids."""
         return self._texts.ids()
 
     def passage(self, key: str) -> Passage:
-        """A passage of the corpus; one that had no id keeps having none, so that it is still told by its text."""
+        """A passage of the corpus; one without an id stays without, so that it is recognised by its text."""
         passage = self._texts.passage(key)
         return replace(passage, id=None) if key.startswith(_MADE) else passage
 
     def row_of(self, passage: Passage) -> int | None:
-        """The place in the corpus of the (first) passage with this text."""
+        """The row of the (first) passage with this text."""
         wanted = np.uint64(text_hash(plain(passage.text)))
         place = int(np.searchsorted(self._hashes, wanted))
         return int(self._rows[place]) if place < len(self._hashes) and self._hashes[place] == wanted else None
 
     def named(self, passage: Passage) -> Passage:
-        """A passage of the training data under its id in the corpus. Else the same text would be two passages: a question's positive, and
-        another's negative that training does not know to be that positive."""
+        """A passage of the training data with its id in the corpus.
+
+        Otherwise one text would be two passages: a question's positive, and a negative that training does not recognise as that positive.
+        """
         row = self.row_of(passage)
         key = _MADE if row is None else self._texts.id_at(row)
         return passage if key.startswith(_MADE) else replace(passage, id=key)
@@ -87,11 +88,11 @@ class _StoredPassages(PassageSource):
 
     def count_unique(self) -> int:
         assert self.texts is not None
-        return len(self.texts)  # that no id occurs twice was seen when they were stored
+        return len(self.texts)  # ids were found to be unique when they were stored
 
 
-def write_own_passages(train: TrainingSet, file: Path) -> int:
-    """Writes the distinct passages of a training set as a corpus and returns how many. Holds two hashes per distinct passage."""
+def write_training_passages(train: TrainingSet, file: Path) -> int:
+    """Writes the distinct passages of a training set as a corpus and returns how many. Holds two hashes of each in memory."""
     count = 0
     with durable_file(file) as out:
         for key, passage in _distinct(train):

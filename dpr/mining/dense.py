@@ -1,4 +1,4 @@
-"""Search by a bi-encoder: exact unless another index is chosen, over vectors of the corpus that are there or are made here.
+"""Search by a bi-encoder, exact by default, over given vectors of the corpus or vectors that are made here.
 
 The model runs in one process, on all threads or on the GPU, so that the bits of vectors do not depend on how many processes search.
 """
@@ -6,7 +6,8 @@ The model runs in one process, on all threads or on the GPU, so that the bits of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import EmbedSettings, embed_shard
 from dpr.formats.durable import MANIFEST, describe_file, durable_folder
 from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
+from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Index, IndexChoice
 from dpr.indexer.settings import ExactSettings
 from dpr.indexer.vectors import paired_dots
@@ -37,32 +38,27 @@ _AT_ONCE = 8192
 EXACT = IndexChoice("exact", ExactSettings())
 
 
+@dataclass(frozen=True)
 class DenseSearch:
     """A model's own ranking.
 
     Args:
-        shards: vectors of the corpus by this model, in the order of the corpus; none = they are made in the work folder.
+        shards: vectors of the corpus by this model, in the order of the corpus; if there are none, they are made in the work folder.
         batch_tokens, precision: of the forward passes.
-        index: over the vectors; exact search if absent.
-        query_prefix, passage_prefix: put before what is encoded here, as in training; the shards must have been made with the latter.
+        query_prefix, passage_prefix: put before what is encoded here, as in training; given shards must have been made with the latter.
     """
 
-    def __init__(
-        self,
-        model: BiEncoder,
-        *,
-        shards: Sequence[VectorShard] = (),
-        batch_tokens: int = 4096,
-        precision: str = "fp32",
-        query_prefix: str = "",
-        passage_prefix: str = "",
-        index: IndexChoice = EXACT,
-    ) -> None:
-        self._index = index
-        self._model, self._shards = model, list(shards)
-        self._batch_tokens, self._precision = batch_tokens, precision
-        self._query_prefix, self._passage_prefix = query_prefix, passage_prefix
-        self._fingerprint = model.fingerprint
+    model: BiEncoder
+    shards: Sequence[VectorShard] = ()
+    batch_tokens: int = 4096
+    precision: str = "fp32"
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    index: IndexChoice = EXACT
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self.model.fingerprint
 
     @property
     def mined_by(self) -> str:
@@ -73,96 +69,93 @@ class DenseSearch:
         return BLOCK_ROWS
 
     def facts(self) -> dict[str, Any]:
-        vectors = [describe_file(shard.path / MANIFEST)["sha256"] for shard in self._shards]
-        facts: dict[str, Any] = {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self._precision, "vectors": vectors}
-        if self._index.kind != "exact":
-            facts["indexer"] = self._index.facts()
-        prefixes = {"query_prefix": self._query_prefix, "passage_prefix": self._passage_prefix}
+        vectors = [describe_file(shard.path / MANIFEST)["sha256"] for shard in self.shards]
+        facts: dict[str, Any] = {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self.precision, "vectors": vectors}
+        if self.index.kind != "exact":
+            facts["indexer"] = self.index.facts()
+        prefixes = {"query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
         return facts | {name: prefix for name, prefix in prefixes.items() if prefix}
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedDense:
-        shards = self._shards or [self._embed(corpus, work)]
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> DenseFinder:
+        shards = self.shards or [self._embed(corpus, work)]
         _require_order_of(corpus, shards)
         missing = [rows for rows in blocks if not question_folder(work, rows).is_dir()]
         progress = Progress("encoding", len(train), unit="questions", done=len(train) - sum(map(len, missing)))
         for rows in missing:
             progress.advance(len(rows), self._encode_questions(train, rows, corpus, work))
         progress.close()
-        prepared = PreparedDense(tuple(shard.path for shard in shards), work, str(self._model.device), self._index)
-        if self._index.index_class.is_saved:
-            prepared.open()  # before several processes ask for it
-        return prepared
+        finder = DenseFinder(tuple(shard.path for shard in shards), work, str(self.model.device), self.index)
+        if self.index.index_class.is_saved:
+            replace(finder).open_index()  # built here, before several processes ask; by a copy, as open shards cannot be sent to them
+        return finder
 
     def _embed(self, corpus: MiningCorpus, work: Path) -> VectorShard:
-        settings = EmbedSettings(batch_tokens=self._batch_tokens, precision=self._precision)
+        settings = EmbedSettings(batch_tokens=self.batch_tokens, precision=self.precision)
         return VectorShard(
-            embed_shard(self._model, corpus.source(self._passage_prefix), work / "vectors", settings=settings).folder, verify=False
+            embed_shard(self.model, corpus.source(self.passage_prefix), work / "vectors", settings=settings).folder, verify=False
         )
 
     def _encode_questions(self, train: TrainingSet, rows: range, corpus: MiningCorpus, work: Path) -> int:
-        """Vectors of a block of questions, and the best score of those positives of each that are not in the corpus (NaN: all are);
-        returns the tokens of the questions."""
+        """Stores the vectors of a block of questions, and each question's best score of positives outside the corpus (NaN: it has none).
+
+        Returns the number of tokens of the questions.
+        """
         samples = [train[row] for row in rows]
-        tensorizer = self._model.tensorizer
+        tensorizer = self.model.tensorizer
         questions = [sample.question for sample in samples]
-        tokens = TokenBatch.from_lists(tensorizer.question_tokens(questions, prefix=self._query_prefix))
+        tokens = TokenBatch.from_lists(tensorizer.question_tokens(questions, prefix=self.query_prefix))
         vectors = self._encode(tokens, "question")
         best = np.full(len(rows), np.nan, dtype=np.float32)
-        source = corpus.source(self._passage_prefix)
+        encoder_type = str(self.shards[0].metadata.get("encoder_type", "ctx")) if self.shards else "ctx"  # as the corpus was embedded
+        source = corpus.source(self.passage_prefix)
         outside = [
             (place, source.as_encoded(passage))
             for place, sample in enumerate(samples)
             for passage in sample.positives
             if corpus.row_of(passage) is None
         ]
-        for places, passages in _portions(outside, _AT_ONCE):
-            others = self._encode(tokenize_passages(tensorizer, passages), self._encoder_type)
+        for start in range(0, len(outside), _AT_ONCE):
+            portion = outside[start : start + _AT_ONCE]
+            places = np.array([place for place, _ in portion])
+            others = self._encode(tokenize_passages(tensorizer, [passage for _, passage in portion]), encoder_type)
             np.fmax.at(best, places, paired_dots(vectors, places, others, np.arange(len(others))))
         with durable_folder(question_folder(work, rows), overwrite=True) as folder:
             np.save(folder / "vectors.npy", vectors, allow_pickle=False)
             np.save(folder / "outside.npy", best, allow_pickle=False)
         return len(tokens.tokens)
 
-    @property
-    def _encoder_type(self) -> str:
-        """The tower that the corpus was embedded with."""
-        return str(self._shards[0].metadata.get("encoder_type", "ctx")) if self._shards else "ctx"
-
     def _encode(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
-        return encode_tokens(self._model, tokens, encoder_type=encoder_type, batch_tokens=self._batch_tokens, precision=self._precision)
+        return encode_tokens(self.model, tokens, encoder_type=encoder_type, batch_tokens=self.batch_tokens, precision=self.precision)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDense:
+@dataclass(frozen=True)
+class DenseFinder:
+    """The score of a positive is the dot product of its vector and the question's; ``prepare`` scored positives outside the corpus."""
+
     folders: tuple[Path, ...]
     work: Path
     device: str
     index: IndexChoice = EXACT
 
-    def open(self) -> DenseFinder:
-        shards = [VectorShard(folder, verify=False) for folder in self.folders]
-        return DenseFinder(shards, self.work, self.index.open(lambda: shards, folder=self.work / "index", device=self.device))
+    @cached_property
+    def _shards(self) -> list[VectorShard]:
+        return [VectorShard(folder, verify=False) for folder in self.folders]
 
+    def open_index(self) -> Index:
+        return self.index.open(lambda: self._shards, folder=self.work / "index", device=self.device)
 
-class DenseFinder:
-    """A positive's score is its vector's dot product with the question's: of the corpus where it is there, else made for it."""
-
-    def __init__(self, shards: Sequence[VectorShard], work: Path, index: Index) -> None:
-        self._shards, self._work, self._index = list(shards), work, index
+    _opened = cached_property(open_index)
 
     def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
-        folder = question_folder(self._work, rows)
+        folder = question_folder(self.work, rows)
         queries = np.load(folder / "vectors.npy", allow_pickle=False)
         best = np.load(folder / "outside.npy", allow_pickle=False)
         pairs = np.array([(place, row) for place, one in enumerate(asked) for row in one.positives], dtype=np.int64).reshape(-1, 2)
         for part, vectors in self._vectors_of(pairs):
             places = part[:, 0]
             np.fmax.at(best, places, paired_dots(queries, places, vectors, np.arange(len(vectors))))
-        scores, ids = self._index.search(queries, depth)
-        return [
-            Found(list(zip(found, line[: len(found)].tolist(), strict=True)), None if np.isnan(score) else float(score))
-            for found, line, score in zip(ids, scores, best, strict=True)
-        ]
+        hits = to_rankings(self._opened.search(queries, depth))
+        return [Found(found, None if np.isnan(score) else float(score)) for found, score in zip(hits, best, strict=True)]
 
     def _vectors_of(self, pairs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The (place, row of the corpus) pairs, sorted by row, with the vectors at these rows, in one pass that reads only them."""
@@ -186,16 +179,10 @@ def _require_order_of(corpus: MiningCorpus, shards: Sequence[VectorShard]) -> No
     expected = corpus.ids()
     for shard in shards:
         for ids in shard.id_chunks():
-            for key, own in zip(ids.tolist(), expected, strict=False):
-                if key != own.encode():
-                    found = f"a vector of the id {key.decode()!r} where the corpus has {own!r}"
+            for key, expected_id in zip(ids.tolist(), expected, strict=False):
+                if key != expected_id.encode():
+                    found = f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}"
                     raise InputError(found, file=shard.path, expected=f"the passages of {corpus.file} in their order", hint=hint)
-
-
-def _portions(pairs: Sequence[tuple[int, Passage]], size: int) -> Iterator[tuple[np.ndarray, list[Passage]]]:
-    for start in range(0, len(pairs), size):
-        part = pairs[start : start + size]
-        yield np.array([place for place, _ in part]), [passage for _, passage in part]
 
 
 def question_folder(work: Path, rows: range) -> Path:

@@ -1,8 +1,8 @@
-"""``dpr mine``: hard negatives for a training set, block by block, so that a killed run resumes where it was.
+"""``dpr mine``: hard negatives for a training set, block by block, so that a killed run can be resumed.
 
-1. A work folder beside the output holds what the search needs and one file per finished block; it is of exactly these data and settings.
-2. Each block of questions is searched, filtered and written; several processes take blocks side by side.
-3. The blocks are joined into the output, the audit is written beside it, the work folder goes.
+1. A work folder beside the output, tied to these data and settings, holds what the search needs and one file per finished block.
+2. Each block of questions is searched, filtered and written; several processes mine blocks in parallel.
+3. The blocks are joined into the output, the audit is written beside it, and the work folder is removed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from dpr.formats.run_lock import held, lock_of
 from dpr.formats.training_files.json_formats import join_record_files
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import combine, warn_of_few
-from dpr.mining.blocks import BlockJob, mine_blocks
-from dpr.mining.corpus import OWN_CORPUS, MiningCorpus, write_own_passages
+from dpr.mining.blocks import BLOCKS, BlockMiner, mine_blocks
+from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_passages
 from dpr.mining.lexical import LexicalSearch
-from dpr.mining.negatives import MiningSettings
+from dpr.mining.negatives import MiningSettings, PairScorer
 from dpr.mining.search import Search
-from dpr.mining.veto import PairScorer
 
 logger = get_logger(__name__)
 
@@ -51,12 +50,12 @@ def mine(
 ) -> dict[str, Any]:
     """Writes ``train`` with mined hard negatives as JSON lines to ``out``, the audit to ``<out>.audit.json``, and returns the audit.
 
-    Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids, so that training knows a
-    passage again wherever it occurs. The result does not depend on ``processes``, nor on interruptions. Where ``out`` is the finished
+    Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids, so that training recognises a
+    passage wherever it occurs. The result does not depend on ``processes`` or on interruptions. If ``out`` is already the finished
     result of the same data and settings, nothing is done.
 
     Args:
-        search: BM25 if absent.
+        search: BM25 by default.
         scorer: the cross-encoder that ``settings.veto_above`` is for.
         corpus: passages to mine from; None = those of the training set.
 
@@ -69,57 +68,40 @@ def mine(
     settings.check()
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
+    search = search or LexicalSearch()
     with held(out, file=lock_of(out)):
-        audit = _mine(train, out, settings, search or LexicalSearch(), scorer, corpus=corpus, processes=processes, overwrite=overwrite)
+        base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and content_sha256(corpus), "search": search.facts()}
+        facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
+        work = out.with_name(f"{out.name}.mining")
+        remove_leftovers(out.parent)
+        # Unfinished work is finished first, even if a killed run had already written the output.
+        if out.exists() and not overwrite and not _is_of(work / BLOCKS, facts):
+            if (finished := _finished(out, facts)) is None:
+                raise InputError("exists already", file=out, hint="choose another name, or overwrite=true")
+            logger.info("%s is already the result of these data and settings: nothing to do", out)
+            audit = finished
+        else:
+            _claim(work, base)
+            _claim(work / BLOCKS, facts)
+            source = corpus or work / TRAINING_PASSAGES
+            if corpus is None and not source.is_file():
+                logger.info("%d distinct passages in the training data", write_training_passages(train, source))
+            size = search.block_rows
+            blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
+            finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
+            miner = BlockMiner(train, source, work, finder, search.mined_by, settings)
+            missing = [rows for rows in blocks if not miner.audit(rows).is_file()]
+            progress = Progress("mining", len(train), unit="questions", done=len(train) - sum(map(len, missing)))
+            for rows in mine_blocks(miner, missing, processes=processes, scorer=scorer):
+                progress.advance(len(rows), 0)
+            progress.close()
+            audit = _finish(miner, blocks, out, facts)
     warn_of_few(audit, out)
     return audit
 
 
-def _mine(
-    train: TrainingSet,
-    out: Path,
-    settings: MiningSettings,
-    search: Search,
-    scorer: PairScorer | None,
-    *,
-    corpus: Path | None,
-    processes: int,
-    overwrite: bool,
-) -> dict[str, Any]:
-    base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and content_sha256(corpus), "search": search.facts()}
-    facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
-    work = out.with_name(f"{out.name}.mining")
-    remove_leftovers(out.parent)
-    # Work that is still there is finished first, also where a killed run had come as far as the output.
-    if out.exists() and not overwrite and not _is_of(work / "blocks", facts):
-        audit = _finished(out, facts)
-        if audit is None:
-            raise InputError("exists already", file=out, hint="choose another name, or overwrite=true")
-        logger.info("%s is there already, of these data and settings: nothing to do", out)
-        return audit
-    _claim(work, base)
-    _claim(work / "blocks", facts)
-    source = corpus or work / OWN_CORPUS
-    if corpus is None and not source.is_file():
-        logger.info("%d distinct passages in the training data", write_own_passages(train, source))
-    size = search.block_rows
-    blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
-    prepared = search.prepare(train, blocks, MiningCorpus(source, work), work)
-    job = BlockJob(train, source, work, work / "blocks", prepared, search.mined_by, settings)
-    _mine_missing(job, blocks, processes, scorer)
-    return _finish(job, blocks, out, facts)
-
-
-def _mine_missing(job: BlockJob, blocks: Sequence[range], processes: int, scorer: PairScorer | None) -> None:
-    waiting = [rows for rows in blocks if not job.audit(rows).is_file()]
-    progress = Progress("mining", len(job.train), unit="questions", done=len(job.train) - sum(map(len, waiting)))
-    for rows in mine_blocks(job, waiting, processes=processes, scorer=scorer):
-        progress.advance(len(rows), 0)
-    progress.close()
-
-
 def _claim(folder: Path, facts: Facts) -> None:
-    """Makes the folder one of unfinished work of these facts; what is there of others goes."""
+    """Ties a work folder to these facts; work of other facts is removed."""
     if folder.is_dir() and not _is_of(folder, facts):
         logger.warning("%s belongs to other data or settings; starting over", folder)
         shutil.rmtree(folder)
@@ -135,7 +117,7 @@ def _is_of(folder: Path, facts: Facts) -> bool:
 
 
 def _finished(out: Path, facts: Facts) -> dict[str, Any] | None:
-    """The audit of ``out`` where it is the whole result of these facts."""
+    """The audit of ``out`` if that is the complete result of these facts."""
     with suppress(InputError, AttributeError):
         audit: dict[str, Any] = read_json(_audit_file(out))
         if audit.get("made_of") == facts and audit.get("file") == describe_file(out):
@@ -143,12 +125,12 @@ def _finished(out: Path, facts: Facts) -> dict[str, Any] | None:
     return None
 
 
-def _finish(job: BlockJob, blocks: Sequence[range], out: Path, facts: Facts) -> dict[str, Any]:
-    audit = combine(read_json(job.audit(rows)) for rows in blocks)
-    join_record_files((job.part(rows) for rows in blocks), out)
+def _finish(miner: BlockMiner, blocks: Sequence[range], out: Path, facts: Facts) -> dict[str, Any]:
+    audit = combine(read_json(miner.audit(rows)) for rows in blocks)
+    join_record_files((miner.part(rows) for rows in blocks), out)
     audit |= {"made_of": facts, "file": describe_file(out)}
     write_json(_audit_file(out), audit, note={})
-    remove_folder(job.work)
+    remove_folder(miner.work)
     return audit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ BLOCK_ROWS = 500
 
 @dataclass(frozen=True, slots=True)
 class LexicalSearch:
-    """An index over titles and texts: BM25 unless another is chosen. BM25 is made in memory (its postings, 8 bytes a word), then mapped."""
+    """An index of titles and texts: BM25 by default, which is built in memory (its postings, 8 bytes a word) and then mapped."""
 
     index: IndexChoice = field(default_factory=lambda: IndexChoice("bm25", Bm25Settings()))
 
@@ -33,36 +34,32 @@ class LexicalSearch:
     def facts(self) -> dict[str, Any]:
         return self.index.facts()
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedLexical:
-        prepared = PreparedLexical(self.index, work / "index", corpus.file, work)
-        prepared.open()
-        return prepared
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> LexicalFinder:
+        finder = LexicalFinder(self.index, corpus.file, work)
+        finder.open_index()  # built here, before several processes ask for it
+        return finder
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedLexical:
+@dataclass(frozen=True)
+class LexicalFinder:
+    """The score of a positive is known if it is in the corpus and the index can score given passages."""
+
     index: IndexChoice
-    folder: Path
     corpus: Path
     work: Path
 
-    def open(self) -> LexicalFinder:
-        return LexicalFinder(self.index.open(self._texts, folder=self.folder))
+    def open_index(self) -> Index:
+        def texts() -> Texts:
+            corpus = MiningCorpus(self.corpus, self.work)
+            return Texts(list(corpus.ids()), (f"{passage.title} {passage.text}" for passage in corpus.passages()))
 
-    def _texts(self) -> Texts:
-        corpus = MiningCorpus(self.corpus, self.work)
-        return Texts(list(corpus.ids()), (f"{passage.title} {passage.text}" for passage in corpus.passages()))
+        return self.index.open(texts, folder=self.work / "index")
 
-
-class LexicalFinder:
-    """A positive's score is known where the positive is in the corpus and the index tells scores of chosen passages."""
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
+    _opened = cached_property(open_index)
 
     def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
         found = []
         for one in asked:
-            hits, own = self._index.search_beside(one.question, depth, one.positives)
-            found.append(Found(hits, max(own, default=None)))
+            hits, scores = self._opened.search_beside(one.question, depth, one.positives)
+            found.append(Found(hits, max(scores, default=None)))
         return found

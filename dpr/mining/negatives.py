@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
@@ -40,6 +41,19 @@ class Mined:
 
 Choosing = Generator[Candidate, float, Mined]
 """Negatives being chosen: yields the candidates whose cross-encoder score it waits for, and returns the outcome."""
+
+
+class PairScorer(Protocol):
+    """A model that reads a question and a passage together."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with whatever changes its scores."""
+        ...
+
+    def score(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
+        """The probability that the passage is relevant to the question, for each pair."""
+        ...
 
 
 def choose_negatives(
@@ -111,7 +125,7 @@ class _Filters:
         self._ids = {passage.id for passage in positives if passage.id is not None}
         self._texts = {plain(passage.text) for passage in positives}
         self._positives, self._existing = positives, existing
-        self._own_words: list[frozenset[str]] | None = None
+        self._positive_words: list[frozenset[str]] | None = None
         self._taken_words: list[frozenset[str]] | None = None
         self._words: frozenset[str] = frozenset()
 
@@ -127,10 +141,10 @@ class _Filters:
             return "scores too high", passage
         if self._limit:
             self._words = words_of(text)
-            if self._own_words is None:
-                self._own_words = [words_of(positive.text) for positive in self._positives]
+            if self._positive_words is None:
+                self._positive_words = [words_of(positive.text) for positive in self._positives]
                 self._taken_words = [words_of(negative.text) for negative in self._existing]
-        if self._resembles(self._own_words or []):
+        if self._resembles(self._positive_words or []):
             return "near-duplicate of a positive", passage
         if self._answers and has_answer(self._answers, text):
             return "holds an answer", passage
@@ -149,3 +163,28 @@ class _Filters:
             if smaller and smaller / larger >= limit and jaccard(words, other) >= limit:
                 return True
         return False
+
+
+def finish_together(choices: Sequence[tuple[str, Choosing]], scorer: PairScorer | None) -> list[Mined]:
+    """Runs the choices of many questions to their end.
+
+    Each waits for one candidate at a time. Those candidates are scored together, so no pair is scored in vain and batches are large.
+    """
+    running = list(enumerate(choices))
+    mined: dict[int, Mined] = {}
+    scores: list[float] | None = None
+    while running:
+        waiting, pending = [], []
+        for place, (number, (question, choosing)) in enumerate(running):
+            try:
+                candidate = next(choosing) if scores is None else choosing.send(scores[place])
+            except StopIteration as end:
+                mined[number] = end.value
+                continue
+            waiting.append((number, (question, choosing)))
+            pending.append((question, candidate.passage))
+        running = waiting
+        if pending and scorer is None:
+            raise ValueError("veto_above needs a cross-encoder")
+        scores = scorer.score(pending) if pending and scorer is not None else []
+    return [mined[number] for number in sorted(mined)]

@@ -14,7 +14,7 @@ from dpr.mining.corpus import MiningCorpus
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and the rows of the corpus at which its positives stand."""
+    """A question, and the rows of its positives in the corpus."""
 
     question: str
     positives: tuple[int, ...]
@@ -22,28 +22,22 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best passages of a question, and the highest score of its positives; None: not known."""
+    """The best passages of a question, and the highest score of its positives; None: unknown."""
 
     hits: Ranking
     positive_score: float | None
 
 
 class Finder(Protocol):
-    """An opened index."""
+    """Names of what is on disk. It is sent to other processes and opens the index at the first ``find``."""
 
     def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
         """The ``depth`` best passages for each question of a block, which are the ``rows`` of the training set."""
         ...
 
 
-class PreparedSearch(Protocol):
-    """Names of what is on disk, to be sent to other processes."""
-
-    def open(self) -> Finder: ...
-
-
 class Search(Protocol):
-    """A way to search, with all that decides its result."""
+    """A way to search, with everything that decides its result."""
 
     @property
     def mined_by(self) -> str:
@@ -56,9 +50,9 @@ class Search(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What decides the result, as JSON; work with other values is started over."""
+        """What decides the result, as JSON; if any of it changes, mining starts over."""
         ...
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedSearch:
-        """Makes in ``work`` what is not there yet."""
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> Finder:
+        """Writes to ``work`` what is missing there."""
         ...

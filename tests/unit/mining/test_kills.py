@@ -19,9 +19,9 @@ from dpr.formats.training_sets import TrainingSet
 from dpr.mining import dense, lexical
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import mine
-from dpr.mining.lexical import LexicalSearch, PreparedLexical
+from dpr.mining.lexical import LexicalFinder, LexicalSearch
 from dpr.mining.negatives import MiningSettings
-from dpr.mining.search import Finder
+from dpr.mining.search import Asked, Found
 from tests.helpers.patience import patient
 
 # Makes so many files appear under their names and is killed before the next.
@@ -69,15 +69,15 @@ def test_killed_mining_goes_on_to_the_same_bytes(
 
 @dataclass(frozen=True)
 class KilledFinder:
-    """Opens an index in a process that is then killed, as by a machine short of memory."""
+    """Searches in a process that is then killed, as by a machine short of memory."""
 
-    def open(self) -> Finder:
+    def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
 
 class KillingSearch(LexicalSearch):
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedLexical:
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> LexicalFinder:
         killed: Any = KilledFinder()
         return killed  # type: ignore[no-any-return]
 

@@ -20,7 +20,7 @@ from dpr.formats.durable import durable_folder
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.mining.corpus import MiningCorpus
-from dpr.mining.dense import PreparedDense, question_folder
+from dpr.mining.dense import DenseFinder, question_folder
 from dpr.mining.job import mine
 from dpr.mining.negatives import MiningSettings
 from tests.architecture.source_files import REPOSITORY
@@ -39,12 +39,12 @@ class RandomVectors:
     def facts(self) -> dict[str, Any]:
         return {"kind": "random"}
 
-    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PreparedDense:
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> DenseFinder:
         for rows in blocks:
             with durable_folder(question_folder(work, rows)) as target:
                 np.save(target / "vectors.npy", np.random.default_rng(rows.start).standard_normal((len(rows), DIMENSION), dtype=np.float32))
                 np.save(target / "outside.npy", np.full(len(rows), np.nan, dtype=np.float32))
-        return PreparedDense((self.folder / "vectors",), work, "cpu")
+        return DenseFinder((self.folder / "vectors",), work, "cpu")
 
 
 def main(folder: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.mining.negatives import Mined, MiningSettings, choose_negatives
-from dpr.mining.veto import finish_together
+from dpr.mining.negatives import Mined, MiningSettings, choose_negatives, finish_together
 
 POSITIVE = Passage("one two three four five six seven eight nine ten", "T", "p")
 
