@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -49,7 +49,7 @@ class PoolDataset(Dataset[BiEncoderBatch]):
     def read(self, pool: PoolRows) -> list[DataRow]:
         """The rows of a pool."""
         places = zip(*(part.tolist() for part in pool), strict=True)
-        return [data_row(self.sources[own], row, self.options[own], dataset=own, lap=lap) for own, row, lap in places]
+        return [data_row(self.sources[number], row, self.options[number], dataset=number, lap=lap) for number, row, lap in places]
 
 
 def cut_into_pools(
@@ -62,7 +62,7 @@ def cut_into_pools(
     sampling: Sampling | None = None,
     local_shards: bool = False,
 ) -> PoolDataset:
-    """This rank's view of the pools of ``global_batch_size`` questions that the data sets give.
+    """This rank's part of the data sets' pools of ``global_batch_size`` questions.
 
     Raises:
         ConfigError: the pool does not divide among the ranks, a set is smaller than a pool, shares and sets do not match, a selector does
@@ -95,38 +95,41 @@ def cut_into_pools(
 
 
 def with_weights_of_sets(sampling: Sampling, options: Sequence[SetOptions]) -> Sampling:
-    """The weights that the sets' own options state, if they do, in ``sampling``.
+    """``sampling`` with the weights of the sets' options, if they have any.
 
     Raises:
-        ConfigError: only some sets have one, or shares are given otherwise too.
+        ConfigError: only some sets have one, or another setting also determines the shares.
     """
-    weighted = {item.namespace: item.weight for item in options if item.weight is not None}
-    if not weighted:
+    weights = [item.weight for item in options if item.weight is not None]
+    if not weights:
         return sampling
-    name = next(iter(weighted))
-    if len(weighted) < len(options):
+    name = next(item.namespace for item in options if item.weight is not None)
+    if len(weights) < len(options):
         other = next(item.namespace for item in options if item.weight is None)
         raise ConfigError(f"datasets.{name}.weight is set, but {other} has none; give every train set a weight")
-    if setting := sampling.shares_setting:
-        raise ConfigError(f"datasets.{name}.weight and {setting} are mutually exclusive, both say what a set gives; leave one of them out")
-    return replace(sampling, weights=[item.weight for item in options if item.weight is not None])
+    if given := sampling.share_settings(sampling.rates):
+        found = f"datasets.{name}.weight and {given[0]} are mutually exclusive, both determine what a set gives"
+        raise ConfigError(f"{found}; leave one of them out")
+    return replace(sampling, weights=weights)
 
 
+@dataclass(frozen=True, kw_only=True)
 class PoolOrder(Sampler[tuple[int, int]]):
     """(epoch, pool) from a starting point on, ``pools_per_epoch`` to an epoch; with ``repeat_first`` every epoch is the first again."""
 
-    def __init__(self, *, epoch: int, pool: int, num_epochs: int, pools_per_epoch: int, repeat_first: bool = False) -> None:
-        self._epoch, self._pool, self._num_epochs, self._pools_per_epoch = epoch, pool, num_epochs, pools_per_epoch
-        self._repeat_first = repeat_first
+    epoch: int
+    pool: int
+    num_epochs: int
+    pools_per_epoch: int
+    repeat_first: bool = False
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        for epoch in range(self._epoch, self._num_epochs):
-            for pool in range(self._pool if epoch == self._epoch else 0, self._pools_per_epoch):
-                yield (0 if self._repeat_first else epoch), pool
+        for epoch in range(self.epoch, self.num_epochs):
+            for pool in range(self.pool if epoch == self.epoch else 0, self.pools_per_epoch):
+                yield (0 if self.repeat_first else epoch), pool
 
 
-def start_worker(_: int) -> None:
-    """What a worker process does first."""
+def _start_worker(_: int) -> None:
     ignore_in_worker()
     lost_ranks.close_in_worker()
     # A worker is one of several processes that share the machine; more threads in each only get in the model's way.
@@ -135,18 +138,18 @@ def start_worker(_: int) -> None:
 
 
 def usable_cores() -> int:
-    """Cores this process may use, where the system tells; not all of the machine's."""
+    """Cores this process may use, where the system knows; else all of them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerLoader(DataLoader[Item]):
-    """Items of a dataset in the sampler's order, made by worker processes. An error meant for a person arrives as it was raised: torch
-    itself would raise it again with a traceback as its message."""
+    """Items of a dataset in the sampler's order, made by worker processes. Errors for users arrive as they were raised: torch itself would
+    raise them again with a traceback as their message."""
 
     def __init__(self, dataset: Dataset[Item], *, sampler: Iterable[Any], num_workers: int, **options: Any) -> None:
-        starting = start_worker if num_workers else None
-        told: Any = _ErrorsAsItems(dataset)
-        super().__init__(told, batch_size=None, sampler=sampler, num_workers=num_workers, worker_init_fn=starting, **options)
+        start = _start_worker if num_workers else None
+        items: Any = _ErrorsAsItems(dataset)
+        super().__init__(items, batch_size=None, sampler=sampler, num_workers=num_workers, worker_init_fn=start, **options)
 
     def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
         for item in super().__iter__():

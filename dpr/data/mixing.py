@@ -1,4 +1,4 @@
-"""How several train sets share the pools of an epoch: how many each gives. Counts are exact and the same in every epoch.
+"""How many rows or pools each train set contributes to an epoch. Counts are exact and the same in every epoch.
 
 With N_i the rows of set i and Q the questions of a pool, set i has the share p_i of an epoch:
 
@@ -6,7 +6,7 @@ With N_i the rows of set i and Q the questions of a pool, set i has the share p_
     weights      p_i proportional to weight_i
     temperature  p_i proportional to N_i ^ (1/T)      (T = 1: as many as there are, a large T: all sets alike)
 
-An epoch's P pools are divided by the largest remainder: every set gets its share rounded down, what is left goes to the sets that were
+An epoch's P pools are divided by the largest remainder: every set gets its share rounded down, and the rest goes to the sets that were
 rounded down most.
 """
 
@@ -23,9 +23,6 @@ from dpr.data.settings import SamplingSettings
 
 logger = get_logger(__name__)
 
-# Settings that each say how large the sets' shares are; at most one of them can be given.
-_SHARES = {"rates": "train_sampling_rates", "weights": "train.sampling.weights", "temperature": "train.sampling.temperature"}
-
 
 @dataclass
 class Sampling(SamplingSettings):
@@ -37,30 +34,18 @@ class Sampling(SamplingSettings):
         self.check("train.sampling.")
         self.check_shares(self.rates)
 
-    @property
-    def shares_setting(self) -> str | None:
-        """The setting that says the sets' shares, if one does."""
-        return next((key for name, key in _SHARES.items() if getattr(self, name) is not None), None)
-
-    @property
-    def is_natural(self) -> bool:
-        """Whether the sets give what they have, times their rates."""
-        return self.weights is None and self.temperature is None and not self.epoch_pools
-
     def pools_of_sets(self, num_rows: Sequence[int], num_pools: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
-        """Pools that each set gives in an epoch where a pool is of one set; ``num_pools`` are those of one lap.
+        """Pools that each set contributes to an epoch where a pool comes from one set; ``num_pools`` are those of one lap.
 
         Raises:
-            ConfigError: not one share for each set, a set with a share is smaller than a pool, no set gives a pool.
+            ConfigError: the number of shares is wrong, a set with a share is smaller than a pool, no set contributes a pool.
         """
         shares = self._shares(num_rows)
         for share, pools, name in zip(shares, num_pools, names, strict=True):
             if share > 0 and pools == 0:
-                raise ConfigError(
-                    f"{name} has too few rows for a single pool; lower train.batch_size or the number of processes, "
-                    "or set train.sampling.mixed=true"
-                )
-        if self.is_natural:
+                hint = "lower train.batch_size or the number of processes, or set train.sampling.mixed=true"
+                raise ConfigError(f"{name} has too few rows for a single pool; {hint}")
+        if self.weights is None and self.temperature is None and not self.epoch_pools:
             rates = self.rates or [1.0] * len(num_pools)
             counts = tuple(int(pools * rate) for pools, rate in zip(num_pools, rates, strict=True))
         else:
@@ -69,10 +54,10 @@ class Sampling(SamplingSettings):
         return _checked(counts, shares, names)
 
     def rows_of_sets(self, num_rows: Sequence[int], pool_size: int, names: Sequence[str]) -> tuple[int, ...]:
-        """Rows that each set gives in an epoch of mixed pools; together whole pools.
+        """Rows that each set contributes to an epoch of mixed pools; together whole pools.
 
         Raises:
-            ConfigError: not one share for each set, all rows together do not fill a pool.
+            ConfigError: the number of shares is wrong, all rows together do not fill a pool.
         """
         shares = self._shares(num_rows)
         rates = self.rates or [1.0] * len(num_rows)
@@ -81,10 +66,9 @@ class Sampling(SamplingSettings):
 
     def _shares(self, num_rows: Sequence[int]) -> np.ndarray:
         """Shares of the sets, summing to 1."""
-        for name in ("rates", "weights"):
-            values = getattr(self, name)
+        for key, values in (("train_sampling_rates", self.rates), ("train.sampling.weights", self.weights)):
             if values is not None and len(values) != len(num_rows):
-                raise ConfigError(f"{_SHARES[name]} has {len(values)} values for {len(num_rows)} train_datasets; give one for each")
+                raise ConfigError(f"{key} has {len(values)} values for {len(num_rows)} train_datasets; give one for each")
         rows = np.array(num_rows, dtype=np.float64)
         if self.weights is not None:
             shares = np.array(self.weights, dtype=np.float64)
@@ -99,7 +83,7 @@ def largest_remainder(total: int, shares: np.ndarray) -> tuple[int, ...]:
     """Whole numbers in proportion to ``shares`` that sum to ``total``; between equal remainders the first set wins."""
     exact = total * shares
     counts = np.floor(exact).astype(np.int64)
-    # Remainders to 9 digits: what floating point adds to equal ones must not decide.
+    # Remainders to 9 digits: rounding errors must not decide between equal ones.
     order = np.argsort(-np.round(exact - counts, 9), kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
     return tuple(counts.tolist())
@@ -110,5 +94,5 @@ def _checked(counts: tuple[int, ...], shares: np.ndarray, names: Sequence[str]) 
         raise ConfigError("no data set contributes a pool; raise train_sampling_rates or lower train.batch_size")
     for count, share, name in zip(counts, shares, names, strict=True):
         if share > 0 and count == 0:
-            logger.warning("%s takes no part, since its share of an epoch is less than one pool; see train.sampling.epoch_pools", name)
+            logger.warning("%s is left out, since its share of an epoch is less than one pool; see train.sampling.epoch_pools", name)
     return counts

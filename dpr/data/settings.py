@@ -33,27 +33,30 @@ class SamplingSettings(Settings):
     mixed: bool = setting(False, on_resume=IDENTITY)
     """Draw every pool from all sets together; false: every pool from one set."""
     group_by_length: bool = setting(False, on_resume=IDENTITY)
-    """Make pools of rows of like length."""
+    """Make pools of rows of similar length."""
 
     def check_shares(self, rates: Sequence[float] | None) -> None:
-        """Raises ConfigError where several settings say how large the sets' shares are, or no share is above 0."""
-        ways = {"train_sampling_rates": rates, "train.sampling.weights": self.weights, "train.sampling.temperature": self.temperature}
-        given = [key for key, value in ways.items() if value is not None]
+        """Raises ConfigError where several settings determine the sets' shares, or no share is above 0."""
+        given = self.share_settings(rates)
         if self.epoch_pools and rates is not None:
             given.append("train.sampling.epoch_pools")
         if len(given) > 1:
-            raise ConfigError(f"{given[0]} and {given[1]} are mutually exclusive, both say what a set gives; leave one of them out")
+            raise ConfigError(f"{given[0]} and {given[1]} are mutually exclusive, both determine what a set gives; leave one of them out")
         for key, values in (("train_sampling_rates", rates), ("train.sampling.weights", self.weights)):
             if values is not None and (min(values, default=0) < 0 or not any(values)):
                 raise ConfigError(f"{key}={list(values)}: expected numbers of at least 0, one of them above")
 
+    def share_settings(self, rates: Sequence[float] | None) -> list[str]:
+        """The settings given that determine the sets' shares."""
+        ways = {"train_sampling_rates": rates, "train.sampling.weights": self.weights, "train.sampling.temperature": self.temperature}
+        return [key for key, value in ways.items() if value is not None]
+
     def refuse_local_shards(self) -> None:
-        """Raises ConfigError where pools are made of rows from anywhere, which a rank with a part of its own does not have."""
+        """Raises ConfigError where pools are made of rows from anywhere, which a rank that reads only its own part does not have."""
         for name in ("mixed", "group_by_length"):
             if getattr(self, name):
-                raise ConfigError(
-                    f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive; leave one of them out"
-                )
+                found = f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive"
+                raise ConfigError(f"{found}; leave one of them out")
 
 
 @dataclass

@@ -20,6 +20,7 @@ from dpr.data.text import decorate_question
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats.token_store import StoredPassage
 
+_IDS_ONLY: dict[str, Any] = {"padding": False, "return_attention_mask": False, "return_token_type_ids": False}
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
 _TEXTS_PER_CALL = 128
 # Of a pair that is cut, it makes every window of the one with every window of the other: gigabytes, where both are long.
@@ -35,9 +36,8 @@ class Tensorizer:
 
     def __init__(self, tokenizer: Any, *, sequence_length: int, question_length: int = 0, special_tokens: Sequence[str] = ()) -> None:
         if not getattr(tokenizer, "is_fast", False):
-            raise ConfigError(
-                f"{type(tokenizer).__name__} has no fast version; encoder.pretrained_model_cfg must name a model with a fast tokenizer"
-            )
+            hint = "encoder.pretrained_model_cfg must name a model with a fast tokenizer"
+            raise ConfigError(f"{type(tokenizer).__name__} has no fast version; {hint}")
         self.tokenizer = _with_special_tokens(tokenizer, special_tokens) if special_tokens else tokenizer
         self.sequence_length = sequence_length
         self.question_length = question_length or sequence_length
@@ -45,10 +45,8 @@ class Tensorizer:
         self.pad_id: int = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         for key, length, is_pair in (("sequence", sequence_length, True), ("question", self.question_length, False)):
             if length < (needed := self.tokenizer.num_special_tokens_to_add(pair=is_pair)):
-                of = "a title and a text" if is_pair else "a question"
-                raise ConfigError(
-                    f"encoder.{key}_length={length} is less than the {needed} special tokens of {of}; set it to {needed} or more"
-                )
+                found = f"is less than the {needed} special tokens of {'a title and a text' if is_pair else 'a question'}"
+                raise ConfigError(f"encoder.{key}_length={length} {found}; set it to {needed} or more")
 
     @classmethod
     def load(
@@ -74,11 +72,7 @@ class Tensorizer:
 
     @property
     def sep_id(self) -> int:
-        """The token between two texts and after the last.
-
-        Raises:
-            ConfigError: the tokenizer has none.
-        """
+        """The token between two texts and after the last. Raises ConfigError if the tokenizer has none."""
         if self.tokenizer.sep_token_id is None:
             raise ConfigError("encoder.dpr_trailing_sep=true, but the tokenizer has no [SEP]; set it to false")
         return int(self.tokenizer.sep_token_id)
@@ -86,10 +80,9 @@ class Tensorizer:
     @property
     def do_lower_case(self) -> bool:
         """Whether the vocabulary's texts are lower-cased before they are looked up."""
-        normalizer = json.loads(self.tokenizer.backend_tokenizer.to_str()).get("normalizer") or {}
-        return any(
-            bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in [normalizer, *normalizer.get("normalizers", [])]
-        )
+        normalizer = self._state().get("normalizer") or {}
+        steps = [normalizer, *normalizer.get("normalizers", [])]
+        return any(bool(step.get("lowercase")) or step.get("type") == "Lowercase" for step in steps)
 
     @property
     def fingerprint(self) -> str:
@@ -156,15 +149,7 @@ class Tensorizer:
         """Token ids of texts as they are: without special tokens, whatever the length."""
         if not texts:
             return []
-        encoded = self.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            truncation=False,
-            padding=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False, **_IDS_ONLY)
         return [list(tokens) for tokens in encoded["input_ids"]]
 
     def cropped_passage_tokens(
@@ -174,17 +159,14 @@ class Tensorizer:
 
         The first ``head`` tokens of a text without title, a prefix, stay before the window.
         """
-        return self._cropped(passage, max_tokens, generator, head) or self._empty
-
-    def _cropped(self, passage: Passage | StoredPassage, max_tokens: int, generator: np.random.Generator, head: int) -> list[int]:
         if isinstance(passage, StoredPassage):
             stored = passage.tokens()
-            return self._rule().crop(stored.title, stored.text, max_tokens, generator, head=head)
+            return self._rule().crop(stored.title, stored.text, max_tokens, generator, head=head) or self._empty
         pair = (passage.title, passage.text.strip()) if passage.title else (passage.text.strip(),)
         encoding = self.tokenizer(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
         tokens, segments = encoding.ids, encoding.sequence_ids
         if len(tokens) <= max_tokens:
-            return list(tokens)
+            return list(tokens) or self._empty
         of_text = [index for index, segment in enumerate(segments) if segment == len(pair) - 1]
         of_title = [index for index, segment in enumerate(segments) if len(pair) == 2 and segment == 0]
         num_special = len(tokens) - len(of_text) - len(of_title)
@@ -192,7 +174,7 @@ class Tensorizer:
             of_title, of_text = of_text[:head], of_text[head:]
         kept_title, window = crop_window(len(of_title), len(of_text), max_tokens - num_special, generator)
         kept = {*of_title[:kept_title], *of_text[window], *(index for index, segment in enumerate(segments) if segment is None)}
-        return [token for index, token in enumerate(tokens) if index in kept]
+        return [token for index, token in enumerate(tokens) if index in kept] or self._empty
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
         """Replaces ordinary tokens by the mask token, each with the given probability."""
@@ -202,10 +184,7 @@ class Tensorizer:
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:
         """Where each question's vector is read: position 0, a fixed position (the last one of shorter questions), or the first occurrence
-        of a token (0 where it is absent).
-
-        Raises:
-            ConfigError: see ``check_selector``.
+        of a token (0 where it is absent). Raises ConfigError as ``check_selector``.
         """
         self.check_selector(selector)
         if selector is None:
@@ -216,7 +195,7 @@ class Tensorizer:
         return [tokens.index(token_id) if token_id in tokens else 0 for tokens in sequences]
 
     def check_selector(self, selector: int | str | None) -> None:
-        """Raises ConfigError for what is no position inside a question and no token of the vocabulary."""
+        """Raises ConfigError unless it is a position inside a question or a token of the vocabulary."""
         check_selector_type(selector)
         if isinstance(selector, int) and selector >= self.question_length:
             raise ConfigError(f"selector={selector} is out of range; questions have at most {self.question_length} tokens, counted from 0")
@@ -225,7 +204,7 @@ class Tensorizer:
 
     @cached_property
     def _empty(self) -> list[int]:
-        """What stands for a text without any token, which a tokenizer without special tokens makes of an empty one."""
+        """Stands for a text without any token, which a tokenizer without special tokens makes of an empty one."""
         names = ("eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id")
         return [next((token for name in names if (token := getattr(self.tokenizer, name)) is not None), 0)]
 
@@ -237,7 +216,7 @@ class Tensorizer:
 
     @cached_property
     def _is_special(self) -> np.ndarray:
-        """For every token id, whether it is a special token's; a look-up is a hundred times cheaper than a search."""
+        """Whether each token id is a special token's; a look-up is a hundred times cheaper than a search."""
         is_special = np.zeros(max(self.largest_id, *self.tokenizer.all_special_ids) + 1, dtype=bool)
         is_special[self.tokenizer.all_special_ids] = True
         return is_special
@@ -249,31 +228,22 @@ class Tensorizer:
 
     def _state(self) -> Any:
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        # What the last call asked for, not what the tokenizer is.
-        for passing in ("truncation", "padding"):
-            state.pop(passing, None)
+        for of_last_call in ("truncation", "padding"):
+            state.pop(of_last_call, None)
         return state
 
     def _encode(self, first: list[str], second: list[str] | None, max_length: int) -> list[list[int]]:
         result: list[list[int]] = []
         for start in range(0, len(first), _TEXTS_PER_CALL):
             part = slice(start, start + _TEXTS_PER_CALL)
-            encoded = self.tokenizer(
-                first[part],
-                None if second is None else second[part],
-                add_special_tokens=True,
-                truncation="longest_first",
-                max_length=max_length,
-                padding=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-            )
+            pairs = (first[part], None if second is None else second[part])
+            encoded = self.tokenizer(*pairs, add_special_tokens=True, truncation="longest_first", max_length=max_length, **_IDS_ONLY)
             result += encoded["input_ids"]
         return result
 
 
 def check_selector_type(selector: int | str | None) -> None:
-    """Raises ConfigError for what can be no selector, whatever the tokenizer."""
+    """Raises ConfigError for what cannot be a selector, whatever the tokenizer."""
     if selector is None or (isinstance(selector, str) and selector):
         return
     if type(selector) is not int:
@@ -299,11 +269,9 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     except BaseException as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InputError(
-            f"no tokenizer could be loaded ({(str(error).splitlines() or [type(error).__name__])[0]})",
-            file=name_or_folder,
-            hint="set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache",
-        ) from error
+        hint = "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"no tokenizer could be loaded ({reason})", file=name_or_folder, hint=hint) from error
     if not isinstance(tokenizer.model_max_length, int | float):
         raise InputError("model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json")
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without tokenizer files
@@ -320,9 +288,8 @@ def _with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:
     for number, token in enumerate(special_tokens):
         slot = f"[unused{number}]"
         if not isinstance(vocabulary, dict) or (slot not in vocabulary and token not in vocabulary):
-            raise ConfigError(
-                f"special_tokens: the vocabulary has no slot {slot} for {token!r}; use a model with [unusedN] slots or fewer special tokens"
-            )
+            found = f"the vocabulary has no slot {slot} for {token!r}"
+            raise ConfigError(f"special_tokens: {found}; use a model with [unusedN] slots or fewer special tokens")
         if token not in vocabulary:
             vocabulary[token] = vocabulary.pop(slot)
         entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

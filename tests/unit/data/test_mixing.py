@@ -235,7 +235,7 @@ def test_small_sets_can_be_mixed_and_all_together_must_fill_a_pool() -> None:
 def test_a_share_too_small_for_a_pool_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert one_set_a_pool((400, 8), weights=[99, 1], epoch_pools=10).counts == (10, 0)
-    assert "data set 1 takes no part" in caplog.text
+    assert "data set 1 is left out" in caplog.text
 
 
 def test_a_set_that_gives_nothing_may_be_smaller_than_a_pool() -> None:
