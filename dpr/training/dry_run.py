@@ -1,4 +1,4 @@
-"""What a run would take, from two of its steps and one validation."""
+"""The time, memory and disk space that a run would take, from two of its steps and one validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpr.training.trainer import BiEncoderTrainer
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Measured: a step, a validation, tokens per second, memory. Counted: steps, validations, checkpoints and their size."""
+    """Measured: seconds of a step and of a validation, tokens per second, memory. Counted: steps, validations, checkpoints."""
 
     step_s: float
     validation_s: float
@@ -50,9 +50,9 @@ class DryRun:
 
 
 def dry_run(trainer: BiEncoderTrainer) -> DryRun:
-    """Does two steps (the second is timed) and the validations that the run will come to. Saves nothing; the model has learnt, though.
+    """Does two steps (the second is timed) and the validations that the run will reach. Nothing is written, but the model is changed.
 
-    ``trainer`` is a new one; its output folder is only looked at.
+    ``trainer`` is a new one.
     """
     batches, folder = trainer.micro_batches(), trainer.output_dir.absolute()
     trainer.model.train()
@@ -76,6 +76,8 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     due = [periods.due_at(step, total, trainer.steps_per_epoch) for step in range(1, total + 1)]
     validations, saves = (sum(times) for times in zip(*due))
     kept = trainer.checkpoints.keep_last
+    weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
+    moments = sum(2 * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
         step_s=elapsed,
@@ -84,13 +86,7 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
         memory_gb=peak_memory_gb(trainer.device),
         num_steps=trainer.total_steps,
         num_validations=validations if trainer.validations else 0,
-        num_checkpoints=min(saves, kept + 2) if kept else saves,  # besides the newest the best, and the one that is being written
-        checkpoint_gb=_checkpoint_bytes(trainer) / 1e9,
+        num_checkpoints=min(saves, kept + 2) if kept else saves,  # besides the newest, the best and the one being written
+        checkpoint_gb=(weights + moments) / 1e9,
         free_gb=shutil.disk_usage(existing).free / 1e9,
     )
-
-
-def _checkpoint_bytes(trainer: BiEncoderTrainer) -> int:
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in trainer.model.weights().values())
-    moments = sum(2 * parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters() if parameter.requires_grad)
-    return weights + moments

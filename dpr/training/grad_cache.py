@@ -1,8 +1,8 @@
 """Gradient caching: pools of any size in bounded memory, with the gradient of the whole pool.
 
-The chunks of a batch are encoded one after the other; the loss is taken over all vectors at once; its gradient with respect to each vector
-is then carried on through the chunk that made it, which for that is encoded again, with the same dropout. As much as fits into the budget
-is kept and not encoded again, so a batch that fits costs no more than a direct step.
+The chunks of a batch are encoded one after the other. The loss is taken over all vectors at once. Its gradient with respect to each vector
+then goes on through the chunk that made it, which is encoded again for that, with the same dropout. As much as fits into the budget is kept
+and not encoded again, so a batch that fits costs no more than a direct step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpr.training.pool_gather import PoolGather
 from dpr.training.step import StepResult, objective_share, pool_loss
 from dpr.training.trial import TRIAL_LENGTH, graph_bytes_per_token
 
-# Every chunk pays for its calls and adds to the gradient of every weight; smaller ones would spend their time on that.
+# Every chunk has the cost of its calls and adds to the gradient of every weight, which would dominate smaller ones.
 MIN_CHUNK_TOKENS = CPU_FORWARD_TOKENS
 
 
@@ -44,9 +44,9 @@ class _Chunk(NamedTuple):
 class CachedStep:
     """A step that holds the graphs of at most ``max_tokens`` tokens (padding included where towers are padded) at any time.
 
-    The vectors of the pool and their gradients take memory as well: where a batch does not fit whole, as many tokens fewer are kept as
-    come to that, so that memory does not grow with the pool as long as its vectors take less than the graphs may.
-    Gradients are averaged over ranks once, after the last micro-batch of an update. A sequence above the budget is a chunk of its own.
+    The vectors of the pool and their gradients take memory too. Where a batch does not fit whole, their share of the budget is taken from
+    the graphs, so memory does not grow with the pool while its vectors take less than the budget. Gradients are averaged over ranks once,
+    after the last micro-batch of an update. A sequence above the budget is a chunk by itself.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CachedStep:
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)
-        # Dropout of a chunk depends on what the trainer has seeded and on the chunk's number, so that encoding it again repeats it.
+        # Dropout of a chunk depends on the trainer's seed and on the chunk's number, so encoding it again repeats it.
         seed = int(torch.randint(1 << 62, ()))
         chunks, gather = list(self._chunks(batch)), PoolGather(batch, self.loss, self.ranks)
         with self._sparse_word_gradients():
@@ -73,7 +73,7 @@ class CachedStep:
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
                 # Backward ends at these leaves. Its only collectives are those of the gather, in the same order on all ranks.
                 gradients = {side: of_side.grad for side, of_side in vectors.items() if of_side.grad is not None}
-                del vectors, result  # from here on only their gradients are needed, which take as much memory
+                del vectors, result  # only their gradients are needed from here on, which take as much memory
                 if "ctx" in gradients:
                     gradients["ctx"] = gather.fold(gradients["ctx"], len(batch.contexts))
                 self._carry_on(batch, chunks, gradients, graphs, seed)
@@ -86,7 +86,7 @@ class CachedStep:
     ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
         """The vectors of the questions and of the context slots, detached; and by chunk number those that kept their graph.
 
-        The contexts come first and are on their way to the other ranks while the questions are encoded.
+        The contexts come first and travel to the other ranks while the questions are encoded.
         """
         graphs: dict[int, Tensor] = {}
         vectors: dict[str, Tensor] = {}
@@ -98,7 +98,7 @@ class CachedStep:
                 with torch.set_grad_enabled(chunk.is_kept):
                     encoded = self._encode(batch, chunk, seed, number)
                 of_side = of_side.to(encoded.dtype)
-                of_side[self._moved(chunk.rows)] = encoded.detach()
+                of_side[chunk.rows.to(self.device, non_blocking=True)] = encoded.detach()
                 if chunk.is_kept:
                     graphs[number] = encoded
             if side == "ctx":
@@ -113,7 +113,7 @@ class CachedStep:
     def _carry_on(
         self, batch: BiEncoderBatch, chunks: list[_Chunk], gradients: dict[str, Tensor], graphs: dict[int, Tensor], seed: int
     ) -> None:
-        """Takes the gradients of the vectors on through the chunks that made them."""
+        """Backward from the gradients of the vectors through the chunks that made them."""
         for table in self._word_tables():
             if table.sparse and table.weight.requires_grad and table.weight.grad is None:
                 table.weight.grad = torch.zeros_like(table.weight)  # what is sparse is added to it; alone, it would stay sparse
@@ -123,18 +123,15 @@ class CachedStep:
             if chunk.side in gradients and self._is_trained(batch, chunk.side):
                 # Sparse or not, a chunk adds to gradients at once, so the order of chunks is the order of these sums: equal each time.
                 encoded = graphs.pop(number) if number in graphs else self._encode(batch, chunk, seed, number)
-                encoded.backward(gradients[chunk.side][self._moved(chunk.rows)])
+                encoded.backward(gradients[chunk.side][chunk.rows.to(self.device, non_blocking=True)])
 
     def _encode(self, batch: BiEncoderBatch, chunk: _Chunk, seed: int, number: int) -> Tensor:
-        # Before every forward, kept or not: masks are then those of the first time, whatever was drawn in between.
+        # Before every forward, kept or not, so the masks are those of the first time whatever was drawn in between.
         seed_torch(seed, number)
         tokens = batch.questions if chunk.side == "question" else batch.contexts
         with autocast(self.device, self._precision):
             vectors: Tensor = self._tower(batch, chunk.side)(tokens.select(chunk.rows))
         return vectors
-
-    def _moved(self, rows: Tensor) -> Tensor:
-        return rows.to(self.device, non_blocking=True)
 
     def _tower(self, batch: BiEncoderBatch, side: str) -> Encoder:
         return self.model.tower(batch.encoder_type or side)
@@ -144,7 +141,7 @@ class CachedStep:
 
     @contextmanager
     def _sparse_word_gradients(self) -> Iterator[None]:
-        """On a CPU, lets the words of a chunk add to their rows of the word table's gradient instead of filling a table for each chunk.
+        """On a CPU, the words of a chunk add to their rows of the word table's gradient instead of filling a table for each chunk.
 
         On a GPU a table is filled in no time, in an order of additions that does not change.
         """
@@ -162,16 +159,16 @@ class CachedStep:
         return [table for table in words if isinstance(table, nn.Embedding)]
 
     def _chunks(self, batch: BiEncoderBatch) -> Iterator[_Chunk]:
-        """Both sides in chunks, contexts first, in the order in which they are encoded, sequences of like length together.
+        """Both sides in chunks, contexts first, in the order in which they are encoded, sequences of similar length together.
 
-        What is kept comes last on each side, so that little else is encoded while it is held; so the questions are the first to be kept.
+        What is kept comes last on each side, so that little else is encoded while it is held. Questions are the first to be kept.
         """
         sides = {"question": batch.questions, "ctx": batch.contexts}
         is_packed = {side: self._tower(batch, side).is_packed for side in sides}
         total = sum(tokens.tokens.shape[0] if is_packed[side] else tokens.padded_size for side, tokens in sides.items())
         limit, room = self.max_tokens, self.max_tokens
         if total > self.max_tokens:
-            # A CPU takes MIN_CHUNK_TOKENS at a time anyway; what is encoded beside what is held is to be small.
+            # A CPU takes MIN_CHUNK_TOKENS at a time anyway; what is encoded while graphs are held must be small.
             share = 0 if self.device.type == "cpu" else self.max_tokens // 4
             limit, room = min(self.max_tokens, max(share, MIN_CHUNK_TOKENS)), self.max_tokens - self._vectors_in_tokens(batch)
         plans: dict[str, list[_Chunk]] = {}
@@ -179,8 +176,11 @@ class CachedStep:
             lengths = tokens.lengths.cpu().numpy()
             others, kept, size = _cut(lengths, room if self._is_trained(batch, side) else 0, is_packed=is_packed[side])
             room -= size
-            planned = [(others[rows], False) for rows in _plan(lengths[others], limit, is_packed=is_packed[side])]
-            planned += [(kept, True)] if len(kept) else []
+            if is_packed[side]:
+                parts = [np.arange(rows.start, rows.stop) for rows in plan_packs(lengths[others].tolist(), limit)]
+            else:
+                parts = plan_token_batches(lengths[others], limit)
+            planned = [(others[rows], False) for rows in parts] + ([(kept, True)] if len(kept) else [])
             plans[side] = [_Chunk(side, torch.from_numpy(rows), is_kept) for rows, is_kept in planned]
         yield from plans["ctx"]
         yield from plans["question"]
@@ -199,10 +199,3 @@ def _cut(lengths: np.ndarray, room: int, *, is_packed: bool) -> tuple[np.ndarray
     sizes = np.cumsum(shortest) if is_packed else shortest * np.arange(1, len(lengths) + 1)
     count = int(np.searchsorted(sizes, room, side="right"))
     return order[: len(order) - count], order[len(order) - count :], int(sizes[count - 1]) if count else 0
-
-
-def _plan(lengths: np.ndarray, limit: int, *, is_packed: bool) -> list[np.ndarray]:
-    """Rows of each chunk, from ``lengths`` longest first; ``limit`` counts padding unless ``is_packed``."""
-    if not is_packed:
-        return plan_token_batches(lengths, limit)
-    return [np.arange(rows.start, rows.stop) for rows in plan_packs(lengths.tolist(), limit)]

@@ -17,7 +17,7 @@ from dpr.training.settings import OptimizerSettings
 class Schedule:
     """Learning-rate factor by step: a linear warm-up, then linear, cosine (both down to ``min_ratio``) or constant.
 
-    ``dpr`` is the original's linear one: its first update is at 0, its last at 1 / (total - warm-up), and never is it below 1e-7.
+    ``dpr`` is the original's linear one: 0 at the first update, 1 / (total - warm-up) at the last, and never below 1e-7.
     """
 
     kind: str = "linear"
@@ -25,7 +25,7 @@ class Schedule:
     min_ratio: float = 0.0
 
     def factor(self, step: int, total_steps: int) -> float:
-        """Factor of update ``step`` (counted from 0) of ``total_steps``; but for ``dpr`` a warm-up starts at 1 / warmup_steps."""
+        """Factor of update ``step`` (counted from 0) of ``total_steps``. A warm-up starts at 1 / warmup_steps, except that of ``dpr``."""
         if self.kind == "dpr":
             if step < self.warmup_steps:
                 return step / self.warmup_steps
@@ -40,7 +40,7 @@ class Schedule:
 
 
 def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """AdamW over the parameters that learn. Biases, normalisation weights and scalars (anything with fewer than two axes) do not decay."""
+    """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -61,7 +61,7 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> torch.optim
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Sets the rate of the coming update; groups keep their factors."""
+    """Sets the learning rate of the coming update; groups keep their factors."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_factor"]
 
@@ -76,10 +76,10 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts back what ``optimizer_tensors`` returned.
+    """Restores what ``optimizer_tensors`` returned.
 
     Raises:
-        CheckpointError: state is missing for a parameter that learns, or is there for one that does not.
+        CheckpointError: state is missing for a trained parameter, or is there for another one.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     by_name: dict[str, dict[str, Tensor]] = {}
@@ -89,7 +89,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     if tensors and by_name.keys() != parameters.keys():
         odd = sorted(by_name.keys() ^ parameters.keys())
         raise CheckpointError(
-            f"the optimizer state does not fit the parameters that learn (first: {', '.join(odd[:3])})",
+            f"the optimizer state does not fit the trained parameters (first: {', '.join(odd[:3])})",
             hint="ignore_checkpoint_optimizer=true starts with fresh optimizer state",
         )
     for name, state in by_name.items():

@@ -33,7 +33,7 @@ class LossSettings(TemperatureSettings):
 
 @dataclass
 class BatchSettings(Settings):
-    """What a pool is made of, and how batches come to the model."""
+    """What a pool is made of, how batches reach the model, and how long a run is."""
 
     batch_size: int = setting(32, unit="questions", least=1, on_resume=TOLD)
     """Questions per step and rank."""
@@ -57,21 +57,16 @@ class BatchSettings(Settings):
     augment: Augmentation = field(default_factory=Augmentation)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
-    def token_store_folder(self) -> str | None:
-        """The folder that ``token_store`` names; None for auto and off."""
-        return None if self.token_store in ("auto", "off") else self.token_store
-
-
-@dataclass
-class LengthSettings(Settings):
-    """How long a run is."""
-
     num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=TOLD)
     """Passes over the training data."""
     max_steps: int = setting(0, unit="steps", least=0, on_resume=TOLD)
     """Stop after this many optimizer steps, whatever the epochs; 0 = epochs decide."""
     stop_at_epoch: int = setting(0, unit="epochs", least=0, on_resume=START)
     """Stop after this epoch on the full schedule; resume with init=continue. 0 = at the end."""
+
+    def token_store_folder(self) -> str | None:
+        """The folder that ``token_store`` names; None for auto and off."""
+        return None if self.token_store in ("auto", "off") else self.token_store
 
 
 @dataclass
@@ -156,7 +151,7 @@ class EarlyStoppingSettings(Settings):
 
 @dataclass
 class Periods(Settings):
-    """What is done every so often, and what is kept of it."""
+    """What is done every so often, what is kept of it, and what is validated on."""
 
     log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
     """Optimizer steps between log lines; 0 = none."""
@@ -188,12 +183,6 @@ class Periods(Settings):
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
     """Checkpoints kept besides the best one; 0 = all."""
-
-
-@dataclass
-class DevSettings(Settings):
-    """What is validated on."""
-
     dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=TOLD)
     """Questions per validation pool over all ranks."""
     val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=TOLD)
@@ -207,7 +196,7 @@ class DevSettings(Settings):
 
 
 @dataclass
-class TrainSettings(DevSettings, Periods, ComputeSettings, OptimizerSettings, LengthSettings, BatchSettings):
+class TrainSettings(Periods, ComputeSettings, OptimizerSettings, BatchSettings):
     """Optimisation, batches, validation and saving."""
 
     dry_run: bool = setting(False, on_resume=NO_EFFECT)
@@ -219,18 +208,17 @@ class TrainSettings(DevSettings, Periods, ComputeSettings, OptimizerSettings, Le
             self.token_store = "off"
         if self.token_store.strip() in ("", "True", "true"):
             raise ConfigError(f"{prefix}token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
-        exclusive = {"warmup_steps": "warmup_ratio", "grad_cache_tokens": "memory_budget_gb"}
-        for one, other in exclusive.items():
-            if all(getattr(self, name) not in (None, 0) or (name == "warmup_steps" and self.warmup_steps == 0) for name in (one, other)):
+        for one, unset, other in (("warmup_steps", None, "warmup_ratio"), ("grad_cache_tokens", 0, "memory_budget_gb")):
+            if getattr(self, one) != unset and getattr(self, other):
                 raise ConfigError(
                     f"{prefix}{one}={getattr(self, one)} and {prefix}{other}={getattr(self, other)} are mutually exclusive; "
-                    f"set one of them, {prefix}{one}={'null' if one == 'warmup_steps' else 0} to take the other"
+                    f"set one of them, {prefix}{one}={'null' if unset is None else unset} to take the other"
                 )
 
 
 @dataclass
 class TrainingSettings(Settings):
-    """What a trainer is told."""
+    """The settings of a trainer."""
 
     model_file: str | None = setting(None, on_resume=CONTENT)
     """Checkpoint folder, run folder, Hugging Face or sentence-transformers folder, or checkpoint file of the original DPR, to start from

@@ -147,7 +147,7 @@ def test_another_objective_is_refused(encoder: Path, renewed: Path, tmp_path: Pa
 
 
 def test_a_run_at_its_end_and_one_that_was_not_meant_to_go_on_are_refused(encoder: Path, renewed: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has come to its end, step 12 of 12"):
+    with pytest.raises(CheckpointError, match="is complete, at step 12 of 12"):
         trainer(encoder, tmp_path / "three", FIRST, init="continue", model_file=str(renewed / "two")).resume()
     trainer(encoder, tmp_path / "plain", FIRST, max_steps=2).train()
     with pytest.raises(CheckpointError, match=r"train\.stop_at_epoch"):

@@ -1,4 +1,4 @@
-"""Metrics for trackers: TensorBoard, Weights & Biases."""
+"""Trackers: all logged and validation metrics for TensorBoard and Weights & Biases, on rank 0."""
 
 from __future__ import annotations
 
@@ -11,60 +11,68 @@ from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 
 
-class TensorBoard(Callback):
-    """Writes all logged and validation metrics as a TensorBoard event file. On rank 0.
+class _Tracker(Callback):
+    """``_open`` returns the ``_sink`` of the metrics. A finished run does not open it again."""
 
-    TensorBoard hides what a killed run wrote about steps that are repeated. Needs the extra ``tb``.
+    _sink: Any = None
+
+    def _open(self, run: Run) -> Any:
+        raise NotImplementedError
+
+    def on_train_begin(self, run: Run) -> None:
+        if run.ranks.is_main and run.progress.step < run.last_step:
+            self._sink = self._open(run)
+
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        self.on_log(run, metrics)
+
+
+class TensorBoard(_Tracker):
+    """Writes a TensorBoard event file. Needs the extra ``tb``.
+
+    TensorBoard hides what a killed run wrote about steps that are repeated.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._make_writer = require("torch.utils.tensorboard", extra="tb", purpose="tracking.tensorboard=true").SummaryWriter
-        self._writer: Any = None
 
-    def on_train_begin(self, run: Run) -> None:
-        if run.ranks.is_main and run.progress.step < run.last_step:
-            resumed = {"purge_step": run.progress.step + 1} if run.progress.step else {}
-            self._writer = self._make_writer(str(self.folder), **resumed)
+    def _open(self, run: Run) -> Any:
+        resumed = {"purge_step": run.progress.step + 1} if run.progress.step else {}
+        return self._make_writer(str(self.folder), **resumed)
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
-        if self._writer is not None:
+        if self._sink is not None:
             for name, value in metrics.items():
-                self._writer.add_scalar(name, value, run.progress.step)
-
-    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
-        self.on_log(run, metrics)
+                self._sink.add_scalar(name, value, run.progress.step)
 
     def on_save(self, run: Run, folder: Path) -> None:
-        if self._writer is not None:
-            self._writer.flush()
+        if self._sink is not None:
+            self._sink.flush()
 
     def on_train_end(self, run: Run) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         self.on_train_end(run)
 
 
-class WeightsAndBiases(Callback):
-    """Sends all logged and validation metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``.
+class WeightsAndBiases(_Tracker):
+    """Sends metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``. Needs the extra ``wandb``.
 
-    On rank 0. A resumed run continues the same run there. Needs the extra ``wandb``.
+    A resumed run continues the same run there.
     """
 
     def __init__(self, *, project: str = "dpr", run_name: str | None = None, mode: str = "online") -> None:
         self.project, self.run_name, self.mode = project, run_name, mode
         self._wandb = require("wandb", extra="wandb", purpose="tracking.wandb=true")
-        self._run: Any = None
         self._id: str | None = None
 
-    def on_train_begin(self, run: Run) -> None:
-        if not run.ranks.is_main or run.progress.step >= run.last_step:
-            return
+    def _open(self, run: Run) -> Any:
         run.output_dir.mkdir(parents=True, exist_ok=True)
-        self._run = self._wandb.init(
+        opened = self._wandb.init(
             project=self.project,
             name=self.run_name or run.output_dir.name,
             dir=str(run.output_dir),
@@ -73,14 +81,12 @@ class WeightsAndBiases(Callback):
             resume="allow" if self._id and self.mode == "online" else None,
             config=run.config,
         )
-        self._id = self._run.id
+        self._id = opened.id
+        return opened
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
-        if self._run is not None:
-            self._run.log(dict(metrics), step=run.progress.step)
-
-    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
-        self.on_log(run, metrics)
+        if self._sink is not None:
+            self._sink.log(dict(metrics), step=run.progress.step)
 
     def on_train_end(self, run: Run) -> None:
         self._finish(0)
@@ -89,9 +95,9 @@ class WeightsAndBiases(Callback):
         self._finish(1)
 
     def _finish(self, exit_code: int) -> None:
-        if self._run is not None:
-            self._run.finish(exit_code=exit_code)
-            self._run = None
+        if self._sink is not None:
+            self._sink.finish(exit_code=exit_code)
+            self._sink = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"id": self._id} if self._id else {}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from dpr.data.collator import Collator, Identity, as_encoded, identity_table, ju
 from dpr.data.loader import data_row
 from dpr.data.negatives import AnyPassage
 from dpr.data.order import rank_slice
-from dpr.losses.candidates import Candidates, find_candidates, score_matrix
+from dpr.losses.candidates import find_candidates, score_matrix
 from dpr.models.biencoder import BiEncoder
 from dpr.training.validations.dev_sets import DevSet, DevSetValidation
 
@@ -29,19 +28,17 @@ class AverageRankValidation(DevSetValidation):
     Due from ``val_av_rank_start_epoch`` on. The pool is scored in blocks; the whole matrix is never held.
     """
 
+    names = ("avg_rank", "avg_rank_low", "avg_rank_high")
+
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
-
-    def _names(self) -> Sequence[str]:
-        return ("avg_rank", "avg_rank_low", "avg_rank_high")
 
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
         train = self.settings.train
         collator = Collator(model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg)
-        share = _Share(model, dev, collator, self._num_questions(dev, most))
-        pool = _RankPool.build(share, self.candidates)
-        contexts = self._encode_passages(model, share.passages(pool.own_slots), len(pool.own_slots), dev)
-        questions = self._encode(model, share.question_tokens(), dev.options.encoder_type or "question")
+        pool = _RankPool(dev, collator, self._num_questions(dev, most), self.candidates)
+        contexts = self._encode_passages(model, pool.passages(), len(pool.slots), dev)
+        questions = self._encode(model, pool.question_tokens(), dev.options.encoder_type or "question")
 
         gold = torch.zeros_like(questions)
         for columns, block in self._blocks(pool, contexts):
@@ -54,7 +51,7 @@ class AverageRankValidation(DevSetValidation):
         for columns, block in self._blocks(pool, contexts):
             for start in range(0, len(questions), QUESTION_BLOCK):
                 part = slice(start, start + QUESTION_BLOCK)
-                # Double sums rounded to single: equal vectors tie whatever the shape of the product they are part of.
+                # Sums in float64 rounded to float32: equal vectors tie whatever the shape of the product that they are part of.
                 scores = score_matrix(questions[part].double(), block.double()).float()
                 rivals = pool.candidates.competing(part, columns).to(scores.device)
                 higher[part] += ((scores > gold_scores[part, None]) & rivals).sum(1).cpu()
@@ -68,7 +65,7 @@ class AverageRankValidation(DevSetValidation):
         return min(super()._num_questions(dev, most), (limit // self.pool_size + 1) * self.pool_size if self.settings.as_dpr else limit)
 
     def _encode_passages(self, model: BiEncoder, passages: Iterator[AnyPassage], count: int, dev: DevSet) -> Tensor:
-        """Vectors (count, D), block by block: all texts and tokens at once would take several times the memory of their vectors."""
+        """Vectors (count, D), block by block: all texts and tokens at once would take several times the memory of the vectors."""
         dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
         vectors = torch.empty(count, model.dimension, device=model.device, dtype=dtype)
         for start in range(0, count, PASSAGE_BLOCK):
@@ -77,65 +74,51 @@ class AverageRankValidation(DevSetValidation):
         return vectors
 
     def _blocks(self, pool: _RankPool, contexts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Blocks of the common pool: column numbers (n,) on the CPU and vectors (n, D), the same on all ranks."""
+        """Blocks of the pool: column numbers (n,) on the CPU and vectors (n, D), the same on all ranks."""
         size = self.settings.train.val_av_rank_bsz
         for start in range(0, pool.longest_share, size):
             part = slice(start, start + size)
-            yield gather_uneven_rows(pool.own_columns[part]), gather_uneven_rows(contexts[part])
+            yield gather_uneven_rows(pool.columns[part]), gather_uneven_rows(contexts[part])
 
 
-class _Share:
-    """One rank's questions of a dev set, and their passages laid end to end; texts are read again each time they are asked for."""
+class _RankPool:
+    """One pool of the passages of all dev questions, whose rows the ranks share.
 
-    def __init__(self, model: BiEncoder, dev: DevSet, collator: Collator, num_questions: int) -> None:
-        ranks = current_ranks()
-        self._tensorizer, self._dev, self._collator = model.tensorizer, dev, collator
+    A rank lays the passages of its questions end to end. ``slots`` (n,) are the places of those that count, ``columns`` (n,) their columns
+    in the pool, both on the CPU. Texts are read again each time they are needed.
+    """
+
+    def __init__(self, dev: DevSet, collator: Collator, num_questions: int, rule: str) -> None:
+        ranks, namespace = current_ranks(), dev.options.namespace
+        self._dev, self._collator = dev, collator
         self._rows = range(num_questions)[rank_slice(num_questions, ranks.rank, ranks.world_size)]
-        namespace = dev.options.namespace
-        self.questions, self.positives = list[str | list[int]](), list[int]()
-        self.identities, self.known = list[Identity](), list[list[Identity]]()
+        positives, identities, known = list[int](), list[Identity](), list[list[Identity]]()
         for row in self._rows:
-            self.questions.append(dev.source[row].question)
-            self.positives.append(len(self.identities))
-            self.identities.extend(judgement_identity(passage, namespace) for passage in self._chosen(row))
-            self.known.append([judgement_identity(passage, namespace) for passage in dev.source.known_positives(row)])
+            positives.append(len(identities))
+            identities.extend(judgement_identity(passage, namespace) for passage in self._chosen(row))
+            known.append([judgement_identity(passage, namespace) for passage in dev.source.known_positives(row)])
+        mine = torch.tensor(identities, dtype=torch.int64).reshape(-1, 2)
+        counts, ids = gather_uneven_rows(torch.tensor([len(mine)])), gather_uneven_rows(mine)
+        first, self.num_columns = int(counts[: ranks.rank].sum()), len(ids)
+        targets = torch.tensor(positives, dtype=torch.int64) + first
+        self.candidates = find_candidates(rule, targets, torch.ones(len(ids), dtype=torch.bool), ids, *identity_table(known))
+        self.slots = torch.nonzero(self.candidates.counts[first : first + len(mine)])[:, 0]
+        self.columns = self.slots + first
+        self.longest_share = int(gather_uneven_rows(torch.tensor([len(self.slots)])).max())
 
     def question_tokens(self) -> TokenBatch:
-        """Of the questions, with where their vectors are read."""
-        options = self._dev.options
-        sequences = self._tensorizer.question_tokens(self.questions, prefix=options.query_prefix, suffix=options.query_suffix)
-        return TokenBatch.from_lists(sequences, self._tensorizer.representation_positions(sequences, options.selector))
+        """The tokens of this rank's questions, with the positions at which their vectors are read."""
+        tensorizer, options = self._collator.tensorizer, self._dev.options
+        questions = [self._dev.source[row].question for row in self._rows]
+        sequences = tensorizer.question_tokens(questions, prefix=options.query_prefix, suffix=options.query_suffix)
+        return TokenBatch.from_lists(sequences, tensorizer.representation_positions(sequences, options.selector))
 
-    def passages(self, slots: Tensor) -> Iterator[AnyPassage]:
-        """The passages in ascending ``slots``, as the tokenizer is to see them."""
-        wanted, slot = set(slots.tolist()), 0
-        for row in self._rows:
-            for passage in self._chosen(row):
-                if slot in wanted:
-                    yield as_encoded(passage, self._dev.options)
-                slot += 1
+    def passages(self) -> Iterator[AnyPassage]:
+        """The passages in ``slots``, as the tokenizer sees them."""
+        wanted = set(self.slots.tolist())
+        every = (passage for row in self._rows for passage in self._chosen(row))
+        return (as_encoded(passage, self._dev.options) for slot, passage in enumerate(every) if slot in wanted)
 
     def _chosen(self, row: int) -> list[AnyPassage]:
         """A question's positive, then its negatives, in the original's order."""
         return self._collator.select(data_row(self._dev.source, row, self._dev.options)).in_slot_order()
-
-
-class _RankPool(NamedTuple):
-    """Columns of the common pool, on the CPU: ``own_slots`` (n,) are this rank's passages that count, ``own_columns`` their columns."""
-
-    candidates: Candidates
-    num_columns: int
-    longest_share: int
-    own_slots: Tensor
-    own_columns: Tensor
-
-    @staticmethod
-    def build(share: _Share, rule: str) -> _RankPool:
-        own = torch.tensor(share.identities, dtype=torch.int64).reshape(-1, 2)
-        counts, ids = gather_uneven_rows(torch.tensor([len(own)])), gather_uneven_rows(own)
-        from_rank = int(counts[: current_ranks().rank].sum())
-        positives = torch.tensor(share.positives, dtype=torch.int64) + from_rank
-        found = find_candidates(rule, positives, torch.ones(len(ids), dtype=torch.bool), ids, *identity_table(share.known))
-        own_slots = torch.nonzero(found.counts[from_rank : from_rank + len(own)])[:, 0]
-        shares = gather_uneven_rows(torch.tensor([len(own_slots)]))
-        return _RankPool(found, len(ids), int(shares.max()), own_slots, own_slots + from_rank)

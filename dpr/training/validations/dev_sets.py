@@ -42,6 +42,9 @@ class DevSetValidation(Validation):
     and ended the average rank with the batch that exceeded ``train.val_av_rank_max_qs``.
     """
 
+    names: Sequence[str]
+    """Of the metrics, in the order of their sums."""
+
     def __init__(
         self,
         dev_sets: Sequence[DevSet],
@@ -65,12 +68,8 @@ class DevSetValidation(Validation):
         total = torch.stack(list(sums.values())).sum(0)
         metrics: Metrics = {}
         for key, values in [("eval", total), *((f"eval/{name}", of_set) for name, of_set in sums.items())]:
-            metrics |= {f"{key}/{name}": float(value / values[0]) for name, value in zip(self._names(), values[1:], strict=True)}
+            metrics |= {f"{key}/{name}": float(value / values[0]) for name, value in zip(self.names, values[1:], strict=True)}
         return metrics
-
-    @abstractmethod
-    def _names(self) -> Sequence[str]:
-        """The names of the metrics, in the order of their sums."""
 
     @abstractmethod
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
@@ -94,11 +93,12 @@ class NllValidation(DevSetValidation):
     Due until ``val_av_rank_start_epoch``, and always where there are user-defined metrics.
     """
 
+    @property
+    def names(self) -> Sequence[str]:  # type: ignore[override]
+        return ("nll_loss", "in_batch_acc", *self.metrics)
+
     def is_due(self, epoch: int) -> bool:
         return bool(self.metrics) or not self.settings.uses_average_rank(epoch)
-
-    def _names(self) -> Sequence[str]:
-        return ("nll_loss", "in_batch_acc", *self.metrics)
 
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
         ranks = current_ranks()
