@@ -26,8 +26,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.average_rank import AverageRankValidation
-from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.dev_sets import AverageRankValidation, DevSet
 
 MEBI = 2**20
 

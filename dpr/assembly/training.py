@@ -24,14 +24,13 @@ from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.settings import EncoderSettings
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
+from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.user_classes import user_data
-from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.dev_sets import DevSet, usual_validations
 from dpr.training.validations.protocol import run_validations
-from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 

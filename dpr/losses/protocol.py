@@ -1,4 +1,4 @@
-"""The contract of a loss: what it is given of a batch and its pool, and what it must return. Mathematics only.
+"""The contract of a loss: its view of a batch and its pool, and what it must return. Mathematics only.
 
 Letters: B questions of this rank, Q questions and M context slots of the pool, D dimensions.
 """
@@ -23,10 +23,10 @@ class Pool:
     """What this rank's questions are judged against.
 
     ``contexts`` (M, D) are the vectors of all ranks' context slots in rank order, with gradient; ``candidates`` says which of these columns
-    count for which of this rank's questions, and ``temperature`` divides scores. ``questions`` (Q, D) are all ranks' question vectors
-    where the loss asks for them. ``own_contexts`` and ``own_questions`` are the rows of this rank. What a loss does not ask for is this
-    rank's alone, N slots or B questions; of these slots, all that are filled are candidates, and a loss may compare a question with its own
-    only, since which others are there depends on the number of ranks. ``ids`` (M, 2) are judgement identities; they stay on the host.
+    count for which of this rank's questions, and ``temperature`` divides scores. ``questions`` (Q, D) are all ranks' question vectors.
+    ``own_contexts`` and ``own_questions`` are the rows of this rank. What ``Loss.needs`` does not name is this rank's alone, N slots or
+    B questions; all filled slots are then candidates, and a loss may compare a question with its own slots only, since the others depend
+    on the number of ranks. ``ids`` (M, 2) are judgement identities, on the host.
     """
 
     contexts: Tensor
@@ -65,8 +65,8 @@ class Loss(ABC):
       that leaves a gathered tensor out of its graph leaves the others waiting.
     * It does not wait for the device: no ``.item()``, ``nonzero``, ``unique`` or boolean index on vectors or what follows from them.
       Autocast is off when it is called.
-    * It keeps no tensor and no state after it returns: gradient caching frees the vectors, and checkpoints do not store a loss. It is
-      not trained itself: parameters of its own would stay as they are.
+    * It keeps no tensor and no state after it returns: gradient caching frees the vectors, and checkpoints do not store a loss. It has no
+      parameters; they would not be trained.
     """
 
     needs: frozenset[str] = frozenset({CONTEXTS})

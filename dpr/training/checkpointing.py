@@ -43,7 +43,7 @@ class CheckpointFolder:
         """Makes the folder, takes its lock, and removes what a killed save left behind.
 
         Raises:
-            CheckpointError: the folder cannot be written, or another run is at work there.
+            CheckpointError: the folder cannot be written, or another run is using it.
         """
         # The process of every rank, on every rank. Text travels as numbers.
         mine = this_process()
@@ -68,14 +68,14 @@ class CheckpointFolder:
         file = self.output_dir / checkpoints.RUN_FILE
         on_main(lambda: write_json(file, {**read_json(file), "stopped_at_step": step}))
 
-    def newest(self, *, start_afresh: bool = False) -> Path | None:
+    def newest(self, *, fresh: bool = False) -> Path | None:
         """The newest intact checkpoint, the same on all ranks; None when the run has none.
 
-        With ``start_afresh`` there must be none; damaged ones are moved aside, so that later starts do not find them.
+        With ``fresh`` there must be none; damaged ones are moved aside, so that later starts do not find them.
 
         Raises:
             CheckpointError: there are checkpoints, but every one is damaged.
-            ConfigError: ``start_afresh``, and there is one to resume.
+            ConfigError: ``fresh``, and there is one to resume.
         """
         found: list[Path] = []
 
@@ -87,9 +87,9 @@ class CheckpointFolder:
                     break
                 damaged[folder] = problems
                 logger.warning("%s is damaged (%s); trying the one before it", folder, "; ".join(problems[:3]))
-            if start_afresh and found:
+            if fresh and found:
                 raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
-            if start_afresh:
+            if fresh:
                 for folder in damaged:
                     aside = folder.with_name(f"damaged-{folder.name}")
                     shutil.rmtree(aside, ignore_errors=True)
@@ -197,7 +197,7 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
         ConfigError: there is one and ``resume`` is ``fresh``, or there is none and it is ``require``.
         CheckpointError: there are checkpoints, but every one is damaged.
     """
-    newest = folder.newest(start_afresh=settings.resume == "fresh")
+    newest = folder.newest(fresh=settings.resume == "fresh")
     if newest is not None:
         return StoredRun(newest, *CheckpointFolder.read_state(newest))
     if (other := settings.continued_run()) is not None:
@@ -254,14 +254,12 @@ class StateOfRun:
         states = {name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())}
         checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
 
-    def read_model(self, folder: Path) -> None:
-        """Restores the weights."""
+    def read(self, folder: Path, *, with_optimizer: bool) -> None:
+        """Restores the weights and, if wanted, the state of the optimizer and the loss scale."""
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
-
-    def read_optimizer(self, folder: Path) -> None:
-        """Restores the state of the optimizer and the loss scale."""
-        restore_optimizer(self.model, self.optimizer, checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE))
-        self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
+        if with_optimizer:
+            restore_optimizer(self.model, self.optimizer, checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE))
+            self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
 
     def read_callbacks(self, folder: Path) -> None:
         """Restores the state of every callback; checkpoints of early versions have none."""

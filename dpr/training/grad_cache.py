@@ -26,7 +26,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.training.pool_gather import PoolGather
-from dpr.training.step import StepResult, objective_share, pool_loss
+from dpr.training.step import Step, StepResult, objective_share, pool_loss
 from dpr.training.trial import TRIAL_LENGTH, graph_bytes_per_token
 
 # Every chunk has the cost of its calls and adds to the gradient of every weight, which would dominate smaller ones.
@@ -41,7 +41,7 @@ class _Chunk(NamedTuple):
     is_kept: bool
 
 
-class CachedStep:
+class CachedStep(Step):
     """A step that holds the graphs of at most ``max_tokens`` tokens (padding included where towers are padded) at any time.
 
     The vectors of the pool and their gradients take memory too. Where a batch does not fit whole, their share of the budget is taken from
@@ -49,12 +49,13 @@ class CachedStep:
     after the last micro-batch of an update. A sequence above the budget is a chunk by itself.
     """
 
+    model: BiEncoder
+
     def __init__(
         self, model: BiEncoder, loss: Loss, *, max_tokens: int, ranks: Ranks, device: torch.device, precision: str = "fp32"
     ) -> None:
-        self.model, self.loss, self.max_tokens, self.ranks, self.device = model, loss, max_tokens, ranks, device
-        self._precision = precision
-        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        super().__init__(model, loss, ranks=ranks, device=device, precision=precision)
+        self.max_tokens = max_tokens
         length = min(TRIAL_LENGTH, model.settings.sequence_length)
         self._bytes_per_token = max(1.0, graph_bytes_per_token(model, length=length, precision=precision))
         copy_from_main(model.parameters())

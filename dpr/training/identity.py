@@ -43,7 +43,7 @@ class RunIdentity:
 
 
 _DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.") | {"encoder.dpr_trailing_sep": False}
-del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state tells
+del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state shows it
 
 
 def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -1,18 +1,18 @@
 """The pool of a micro-batch: what the loss needs of all ranks, gathered while this rank computes.
 
-1. Before the towers run, what does not depend on them sets off: judgement ids and validity of the slots, as one tensor on the host.
-2. The context vectors set off when the context tower is done; the question tower runs meanwhile.
-3. Question vectors set off after both, where the loss asks for them.
-4. The host waits for the facts and finds the candidates, while a GPU is still busy with the towers; the index tensors follow by a copy that
-   nobody waits for. Then the loss waits for the vectors, on the device.
-5. In backward the gradients' sums over ranks set off first, those of the questions before those of the contexts; the question tower's
-   backward runs beside that of the contexts (``start_gather``).
+1. Before the towers run, the facts that do not depend on them are sent: judgement ids and validity of the slots, one tensor on the host.
+2. The context vectors are sent when the context tower is done, while the question tower runs.
+3. The question vectors are sent after both, if the loss needs them.
+4. The host waits for the facts and finds the candidates while a GPU is still busy with the towers; an asynchronous copy moves the index
+   tensors to the device. Then the loss waits for the vectors, on the device.
+5. Backward starts the sums of gradients over ranks first, those of the questions before those of the contexts; the backward of the question
+   tower runs while those of the contexts travel (``start_gather``).
 
-Ranks meet in these collectives and in those of data-parallel training, and wait for ever where two ranks start them in different orders.
-They cannot: all ranks run the same program (a pool's ``encoder_type`` is that of all ranks, N is equal by construction, and which towers
-are trained and what the loss needs are settings), forward starts 1 to 3 at the same place in it, and backward visits a graph of the same
-form in the order in which it was made, last first, so that 5 comes before the gradients of any tower. Facts travel between hosts (gloo) and
-vectors between GPUs (NCCL), so these two cannot get in each other's way.
+These collectives and those of data-parallel training would deadlock if two ranks started them in different orders. They cannot: all ranks
+run the same program (a pool's ``encoder_type`` is that of all ranks, N is equal by construction, and which towers are trained and what the
+loss needs are settings), forward starts 1 to 3 at the same place in it, and backward visits a graph of the same form in the reverse order
+of its making, so 5 comes before the gradients of any tower. Facts travel between hosts (gloo) and vectors between GPUs (NCCL), so these two
+do not interfere.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from dpr.losses.protocol import CONTEXTS, QUESTIONS, Loss, Pool
 class PoolGather:
     """Joins the N context slots of every rank into the pool of M = W*N, in rank order; with one rank the identity.
 
-    Making it starts step 1, ``start`` or ``send`` step 2, ``pool`` the rest; each is called once a micro-batch, in this order. Gradients
-    pass through: backward sums over ranks and returns this rank's rows (docs/numerics.md, section 2). What ``loss.needs`` does not name
-    is not gathered. Replaces DPR's gather of pickled vectors.
+    The constructor does step 1, ``start`` or ``send`` step 2, ``pool`` the rest; each is called once a micro-batch, in this order.
+    Gradients pass through: backward sums over ranks and returns this rank's rows (docs/numerics.md, section 2). What ``loss.needs`` does
+    not name is not gathered. Replaces DPR's gather of pickled vectors.
     """
 
     def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
@@ -40,7 +40,7 @@ class PoolGather:
         self._vectors: PendingRows | None = None
 
     def start(self, contexts: Tensor) -> None:
-        """Spreads the vectors of this rank's distinct contexts (C, D) over the slots (N, D) that list them, and sends them off."""
+        """Spreads the vectors of this rank's distinct contexts (C, D) over the slots (N, D) that list them, and sends them."""
         self.send(self.spread(contexts))
 
     def spread(self, contexts: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class PoolGather:
         return slots.new_zeros(num_contexts, slots.shape[1]).index_put_((self._batch.context_row,), slots, accumulate=True)
 
     def send(self, slots: Tensor) -> None:
-        """Sends the vectors of the slots (N, D) off."""
+        """Sends the vectors of the slots (N, D)."""
         self._vectors = self._sent(slots, CONTEXTS)
 
     def pool(self, questions: Tensor, temperature: Tensor | float) -> Pool:
@@ -71,7 +71,7 @@ class PoolGather:
         ).to(questions.device)
         # The order of waiting is the order of backward's collectives, reversed: equal on all ranks.
         contexts, all_questions = self._vectors.wait(), pending.wait()
-        self._vectors = None  # they are the caller's, who may be done with them before this object
+        self._vectors = None  # the caller may free them before this object
         return Pool(contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2])
 
     def _sent(self, rows: Tensor, what: str) -> PendingRows:

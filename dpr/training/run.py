@@ -38,7 +38,7 @@ class Progress:
         return {"step": self.step, **self.last_metrics, **best}
 
     def is_improved_by(self, metric: str, value: float, *, highest: bool = False) -> bool:
-        """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts afresh."""
+        """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts over."""
         if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):
             return True
         return value > self.best_value if highest else value < self.best_value

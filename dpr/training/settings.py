@@ -20,8 +20,7 @@ class LossSettings(TemperatureSettings):
     """The contrastive loss (docs/numerics.md)."""
 
     name: Any = setting("nll", on_resume=IDENTITY)
-    """nll (negative log likelihood of the positive among all contexts of the pool), or user-defined: module:Class, or
-    {use: module:Class, argument: value} (docs/training.md)."""
+    """nll (negative log likelihood of the positive in its pool), or user-defined: module:Class, {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
     """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears.
     Absent = distinct, or dpr with compat=dpr."""
@@ -42,18 +41,18 @@ class BatchSettings(Settings):
     gradient_accumulation_steps: int = setting(1, unit="pools", least=1, on_resume=IDENTITY)
     """Pools per optimizer step. Does not enlarge the pool of negatives."""
     hard_negatives: int = setting(1, unit="passages", least=0, on_resume=IDENTITY)
-    """Hard negatives drawn for each question, from those that the data have for it."""
+    """Hard negatives drawn for each question from those in the data."""
     other_negatives: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
     """Negatives of the data's second list (negative_ctxs) drawn for each question."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
     token_store: str = setting("auto", on_resume=NO_EFFECT)
-    """Tokens of training and dev sets, written once and mapped. auto: in the cache folder, unless the run sees less than half of the rows
-    or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in, whatever the run."""
+    """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the run sees less than half of the
+    rows or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in."""
     prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT)
     """Batches each worker keeps ready."""
     overfit_batches: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
-    """Train on the first so many pools only, over and over, to see that the model can learn at all; 0 = on everything."""
+    """Train on the first so many pools only, over and over, to check that the model can learn at all; 0 = on everything."""
     augment: Augmentation = field(default_factory=Augmentation)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
@@ -121,16 +120,15 @@ class ComputeSettings(Settings):
     precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=TOLD)
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
     tf32: bool = setting(False, on_resume=TOLD)
-    """Let a GPU round the factors of fp32 matrix products to 10 bits: faster, less exact."""
+    """Round the factors of fp32 matrix products to 10 bits on a GPU: faster, less exact."""
     gradient_checkpointing: bool = setting(False, on_resume=TOLD)
-    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time, the same gradients."""
+    """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the same gradients."""
     compile: bool = setting(False, on_resume=TOLD)
-    """Run the layers through torch.compile; where that does not work they are left as they are, with a warning."""
+    """Run the layers through torch.compile; where that fails they are not compiled, with a warning."""
     deterministic: bool = setting(False, on_resume=TOLD)
-    """Refuse operations whose result could differ from run to run on the same device; slower on a GPU."""
+    """Refuse operations whose result may differ from run to run on the same device; slower on a GPU."""
     grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=TOLD)
-    """Hold the graphs of at most so many tokens at a time and encode the rest of a batch twice, so that pools of any size fit into
-    memory with the same gradient; 0 = whole batches."""
+    """Hold the graphs of so many tokens at most and encode the rest twice: pools of any size, same gradient; 0 = whole batches."""
     memory_budget_gb: float = setting(0.0, unit="GiB", least=0, on_resume=TOLD)
     """The same, with the number of tokens worked out for this many GiB per process; 0 = off."""
 
@@ -142,7 +140,7 @@ class EarlyStoppingSettings(Settings):
     patience: int = setting(0, unit="validations", least=0, on_resume=TOLD)
     """Validations in a row without an improvement after which the run ends; 0 = never."""
     min_delta: float = setting(0.0, least=0, on_resume=TOLD)
-    """What counts as an improvement is better than the best by more than this."""
+    """An improvement exceeds the best value by more than this."""
     metric: str | None = setting(None, on_resume=TOLD)
     """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen by."""
     highest: bool = setting(False, on_resume=TOLD)
@@ -162,7 +160,7 @@ class Periods(Settings):
     eval_epochs: list[int] | None = setting(None, least=0, on_resume=TOLD)
     """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
     sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT)
-    """Pools of each dev set that are validated before training, to see that it works; 0 = none."""
+    """Pools of each dev set that are validated before training to check that it works; 0 = none."""
     metrics: list[str] | None = setting(None, on_resume=TOLD)
     """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
     validation: Any = setting(None, on_resume=TOLD)
@@ -177,8 +175,7 @@ class Periods(Settings):
     callbacks: Any = setting(None, on_resume=TOLD)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
     leave_out: list[str] | None = setting(None, on_resume=TOLD)
-    """Usual callbacks that this run does without: SanityCheck, SpikeMonitor, ReportPage, LogEvery, ProgressLine, MetricsFile or
-    ValidateAndSave."""
+    """Usual callbacks to leave out: SanityCheck, SpikeMonitor, ReportPage, LogEvery, ProgressLine, MetricsFile, ValidateAndSave."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
@@ -221,8 +218,7 @@ class TrainingSettings(Settings):
     """The settings of a trainer."""
 
     model_file: str | None = setting(None, on_resume=CONTENT)
-    """Checkpoint folder, run folder, Hugging Face or sentence-transformers folder, or checkpoint file of the original DPR, to start from
-    or to evaluate."""
+    """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers; original DPR checkpoint."""
     init: str | None = setting(None, choices=("scratch", "weights", "resume", "continue"), on_resume=START)
     """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
     schedule and optimizer, resume (output_dir must hold a run to resume), continue (the run of model_file is resumed here, on the same
@@ -265,7 +261,7 @@ class TrainingSettings(Settings):
 
     @property
     def as_dpr(self) -> bool:
-        """Whether the original's rules were asked for."""
+        """Whether the original's rules apply."""
         return self.compat == "dpr"
 
     def candidates(self) -> str:
@@ -281,11 +277,11 @@ class TrainingSettings(Settings):
         return self.train.max_grad_norm * (num_ranks if self.as_dpr else 1)
 
     def uses_average_rank(self, epoch: int) -> bool:
-        """Whether a validation in ``epoch`` (counted from 0) takes the average rank."""
+        """Whether a validation in ``epoch`` (counted from 0) computes the average rank."""
         return self.val_av_rank_start_epoch is not None and epoch >= self.val_av_rank_start_epoch
 
     def resume_mode(self) -> str:
-        """``resume``, or that there must be a run."""
+        """``resume``, or ``require``: there must be a run."""
         return "require" if self.init == "resume" and self.resume == "auto" else self.resume
 
     def continued_run(self) -> Path | None:

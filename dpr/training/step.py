@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +28,16 @@ class StepResult(NamedTuple):
     num_questions: int
 
 
-class Step(Protocol):
+class Step(ABC):
     """One micro-batch. Adds its gradient to the parameters."""
 
-    scaler: torch.amp.GradScaler
+    def __init__(self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
+        self.model, self.loss, self.ranks, self.device, self._precision = model, loss, ranks, device, precision
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
+    @abstractmethod
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
-        """``num_pools`` pools make up the optimizer step; gradients are joined over ranks with the last."""
-        ...
+        """``num_pools`` pools make up the optimizer step; gradients are averaged over ranks with the last."""
 
 
 def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, temperature: Tensor | float) -> LossResult:
@@ -50,7 +53,7 @@ def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncode
         name = type(loss).__name__
         found = f"losses of shape {tuple(result.losses.shape)}" if isinstance(result, LossResult) else f"a {type(result).__name__}"
         raise ConfigError(f"the loss {name} returned {found}; expected a LossResult with one loss per question, ({len(batch)},)")
-    # A learned temperature gets a gradient, if of zero, from any loss: without one, data-parallel training would wait for it for ever.
+    # A learned temperature gets a gradient from any loss, be it zero: data-parallel training would wait for a missing one for ever.
     return result._replace(losses=result.losses + 0.0 * temperature) if isinstance(temperature, Tensor) else result
 
 
@@ -62,26 +65,16 @@ def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -
     return (result.losses * batch.loss_weights.to(result.losses.dtype)).sum() * (1 / (len(batch) * num_pools))
 
 
-class DirectStep:
+class DirectStep(Step):
     """Both towers at once, the whole batch in one forward."""
-
-    def __init__(self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
-        self.model, self.loss, self.ranks, self.device = model, loss, ranks, device
-        self._precision = precision
-        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)
         gather = PoolGather(batch, self.loss, self.ranks)
-        with self._reduction(is_last):
+        with self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not is_last else nullcontext():
             with autocast(self.device, self._precision), record_function("dpr/encode"):
                 vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type, on_contexts=gather.start)
             result = pool_loss(self.loss, vectors.questions, gather, batch, vectors.temperature)
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
         return StepResult(result.loss.detach(), result.num_correct, len(batch))
-
-    def _reduction(self, is_last: bool) -> AbstractContextManager[None]:
-        if isinstance(self.model, DistributedDataParallel) and not is_last:
-            return self.model.no_sync()
-        return nullcontext()

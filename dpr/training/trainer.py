@@ -37,9 +37,8 @@ from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
 from dpr.training.user_classes import make_loss
-from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.dev_sets import DevSet, usual_validations
 from dpr.training.validations.protocol import QuestionMetric, Validation, run_validations
-from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
@@ -154,18 +153,14 @@ class BiEncoderTrainer(Run):
         dev_files = [dev_set.source.fingerprint for dev_set in self._dev_sets]
         self.identity = run_identity(self.settings, self.plan, self.model, self.loss, self.ranks, dev_files)
         if stored is not None:
+            self.identity = resumed_identity(self.identity, stored, total_steps=self.total_steps, force=self.settings.resume == "force")
             self._restore(stored)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
         return self.progress
 
     def _restore(self, stored: StoredRun) -> None:
         settings, progress = self.settings, stored.progress
-        assert self.identity is not None
-        force = settings.resume == "force"
-        self.identity = resumed_identity(self.identity, stored, total_steps=self.total_steps, force=force)
-        self._state.read_model(stored.folder)
-        if not settings.ignore_checkpoint_optimizer:
-            self._state.read_optimizer(stored.folder)
+        self._state.read(stored.folder, with_optimizer=not settings.ignore_checkpoint_optimizer)
         logger.info("resuming from %s at step %d", stored.folder, progress.step)
         if settings.ignore_checkpoint_offset:
             return
@@ -189,7 +184,7 @@ class BiEncoderTrainer(Run):
                 self.progress.step += 1
                 self.guard.stop_if_hopeless(self.progress.step)
                 self.emit("on_step_end")
-                if self.is_epoch_over:
+                if self.progress.step % self.steps_per_epoch == 0:
                     self.emit("on_epoch_end")
                 self.is_stopping = self._stopping.reached(self.progress.step)
         if self.is_stopping and self.saved_step != self.progress.step:
@@ -239,11 +234,6 @@ class BiEncoderTrainer(Run):
         self.step.scaler.update()
         self.emit("on_after_optimizer_step")
         self.optimizer.zero_grad(set_to_none=True)
-
-    @property
-    def is_epoch_over(self) -> bool:
-        """Whether the last update was the last of its epoch."""
-        return self.progress.step % self.steps_per_epoch == 0
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
         metrics = self.metrics.take(peak=peak)

@@ -61,8 +61,14 @@ class SpikeMonitor(Callback):
         loss = torch.stack([result.loss_sum for result in run.results]).sum() / sum(result.num_questions for result in run.results)
         values = torch.stack([loss.float(), run.grad_norm.float()])
         self._judge_pending()
-        self._pending = _copied(run.progress.step, values)
-        if not values.is_cuda:
+        arrival = None
+        if values.is_cuda:
+            device = values.device
+            values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+            arrival = torch.cuda.Event()
+            arrival.record(torch.cuda.current_stream(device))
+        self._pending = run.progress.step, values, arrival
+        if arrival is None:
             self._judge_pending()
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
@@ -97,14 +103,3 @@ class SpikeMonitor(Callback):
         self._spikes = int(state["spikes"])
         for name, score in self._scores.items():
             score.values.extend(state[name])
-
-
-def _copied(step: int, values: Tensor) -> tuple[int, Tensor, torch.cuda.Event | None]:
-    """The values on their way to the CPU, with the event of their arrival."""
-    if not values.is_cuda:
-        return step, values, None
-    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    target.copy_(values, non_blocking=True)
-    arrival = torch.cuda.Event()
-    arrival.record(torch.cuda.current_stream(values.device))
-    return step, target, arrival

@@ -18,7 +18,7 @@ from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
 from dpr.formats.durable import append_jsonl, durable_file
-from dpr.training.callbacks.early_stopping import EarlyStopping, LoadBest
+from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb

@@ -15,8 +15,8 @@ import torch
 from dpr.core.errors import ConfigError
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
 from dpr.training.callbacks.spike_monitor import RunningScore, SpikeMonitor
-from dpr.training.callbacks.tracking import TensorBoard, WeightsAndBiases
 from dpr.training.dry_run import dry_run
 from dpr.training.metrics import Metrics, TowerCost, matrix_peak
 from dpr.training.trainer import BiEncoderTrainer
