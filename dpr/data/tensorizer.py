@@ -15,6 +15,7 @@ import numpy as np
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
+from dpr.data.end_token import append_end_token
 from dpr.data.joining import JoinRule, crop_window
 from dpr.data.text import decorate_question
 from dpr.data.tokenizer_files import check_tokenizer_files
@@ -57,13 +58,17 @@ class Tensorizer:
         question_length: int = 0,
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
+        append_eos: bool = False,
     ) -> Tensorizer:
-        """Loads the tokenizer of a Hugging Face model or folder. Code in it is never run.
+        """Loads the tokenizer of a Hugging Face model or folder; with ``append_eos`` it ends every sequence with its end token. Code in
+        the folder is never run.
 
         Raises:
             InputError: the folder holds no tokenizer, a damaged one, or the name is unknown here.
         """
         tokenizer = load_tokenizer(name_or_folder, **({} if do_lower_case is None else {"do_lower_case": do_lower_case}))
+        if append_eos:
+            append_end_token(tokenizer)
         return cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
 
     def save(self, folder: Path) -> None:
@@ -76,6 +81,19 @@ class Tensorizer:
         if self.tokenizer.sep_token_id is None:
             raise ConfigError("encoder.dpr_trailing_sep=true, but the tokenizer has no [SEP]; set it to false")
         return int(self.tokenizer.sep_token_id)
+
+    @property
+    def ends_sequences(self) -> bool:
+        """Whether a special token comes after every text, however long it is."""
+        return self.join_rule is not None and bool(self.join_rule.single[1])
+
+    def check_end_token(self) -> None:
+        """Raises ConfigError where the last token of a text would be one of its words."""
+        if not self.ends_sequences:
+            raise ConfigError(
+                "encoder.pooling=last reads the last token of a text, and the tokenizer puts no end token behind it; "
+                "set encoder.append_eos=true"
+            )
 
     @property
     def do_lower_case(self) -> bool:

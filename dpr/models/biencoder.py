@@ -333,7 +333,10 @@ class BiEncoder(nn.Module):
             question_length=settings.question_length,
             do_lower_case=do_lower_case,
             special_tokens=special_tokens,
+            append_eos=settings.append_eos,
         )
+        if settings.pooling == "last":
+            tensorizer.check_end_token()
         return cls(*towers, tensorizer, settings, options)
 
 

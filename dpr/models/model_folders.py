@@ -61,9 +61,18 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = read_config(encoder)
     refuse_impossible_sizes(config, {name: tuple(tensor.shape) for name, tensor in weights.items()}, encoder / _CONFIG)
-    tensorizer = Tensorizer.load(encoder, sequence_length=settings.sequence_length, question_length=settings.question_length)
+    tensorizer = _tensorizer(encoder, settings)
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     return ModelParts(settings, config, tensorizer, weights, temperature, _temperature(learned, folder / checkpoints.MODEL_FILE))
+
+
+def _tensorizer(folder: Path, settings: EncoderSettings) -> Tensorizer:
+    return Tensorizer.load(
+        folder,
+        sequence_length=settings.sequence_length,
+        question_length=settings.question_length,
+        append_eos=settings.append_eos,
+    )
 
 
 def _temperature(value: Any, file: Path) -> float | None:
@@ -106,7 +115,7 @@ def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
     limit = getattr(config, "max_position_embeddings", settings.sequence_length) - (first_position(backbone) or 0)
     longest = min(settings.sequence_length, limit)
     settings = replace(settings, shared=True, sequence_length=longest, question_length=min(settings.question_length, longest))
-    tensorizer = Tensorizer.load(body, sequence_length=settings.sequence_length, question_length=settings.question_length)
+    tensorizer = _tensorizer(body, settings)
     weights = {f"question_model.backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
     return ModelParts(settings, config, tensorizer, weights)
 

@@ -47,9 +47,13 @@ class EncoderSettings(Settings):
     """The original's stray [SEP] behind every sequence: one more token, at position sequence_length - 1, that every shorter sequence
     attends to."""
 
+    append_eos: bool = setting(False, on_resume=IDENTITY)
+    """The tokenizer's end token behind every text, where the tokenizer itself adds none; the text is cut to make room for it. Decoders
+    whose last token is read need one."""
+
     def as_dict(self) -> dict[str, Any]:
-        """Names and values; ``dpr_trailing_sep`` only where it is on, so that fingerprints of other models stay what they were."""
-        return {name: value for name, value in asdict(self).items() if name != "dpr_trailing_sep" or value}
+        """Names and values; later settings only where they are on, so that fingerprints of other models stay what they were."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("dpr_trailing_sep", "append_eos")}
 
 
 @dataclass
