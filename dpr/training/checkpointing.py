@@ -156,9 +156,8 @@ class CheckpointFolder:
             state = {"progress": asdict(progress), "identity": identity}
             checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
             checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
-        best = {key: value for key, value in asdict(progress).items() if key.startswith("best_")}
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
-        write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **best, **metrics})
+        write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **progress.best(), **metrics})
         # Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept.
         kept = [path for path in checkpoints.checkpoint_folders(self.output_dir, self.name) if _step_of(path) <= progress.step]
         for old in kept[self.keep_last :] if self.keep_last else []:

@@ -34,8 +34,11 @@ class Progress:
 
     def summary(self) -> dict[str, Any]:
         """What ``metrics.json`` holds: the metrics of the last validation, and the best."""
-        best = {"best_metric": self.best_metric, "best_value": self.best_value, "best_checkpoint": self.best_checkpoint}
-        return {"step": self.step, **self.last_metrics, **best}
+        return {"step": self.step, **self.last_metrics, **self.best()}
+
+    def best(self) -> dict[str, Any]:
+        """The fields of the best checkpoint."""
+        return {"best_metric": self.best_metric, "best_value": self.best_value, "best_checkpoint": self.best_checkpoint}
 
     def is_improved_by(self, metric: str, value: float, *, highest: bool = False) -> bool:
         """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts over."""

@@ -68,9 +68,8 @@ class FiniteGuard:
         self._most = most_in_row + (_HALVINGS_OF_THE_SCALE if has_loss_scale else 0)
         self._has_loss_scale = has_loss_scale
         self._counts = torch.zeros(2, dtype=torch.int32, device=device)  # skipped in a row, skipped in all
-        self._is_cuda = device.type == "cuda"
-        self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=self._is_cuda)
-        self._arrived = torch.cuda.Event() if self._is_cuda else None
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+        self._on_host = torch.zeros(2, dtype=torch.int32, pin_memory=self._arrived is not None)
         self._reported = 0
 
     def check(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:

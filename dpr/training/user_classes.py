@@ -26,7 +26,22 @@ def user_callbacks(entries: Any) -> list[Callback]:
     Raises:
         ConfigError: an entry is not an import path, not a callback, or does not take its arguments.
     """
-    return [_callback(entry) for entry in _listed(entries)]
+    found = list[Callback]()
+    for entry in _listed(entries):
+        path, arguments = split_entry(entry, setting=_CALLBACKS)
+        named = import_object(path, setting=_CALLBACKS)
+        if inspect.isclass(named):
+            check_class(named, Callback, path=path, setting=_CALLBACKS)
+            found.append(call(named, path=path, setting=_CALLBACKS, arguments=arguments))
+            continue
+        if isinstance(named, Callback):
+            raise ConfigError(f"{_CALLBACKS}={path} is an object; name its class, and its arguments with {{use: ..., argument: value}}")
+        if not callable(named):
+            raise ConfigError(f"{_CALLBACKS}={path} is neither a class nor a function")
+        if inspect.isbuiltin(named) or not _takes(named, 1):
+            raise ConfigError(f"{_CALLBACKS}={path} does not accept the trainer; name a function of (trainer) or (trainer, value)")
+        found.append(call(FunctionCallback, named, path=path, setting=_CALLBACKS, arguments=arguments))
+    return found
 
 
 def make_loss(entry: Any, *, candidates: str) -> Loss:
@@ -53,23 +68,6 @@ def user_validations(entries: Any) -> list[Validation]:
 
 def _listed(entries: Any) -> list[Any]:
     return list(entries) if isinstance(entries, list | tuple) else [] if entries is None else [entries]
-
-
-def _callback(entry: Any) -> Callback:
-    path, arguments = split_entry(entry, setting=_CALLBACKS)
-    found = import_object(path, setting=_CALLBACKS)
-    make: Any = FunctionCallback
-    values: tuple[Any, ...] = (found,)
-    if inspect.isclass(found):
-        make, values = check_class(found, Callback, path=path, setting=_CALLBACKS), ()
-    elif isinstance(found, Callback):
-        raise ConfigError(f"{_CALLBACKS}={path} is an object; name its class, and its arguments with {{use: ..., argument: value}}")
-    elif not callable(found):
-        raise ConfigError(f"{_CALLBACKS}={path} is neither a class nor a function")
-    elif inspect.isbuiltin(found) or not _takes(found, 1):
-        raise ConfigError(f"{_CALLBACKS}={path} does not accept the trainer; name a function of (trainer) or (trainer, value)")
-    made: Callback = call(make, *values, path=path, setting=_CALLBACKS, arguments=arguments)
-    return made
 
 
 def user_metrics(paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None) -> dict[str, QuestionMetric]:
