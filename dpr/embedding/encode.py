@@ -19,20 +19,20 @@ from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
 
-_LISTED_PASSAGES = 512  # at a time: a token in a list takes five times what it takes in a tensor
+_LISTED_PASSAGES = 512  # at a time: a token takes five times as much memory in a list as in a tensor
 
-# CUDA's allocator has an error class of its own, the others only words.
+# CUDA's allocator raises a class of its own; the others are recognised by their messages.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def usual_tokens(device: torch.device) -> int:
-    """Tokens of a forward pass without gradient that keep a device busy, where nobody states how many."""
+    """Default number of tokens of a forward pass without gradient; enough to keep the device busy."""
     return 65536 if device.type == "cuda" else 4096
 
 
 @dataclass(slots=True)
 class TokenBudget:
-    """Tokens of one forward pass at most, padding included. It shrinks where memory does not suffice, and stays so."""
+    """Most tokens of one forward pass, padding included. It shrinks when memory runs out and stays small."""
 
     tokens: int
 
@@ -65,43 +65,39 @@ def encode_tokens(
 def encode_within_memory(
     model: BiEncoder, tokens: TokenBatch, budget: TokenBudget, *, encoder_type: str = "ctx", batch_size: int = 0, precision: str = "fp32"
 ) -> np.ndarray:
-    """As ``encode_tokens``; where memory runs out, the budget is halved and all sequences are encoded again.
+    """As ``encode_tokens``; when memory runs out, the budget is halved and all sequences are encoded again.
 
-    So every result is made with one budget, and equals bit for bit that of a call which is given this budget.
+    So every result is made with one budget and equals, bit for bit, that of ``encode_tokens`` with this budget.
 
     Raises:
-        InputError: memory does not suffice for the longest sequence alone.
+        InputError: the longest sequence alone does not fit into memory.
     """
     asked = budget.tokens
-    while (
-        vectors := _vectors_or_none(model, tokens, encoder_type, budget_tokens=budget.tokens, batch_size=batch_size, precision=precision)
-    ) is None:
+
+    def vectors_or_none() -> np.ndarray | None:
+        # It returns before the next attempt, because the error's traceback holds tensors.
+        try:
+            return encode_tokens(
+                model, tokens, encoder_type=encoder_type, batch_tokens=budget.tokens, batch_size=batch_size, precision=precision
+            )
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
+                return None
+            raise
+
+    while (vectors := vectors_or_none()) is None:
         lengths = tokens.lengths.cpu().numpy()
         longest, batches = int(lengths.max()), plan_token_batches(lengths, budget.tokens, batch_size or len(lengths))
         used = max(len(rows) * int(lengths[rows[0]]) for rows in batches)
         if used <= longest:
             raise InputError(
-                f"memory of the device {model.device} does not suffice for one sequence of {longest} tokens",
-                hint="end what else uses the device, or take precision=bf16, a larger device or a smaller model",
+                f"one sequence of {longest} tokens does not fit into the memory of device {model.device}",
+                hint="stop other programs on the device, or use precision=bf16, a larger device or a smaller model",
             )
         budget.tokens = max(used // 2, longest)
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
     if budget.tokens < asked:
-        message = "out of memory with %d tokens a forward pass; going on with %d. batch_tokens=%d starts with that"
+        message = "out of memory with %d tokens per forward pass; continuing with %d. Set batch_tokens=%d to start there"
         logger.warning(message, asked, budget.tokens, budget.tokens)
     return vectors
-
-
-def _vectors_or_none(
-    model: BiEncoder, tokens: TokenBatch, encoder_type: str, *, budget_tokens: int, batch_size: int, precision: str
-) -> np.ndarray | None:
-    """None where memory ran out. It returns, so that the error's traceback holds no tensor any more when the next trial begins."""
-    try:
-        return encode_tokens(
-            model, tokens, encoder_type=encoder_type, batch_tokens=budget_tokens, batch_size=batch_size, precision=precision
-        )
-    except RuntimeError as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
-            return None
-        raise

@@ -3,13 +3,14 @@
 1. The shard is a consecutive range of ceil(N / num_shards) passages, as in DPR; it is cut into chunks of ``chunk_size`` passages.
 2. Chunks that an earlier run finished are verified and kept. The others are dealt out to the ranks, the k-th to rank k mod W.
 3. A rank reads the file as a stream and holds three chunks at a time: one is encoded, the next is read and tokenised, the last written.
-4. When all ranks are through, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on interruptions.
+4. When all ranks are done, rank 0 writes the manifest. The bytes do not depend on the number of ranks or on interruptions.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from dpr.core.distributed import barrier, current_ranks, from_main, largest_over
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.embedding.chunks import Chunk, WriteBehind, chunk_rows, prepared_chunks
+from dpr.embedding.chunks import chunk_rows, prepared_chunks
 from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_passages
 from dpr.embedding.source import PassageSource
 from dpr.embedding.token_cache import TokenCache
@@ -36,7 +37,7 @@ _SHOWN_IDS = 5
 class EmbedSettings:
     """How passages become vectors. ``batch_size`` caps the passages of one forward pass; 0 leaves that to ``batch_tokens``.
 
-    ``dtype``: float32, float16, int8 or binary, in which they are stored.
+    ``dtype``: what vectors are stored as: float32, float16, int8 or binary.
     """
 
     encoder_type: str = "ctx"
@@ -49,7 +50,7 @@ class EmbedSettings:
 
 @dataclass(frozen=True, slots=True)
 class EmbedReport:
-    """What a run did: passages of the shard, those embedded now (the rest was there), those without text; all ranks together."""
+    """What a run did, over all ranks: passages of the shard, passages it embedded (the rest existed), and those of them without text."""
 
     folder: Path
     passages: int
@@ -75,11 +76,11 @@ def embed_shard(
 ) -> EmbedReport:
     """Writes the vectors of one shard to the folder ``<out_file>_<shard_id>``; resumes an interrupted run.
 
-    Called by every rank of a group, or by a single process. In ``token_folder`` the tokens are kept for the next embedding of the corpus.
+    Every rank of a group calls it, or a single process. ``token_folder`` keeps the tokens for the next embedding of the corpus.
 
     Raises:
-        InputError: the corpus is empty, has a bad row or an id twice; the folder holds vectors of another model, corpus or settings;
-            the model gives vectors that are not finite or zero; they cannot be written; memory does not suffice for one passage.
+        InputError: the corpus is empty, has a bad row or a repeated id; the folder holds vectors of another model, corpus or settings;
+            the model gives vectors that are zero, NaN or infinite; they cannot be written; one passage does not fit into memory.
         LostRankError: another rank raised.
     """
     settings = settings or EmbedSettings()
@@ -87,14 +88,24 @@ def embed_shard(
     rows = shard_range(_count(source), shard_id, num_shards)
     num_chunks = -(-len(rows) // settings.chunk_size)
     metadata = shard_metadata(model, source, settings, rows=rows, shard_id=shard_id, num_shards=num_shards)
-    open_writer = _WriterOpener(folder, metadata, model.dimension, settings.dtype)
-    missing = open_writer.missing_chunks(num_chunks)
+    make_writer = partial(VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=settings.dtype)
+    opened: list[VectorShardWriter] = []
+    flags = torch.zeros(num_chunks + 1)  # which chunks are missing, and whether the shard is unfinished
+
+    def look() -> None:
+        opened.append(make_writer())
+        if not opened[0].is_complete():
+            flags[[*set(range(num_chunks)) - opened[0].finished_chunks(), num_chunks]] = 1
+
+    on_main(look)  # rank 0 alone creates the folder and verifies what is there
+    flags = sum_over_ranks(flags)
+    missing = flags[:num_chunks].nonzero().flatten().tolist()
     if len(missing) < num_chunks:
-        logger.info("%s: %d of %d chunks are there already", folder, num_chunks - len(missing), num_chunks)
+        logger.info("%s: %d of %d chunks exist already", folder, num_chunks - len(missing), num_chunks)
     embedded, empty = 0, 0
-    if missing or not open_writer.is_complete:
-        writer = open_writer.writer()
-        barrier()  # nobody finishes the shard while another rank is still opening it
+    if flags[num_chunks]:
+        writer = opened[0] if opened else make_writer()
+        barrier()  # no rank finishes the shard while another is still opening it
         embedded, empty = _embed_chunks(model, source, writer, rows, missing, settings, token_folder)
         on_main(lambda: writer.finish(num_chunks))
     return EmbedReport(folder, len(rows), embedded, empty)
@@ -120,38 +131,6 @@ def shard_metadata(
         "end_row": rows.stop,
         "chunk_size": settings.chunk_size,
     }
-
-
-class _WriterOpener:
-    """Opens the shard on rank 0 first: it alone makes the folder, verifies what is there, and says which chunks are missing."""
-
-    def __init__(self, folder: Path, metadata: Metadata, dimension: int, dtype: str) -> None:
-        self._arguments = (folder, metadata, dimension, dtype)
-        self._writer: VectorShardWriter | None = None
-        self.is_complete = False
-
-    def writer(self) -> VectorShardWriter:
-        if self._writer is None:
-            folder, metadata, dimension, dtype = self._arguments
-            self._writer = VectorShardWriter(folder, metadata=metadata, dimension=dimension, dtype=dtype)
-        return self._writer
-
-    def missing_chunks(self, num_chunks: int) -> list[int]:
-        """The same list on every rank."""
-        flags = torch.zeros(num_chunks + 1)
-
-        def look() -> None:
-            writer = self.writer()
-            if writer.is_complete():
-                flags[num_chunks] = 1
-                return
-            for number in set(range(num_chunks)) - writer.finished_chunks():
-                flags[number] = 1
-
-        on_main(look)
-        flags = sum_over_ranks(flags)
-        self.is_complete = bool(flags[num_chunks])
-        return torch.nonzero(flags[:num_chunks]).flatten().tolist()
 
 
 def _count(source: PassageSource) -> int:
@@ -187,21 +166,28 @@ def _embed_chunks(
     tokenize = partial(tokenize_passages, model.tensorizer) if token_folder is None else TokenCache(token_folder, model.tensorizer).tokens
     prepared = prepared_chunks(source, rows, mine, settings.chunk_size, tokenize)
     budget = TokenBudget(settings.batch_tokens)
+    options = {name: getattr(settings, name) for name in ("encoder_type", "batch_size", "precision")}
     empty_ids: list[str] = []
     num_empty = 0
     turns = -(-len(missing) // ranks.world_size)
-    with WriteBehind(writer) as behind:
-        for turn in range(turns + 1):  # in the last one, what was encoded last comes to be written
+    written: Future[None] = Future()
+    written.set_result(None)
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as pool:  # leaving it lets a write that has started finish
+        for turn in range(turns + 1):  # in the last one, only the last chunk is written
             done, failure = torch.zeros(3, dtype=torch.float64), None
             try:
                 if turn < len(mine):
                     chunk = next(prepared)
-                    _refuse_changed(source, writer)
-                    _embed_chunk(model, behind, chunk, budget, settings)
+                    # What was read from a file that changes belongs neither to the old corpus nor to the new one.
+                    if source.identity()["corpus_fingerprint"] != writer.metadata["corpus_fingerprint"]:
+                        hint = "finish writing it, choose another out_file, rerun"
+                        raise InputError("has changed while it was embedded", file=source.file, hint=hint)
+                    vectors = encode_within_memory(model, chunk.tokens, budget, **options)
                     done = torch.tensor([len(chunk.ids), len(chunk.tokens.tokens), len(chunk.empty_ids)], dtype=torch.float64)
                     empty_ids = (empty_ids + chunk.empty_ids)[:_SHOWN_IDS]
-                else:
-                    behind.wait()
+                written.result()  # raises what the write raised
+                if turn < len(mine):
+                    written = pool.submit(writer.write_chunk, chunk.number, chunk.ids, vectors)
             except Exception as error:
                 failure = error
             if largest_over_ranks(int(failure is not None)):
@@ -216,21 +202,3 @@ def _embed_chunks(
         shown = f", such as {', '.join(empty_ids)}" if empty_ids else ""
         logger.warning("%d passages have no text%s; they were embedded by their title, or as empty sequences", num_empty, shown)
     return lost, num_empty
-
-
-def _refuse_changed(source: PassageSource, writer: VectorShardWriter) -> None:
-    """Before each chunk is stored: what was read of a file that changes is neither the old corpus nor the new one."""
-    if source.identity()["corpus_fingerprint"] != writer.metadata["corpus_fingerprint"]:
-        raise InputError("has changed while it was embedded", file=source.file, hint="finish writing it, choose another out_file, rerun")
-
-
-def _embed_chunk(model: BiEncoder, behind: WriteBehind, chunk: Chunk, budget: TokenBudget, settings: EmbedSettings) -> None:
-    vectors = encode_within_memory(
-        model,
-        chunk.tokens,
-        budget,
-        encoder_type=settings.encoder_type,
-        batch_size=settings.batch_size,
-        precision=settings.precision,
-    )
-    behind.write(chunk.number, chunk.ids, vectors)

@@ -155,13 +155,14 @@ def _embed_changing_nothing(folder: Path, corpus: Path, out: Path) -> None:
 def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = tmp_path / "c.tsv"
     corpus.write_bytes((folder / "corpus.tsv").read_bytes())
-    real = job._embed_chunk
+    real = job.encode_within_memory
 
-    def embed_and_change(model: Any, behind: Any, chunk: Any, *rest: Any) -> None:
-        real(model, behind, chunk, *rest)
+    def encode_and_change(*arguments: Any, **options: Any) -> np.ndarray:
+        vectors = real(*arguments, **options)
         corpus.write_bytes((folder / "corpus.tsv").read_bytes().replace(b"p50", b"q50"))
+        return vectors
 
-    monkeypatch.setattr(job, "_embed_chunk", embed_and_change)
+    monkeypatch.setattr(job, "encode_within_memory", encode_and_change)
     with pytest.raises(InputError, match="has changed while it was embedded"):
         embed(folder, tmp_path / "X", corpus=corpus)
 
@@ -186,14 +187,15 @@ def test_a_killed_run_of_two_ranks_is_continued_by_one(folder: Path, tmp_path: P
 
 
 def _die_at_third_chunk(folder: Path, out: Path) -> None:
-    real = job._embed_chunk
+    real, encoded = job.encode_within_memory, []
 
-    def embed_or_die(model: Any, behind: Any, chunk: Any, *rest: Any) -> None:
-        if chunk.number >= 4:  # each rank's third: its first is written then
+    def encode_or_die(*arguments: Any, **options: Any) -> np.ndarray:
+        if len(encoded) == 2:  # each rank's third chunk: its first is written then
             os.kill(os.getpid(), signal.SIGKILL)
-        real(model, behind, chunk, *rest)
+        encoded.append(1)
+        return real(*arguments, **options)
 
-    job._embed_chunk = embed_or_die
+    job.encode_within_memory = encode_or_die
     embed(folder, out)
 
 

@@ -70,14 +70,14 @@ def test_the_budget_is_halved_until_it_fits_and_stays(
         encode_within_memory(model, tokens, budget)
     assert [size for size in asked if size > 300] == trials, "tried again with what had failed"
     assert [record.getMessage() for record in caplog.records] == [
-        "out of memory with 8192 tokens a forward pass; going on with 208. batch_tokens=208 starts with that"
+        "out of memory with 8192 tokens per forward pass; continuing with 208. Set batch_tokens=208 to start there"
     ]
     np.testing.assert_array_equal(found, expected)
 
 
 def test_one_sequence_that_does_not_fit_is_an_error_with_its_length(model: BiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_memory(monkeypatch, 20)
-    with pytest.raises(InputError, match=r"device cpu does not suffice for one sequence of 24 tokens; .*precision=bf16"):
+    with pytest.raises(InputError, match=r"one sequence of 24 tokens does not fit into the memory of device cpu; .*precision=bf16"):
         encode_within_memory(model, batch(24, 5, 5, 5), TokenBudget(4096))
 
 
