@@ -13,6 +13,11 @@ from typing import Any
 _LONGEST_FOUND = 400
 
 
+def first_line(error: BaseException) -> str:
+    """The message of an exception on one line, at most 200 characters."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 class DprError(Exception):
     """Base of every error that is shown without a traceback. ``exit_code`` is that of the class where none is given."""
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import warnings
+from functools import cache
 
 LOGGER_NAME = "dpr"
 
@@ -13,6 +14,12 @@ LOGGER_NAME = "dpr"
 def get_logger(module: str) -> logging.Logger:
     """The logger of a module of this package (pass ``__name__``)."""
     return logging.getLogger(module)
+
+
+@cache
+def warn_once(logger: logging.Logger, message: str, *values: object) -> None:
+    """Logs a warning once per process for the same values."""
+    logger.warning(message, *values)
 
 
 class _BesideProgressBars(logging.StreamHandler):

@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dpr.core.errors import ConfigError, DprError, LostRankError
+from dpr.core.errors import ConfigError, DprError, LostRankError, first_line
 
 ROLL_CALL_S = 3.0
 _OF_A_CONNECTION = re.compile(
@@ -116,8 +116,7 @@ def _ranks_message(error: RuntimeError, where: str) -> str:
         who = "; ".join(f"rank {rank} failed: {reason}" for rank, reason in reasons.items())
     else:
         who = "the ranks lost touch with each other"
-    first_line = str(error).strip().partition("\n")[0]
-    return f"{who}{where and ', '}{where} ({first_line[:200]}). Rerun the same command to resume from the last checkpoint"
+    return f"{who}{where and ', '}{where} ({first_line(error)}). Rerun the same command to resume from the last checkpoint"
 
 
 def _call_the_roll(where: str) -> tuple[list[int] | None, dict[int, str]]:

@@ -1,4 +1,4 @@
-"""Backbones: Hugging Face encoders without their poolers, from files or from a config, with the dropout that was asked for."""
+"""Backbones: Hugging Face encoders without their poolers, from files or from a config, with a given dropout."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def load_backbone(
 ) -> nn.Module:
     """Loads a Hugging Face encoder in fp32, or with random weights from its config.
 
-    ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as "the model's own"), ``attention_dropout`` the latter
-    alone. Code in the folder is never run.
+    ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as the model's default), ``attention_dropout`` only the
+    latter. Code in the folder is never run.
 
     Raises:
-        InputError: the model cannot be loaded, is no encoder, or weights it needs are missing from the file.
+        InputError: the model cannot be loaded, is not an encoder, or weights it needs are missing from the file.
     """
     config = read_config(name_or_folder)
     if not pretrained:
@@ -34,7 +34,7 @@ def load_backbone(
 
 
 def backbone_from_config(config: Any, *, dropout: float | None = None, attention_dropout: float | None = None) -> nn.Module:
-    """Random weights. Each call gets its own copy of the config, since models keep settings on it."""
+    """Random weights. Each call copies the config, because models keep settings on it."""
     config = copy.deepcopy(config)
     set_dropout(config, dropout, attention_dropout)
     backbone = _model_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config)))
@@ -42,12 +42,12 @@ def backbone_from_config(config: Any, *, dropout: float | None = None, attention
     return backbone
 
 
-# Probabilities of heads, which no vector goes through, and of leaving out whole layers.
+# Probabilities of heads, which no vector passes, and of skipping whole layers.
 _NO_DROPOUT_OF_TOWERS = re.compile("classif|summary|pooler|qa_|layer_?drop|path|token")
 
 
 def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None = None) -> None:
-    """Sets every dropout probability of a config, those of attention to ``attention_dropout`` where it is given."""
+    """Sets every dropout probability of a config, those of attention to ``attention_dropout`` if given."""
     of_attention = dropout if attention_dropout is None else attention_dropout
     for key, probability in (("encoder.dropout", dropout), ("encoder.attention_dropout", of_attention)):
         for name in _dropout_names(config)[key] if probability is not None else ():
@@ -55,12 +55,12 @@ def set_dropout(config: Any, dropout: float | None, attention_dropout: float | N
 
 
 def dropout_of(config: Any) -> dict[str, float]:
-    """What ``set_dropout`` has set, by the names of the settings; the largest where a config names several."""
+    """The probabilities of a config by setting; the largest where a config has several."""
     return {key: max([getattr(config, name) or 0.0 for name in names], default=0.0) for key, names in _dropout_names(config).items()}
 
 
 def _dropout_names(config: Any) -> dict[str, list[str]]:
-    """The config's own names of dropout probabilities, by setting; every family has others (``resid_pdrop``, ``dropout_rate``, ...)."""
+    """The names of a config's dropout probabilities by setting; families differ (``resid_pdrop``, ``dropout_rate``, ...)."""
     found: dict[str, list[str]] = {"encoder.dropout": [], "encoder.attention_dropout": []}
     for name, value in config.to_dict().items():
         if "drop" in name and not _NO_DROPOUT_OF_TOWERS.search(name) and (value is None or type(value) in (int, float)):
@@ -69,14 +69,14 @@ def _dropout_names(config: Any) -> dict[str, list[str]]:
 
 
 def _switch_off_dropout(backbone: nn.Module, dropout: float | None, attention_dropout: float | None) -> None:
-    """Where all dropout is to be off, switches off what the config does not name."""
+    """If all dropout is to be off, switches off modules that the config does not name."""
     for module in backbone.modules() if dropout == 0 and not attention_dropout else ():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
 
 
 def _model_class(config: Any) -> Any:
-    """The class of models that give a state for every token: of T5 and its like the encoder alone."""
+    """The Auto class whose models give a state for every token: for T5 and similar models, that of the encoder alone."""
     from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING, AutoModel, AutoModelForTextEncoding
 
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
@@ -87,15 +87,13 @@ def _without_pooler(config_class: type) -> dict[str, bool]:
     """The pooler is never used; leaving it out keeps data-parallel training free of unused parameters."""
     from transformers import AutoModel
 
-    model_class: Any = AutoModel._model_mapping.get(config_class, None)
-    if isinstance(model_class, tuple):
-        model_class = model_class[0]
-    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters:
-        return {"add_pooling_layer": False}
-    return {}
+    found: Any = AutoModel._model_mapping.get(config_class, None)
+    model_class = found[0] if isinstance(found, tuple) else found
+    has_pooler = model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters
+    return {"add_pooling_layer": False} if has_pooler else {}
 
 
 def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The state of a module in which every tensor appears once, under its first name, wherever modules share it."""
+    """The state of a module with each shared tensor once, under its first name."""
     names = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
     return {name: tensor for name, tensor in module.state_dict().items() if name in names}

@@ -1,4 +1,4 @@
-"""A cross-encoder: question and passage read together by one sequence classifier. Only used, never trained, here."""
+"""A cross-encoder: one sequence classifier reads question and passage together. It is used here, never trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import load_tokenizer
 from dpr.formats.durable import describe_file
-from dpr.models.pretrained import load_weights, read_config
+from dpr.models.pretrained import check_safetensors, load_weights, read_config
 from dpr.models.trials import first_position
 
 _LONGEST = 512
@@ -25,26 +25,20 @@ EXPECTED = "a folder of a Hugging Face sequence classifier with 1 or 2 labels: c
 
 
 class CrossEncoder:
-    """Scores pairs by a classifier's probability that the passage is relevant: the logistic function of its one logit, or the share of the
-    second of its two.
+    """Scores pairs by the probability that the passage is relevant: the sigmoid of the one logit, or the softmax of the second of two.
 
-    A passage is its title and its text, joined by a space. Pairs longer than the model takes are cut, the longer side first.
+    A passage is its title and its text, joined by a space. Pairs longer than the model accepts are cut, the longer side first.
+    ``fingerprint`` changes with the files of the folder and the precision.
     """
 
     def __init__(
         self, model: Any, tokenizer: Any, *, fingerprint: str, batch_tokens: int = 4096, precision: str = "fp32", max_length: int = _LONGEST
     ) -> None:
-        self._model, self._tokenizer = model.eval(), tokenizer
-        self._fingerprint = fingerprint
+        self._model, self._tokenizer, self.fingerprint = model.eval(), tokenizer, fingerprint
         self._batch_tokens, self._precision = batch_tokens, precision
         positions = getattr(model.config, "max_position_embeddings", None) or max_length
         positions -= first_position(model.base_model) or 0
         self._max_length = min(max_length, positions, tokenizer.model_max_length)
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with the files of the folder and the precision."""
-        return self._fingerprint
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
@@ -61,19 +55,21 @@ class CrossEncoder:
             batch = self._tokenizer.pad(chosen, return_tensors="pt").to(self._model.device)
             with autocast(self._model.device, self._precision):
                 logits = self._model(**batch).logits
-            scores[rows] = _probabilities(logits).cpu().numpy()
+            logits = logits.double()
+            relevance = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
+            scores[rows] = torch.sigmoid(relevance).cpu().numpy()
         if not np.isfinite(scores).all():
-            raise CheckpointError("the cross-encoder gives scores that are not numbers", file=self._model.name_or_path)
-        return [float(score) for score in scores]
+            raise CheckpointError("the cross-encoder gives scores that are NaN or infinite", file=self._model.name_or_path)
+        return scores.tolist()
 
     @classmethod
     def load(
         cls, folder: str | Path, device: str | torch.device | None = None, *, batch_tokens: int = 4096, precision: str = "fp32"
     ) -> CrossEncoder:
-        """Opens a folder on this machine. Code in it is never run, and pickled weights are not read.
+        """Loads a local folder. Code in it is never run, and pickled weights are not read.
 
         Raises:
-            CheckpointError: it holds no such model, not all of its weights, or no tokenizer.
+            CheckpointError: the folder has no such model, not all of its weights, or no tokenizer.
         """
         from transformers import AutoModelForSequenceClassification
 
@@ -88,19 +84,12 @@ class CrossEncoder:
         return cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
 
 
-def _probabilities(logits: torch.Tensor) -> torch.Tensor:
-    logits = logits.double()
-    return torch.sigmoid(logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0])
-
-
 def _config(path: Path) -> Any:
     if not (path / "config.json").is_file():
         raise CheckpointError("is not a cross-encoder" if path.exists() else "there is no such folder", file=path, expected=EXPECTED)
-    if not any(path.glob("*.safetensors")):
-        found = "has no model.safetensors" + ("; its pytorch_model.bin is a pickle" if any(path.glob("*.bin")) else "")
-        raise CheckpointError(found, file=path, hint="save the model again with save_pretrained of a recent transformers")
+    check_safetensors(path)
     config = read_config(path)
-    if config.num_labels not in (1, 2):
-        found = f"the classifier has {config.num_labels} labels"
-        raise CheckpointError(found, file=path / "config.json", expected="1 label, or 2 of which the second means relevant")
+    if (labels := config.num_labels) not in (1, 2):
+        expected = "1 label, or 2 of which the second means relevant"
+        raise CheckpointError(f"the classifier has {labels} labels", file=path / "config.json", expected=expected)
     return config

@@ -1,4 +1,4 @@
-"""An original DPR checkpoint as the parts of a bi-encoder, and a bi-encoder as the contents of such a file."""
+"""Checkpoint files of the original DPR: read as the parts of a bi-encoder, and the weights of such a file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the 
 
 
 class ModelParts(NamedTuple):
-    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` the backbone's.
+    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` of the backbone.
 
-    ``temperature`` is what it was trained with, where that is stored, or what learning it began with.
+    ``temperature`` is the fixed or initial one, where it is stored.
     """
 
     settings: EncoderSettings
@@ -34,15 +34,10 @@ class ModelParts(NamedTuple):
     learned_temperature: float | None = None
 
 
-def own_name(name: str) -> str:
+def _toolkit_name(name: str) -> str:
     """The toolkit's name of one of the file's weights."""
     tower, _, rest = name.partition(".")
     return name if tower not in TOWERS or rest.startswith("encode_proj.") else f"{tower}.backbone.{rest}"
-
-
-def file_name(name: str) -> str:
-    """The file's name of one of the toolkit's weights."""
-    return name.replace("_model.backbone.", "_model.", 1)
 
 
 def read_model_parts(
@@ -50,11 +45,11 @@ def read_model_parts(
 ) -> ModelParts:
     """Reads a checkpoint file of the original.
 
-    It holds no backbone config and no tokenizer: these come from ``pretrained_model_cfg`` or, without one, from the name stored in the
-    file, which is looked for on this machine only, so that a file cannot cause a download.
+    It has no backbone config and no tokenizer: these come from ``pretrained_model_cfg`` or, without one, from the name stored in the file,
+    which is only looked up on this machine, so that a file cannot cause a download.
 
     Raises:
-        CheckpointError: the file is no such checkpoint, its towers are not of Hugging Face's kind, or the name it stores is not here.
+        CheckpointError: the file is not such a checkpoint, its towers are not Hugging Face's, or the name in it is not on this machine.
     """
     stored = read_dpr_checkpoint(path)
     kind = stored.settings.get("encoder_model_type")
@@ -64,7 +59,7 @@ def read_model_parts(
     settings = EncoderSettings(
         projection_dim=_projection_dim(path, stored), sequence_length=stored.sequence_length, dpr_trailing_sep=trailing_sep
     )
-    return ModelParts(settings, config, tensorizer, {own_name(name): tensor for name, tensor in stored.weights.items()})
+    return ModelParts(settings, config, tensorizer, {_toolkit_name(name): tensor for name, tensor in stored.weights.items()})
 
 
 def _backbone_parts(path: Path, stored: DprCheckpoint, override: str | None, special_tokens: Sequence[str]) -> tuple[Any, Tensorizer]:
@@ -86,22 +81,21 @@ def _backbone_parts(path: Path, stored: DprCheckpoint, override: str | None, spe
 
 
 def _projection_dim(path: Path, stored: DprCheckpoint) -> int:
-    """The width of the projection, by the weights; settings that say otherwise are an error."""
+    """The width of the projection in the weights; CheckpointError if the settings of the file differ."""
     widths = {int(tensor.shape[0]) for name, tensor in stored.weights.items() if name.endswith(".encode_proj.weight")}
-    said = stored.settings.get("projection_dim") or 0
-    if len(widths) > 1 or (widths and said not in (0, *widths)) or (said and not widths):
-        raise CheckpointError(f"projection_dim is {said}, but encode_proj has {sorted(widths) or 'no weights'}", file=path)
+    stated = stored.settings.get("projection_dim") or 0
+    if len(widths) > 1 or (widths and stated not in (0, *widths)) or (stated and not widths):
+        raise CheckpointError(f"projection_dim is {stated}, but encode_proj has {sorted(widths) or 'no weights'}", file=path)
     return widths.pop() if widths else 0
 
 
 def file_weights(weights: Mapping[str, Tensor], *, shared: bool) -> dict[str, Tensor]:
-    """Weights under the file's names, with what the original's loader insists on: both towers, and poolers (zero; nothing uses them)."""
-    named = {file_name(name): tensor for name, tensor in weights.items() if name.startswith(TOWERS)}
+    """Weights by the file's names, with what the original's loader requires: both towers, and poolers (zero; nothing uses them)."""
+    named = {name.replace("_model.backbone.", "_model.", 1): tensor for name, tensor in weights.items() if name.startswith(TOWERS)}
     if shared:
         named |= {name.replace("question_model.", "ctx_model.", 1): tensor.clone() for name, tensor in named.items()}
     for tower in TOWERS:
-        size = named[f"{tower}.embeddings.word_embeddings.weight"].shape[1]
-        model = named[f"{tower}.embeddings.word_embeddings.weight"]
-        named[f"{tower}.pooler.dense.weight"] = model.new_zeros(size, size)
-        named[f"{tower}.pooler.dense.bias"] = model.new_zeros(size)
+        words = named[f"{tower}.embeddings.word_embeddings.weight"]
+        named[f"{tower}.pooler.dense.weight"] = words.new_zeros(words.shape[1], words.shape[1])
+        named[f"{tower}.pooler.dense.bias"] = words.new_zeros(words.shape[1])
     return named

@@ -1,4 +1,4 @@
-"""Hidden states of a sequence -> its one vector: the contract, what comes with the toolkit, and user-defined poolings."""
+"""Hidden states of a sequence -> its vector: the contract, the poolings of the toolkit, and user-defined ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, first_line
 from dpr.core.user_classes import create_object
 
 _SETTING = "encoder.pooling"
@@ -152,7 +152,7 @@ POOLINGS: dict[str, Callable[[int, int], Pooling]] = {
 
 
 def is_user_defined(name: str) -> bool:
-    """Whether a name is an import path. Such a path must come from configuration, never from a file that somebody else may have made."""
+    """Whether a name is an import path. Such a path must come from configuration, never from a file of unknown origin."""
     return ":" in name
 
 
@@ -160,7 +160,7 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
     """The pooling of a name or of an import path ``module:Class``, and the width of its vectors.
 
     Raises:
-        ConfigError: there is none of that name, or a user-defined one does not keep its promises.
+        ConfigError: the name is not known, or a user-defined pooling does not keep its promises.
     """
     if not is_user_defined(name):
         if name not in POOLINGS:
@@ -170,8 +170,8 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
     try:
         return pooling, _width(pooling, hidden_size, vocab_size)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{_SETTING}={name} does not keep the promises of dpr.models.pooling.Pooling ({reason})") from error
+        found = f"does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
+        raise ConfigError(f"{_SETTING}={name} {found}") from error
 
 
 def _width(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
@@ -192,5 +192,5 @@ def _width(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
             states, ids = (part[torch.arange(3), read] for part in (hidden, tokens))
             one_each = pooling.packed(states, ids, torch.ones_like(lengths), torch.zeros_like(position))
             if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
-                raise ValueError("it reads other tokens than token_read says")
+                raise ValueError("it reads other tokens than token_read states")
     return padded.shape[1]

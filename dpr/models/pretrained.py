@@ -1,30 +1,30 @@
-"""Models of others, as transformers reads them: from a folder, or by a name that a person typed.
+"""Third-party models, read by transformers from a folder or by a name that a person typed.
 
-A folder says what the model is: sizes, weights, vocabulary. How it is run is not its business: attention, kernels, quantisation, parallel
-plans and code that a config names are dropped. Folders are read with the network switched off.
+A folder decides what the model is: sizes, weights, vocabulary. It does not decide how it is run: attention, kernels, quantisation, parallel
+plans and code that a config names are dropped. Folders are read without network access.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dpr.core.errors import InputError
+from dpr.core.distributed import current_ranks
+from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.offline import no_downloads
 from dpr.data.tokenizer_files import check_numbers
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
-from dpr.models.quiet_loading import quiet_loading
 
 CONFIG = "config.json"
 HINT = "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache"
-# Keys of a config that decide how a model is run and not what it is.
-_HOW_IT_IS_RUN = re.compile(
+# Keys of a config that decide how a model is run, not what it is.
+_RUNNING = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
     r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
     r"|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
@@ -37,7 +37,7 @@ def read_config(source: str | Path) -> Any:
     """The config of a model, without what decides how it is run.
 
     Raises:
-        InputError: there is none, it is damaged, or asks for a model of impossible size.
+        InputError: there is none, it is damaged, or it asks for a model of impossible size.
     """
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
@@ -46,13 +46,13 @@ def read_config(source: str | Path) -> Any:
     try:
         values = read_json(folder / CONFIG) if folder.is_dir() else PretrainedConfig.get_config_dict(str(source))[0]
         check_numbers(values, file)
-        values = _of_the_model(values)
+        values = _without_running(values)
         if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
             raise InputError(f"model_type is {describe(values.get('model_type'))}", file=file, expected="a family that transformers knows")
         config = CONFIG_MAPPING[values["model_type"]].from_dict(values, name_or_path=str(source))
     except InputError:
         raise
-    except Exception as error:  # transformers checks some values, with errors of its own, and trips over others
+    except Exception as error:  # transformers checks some values and fails on others
         is_missing = (str(source).startswith((".", "/")) or str(source).count("/") > 1) and not folder.exists()
         reason = "there is no such folder" if is_missing else first_line(error)
         raise InputError(f"no model config could be loaded ({reason})", file=file, hint=HINT) from error
@@ -60,39 +60,34 @@ def read_config(source: str | Path) -> Any:
     return config
 
 
-def _of_the_model(values: dict[str, Any]) -> dict[str, Any]:
-    """What a config says of the model, in parts too."""
-    kept = {name: value for name, value in values.items() if not _HOW_IT_IS_RUN.fullmatch(name)}
-    return {name: _of_the_model(value) if isinstance(value, dict) else value for name, value in kept.items()}
+def _without_running(values: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in values.items() if not _RUNNING.fullmatch(name)}
+    return {name: _without_running(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], file: str | Path) -> None:
-    """A config may not ask for a larger model than the weights beside it, so that no file of a few bytes can take all memory.
-
-    Raises:
-        InputError: names the size.
-    """
+    """InputError if a config asks for a larger model than the weights beside it, so that no file of a few bytes can take all memory."""
     most = max((size for shape in shapes.values() for size in shape), default=0)
     limits = {name: most or limit for name, limit in _MAX_SIZE.items()}
     limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
     for name, limit in limits.items():
         value = getattr(config, name, 1)
         if value is not None and (type(value) is not int or not 1 <= value <= limit):
-            expected = f"1 to {limit}" + (", as the weights have it" if shapes else "")
-            raise InputError(f"{name} is {describe(value)}", file=file, expected=expected)
+            limited = ", the size of the weights" if shapes else ""
+            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}{limited}")
 
 
 def load_weights(model_class: Any, source: str | Path, config: Any, **options: Any) -> Any:
     """A model of ``model_class`` (one of transformers' Auto classes) in fp32 with the weights of ``source``.
 
     Raises:
-        InputError: weights are damaged, missing, or of another shape than ``config`` says.
+        InputError: weights are damaged, missing, or of another shape than in ``config``.
     """
     folder = Path(source)
     if folder.is_dir() and (shapes := weight_shapes(folder)):
         refuse_impossible_sizes(config, shapes, folder / CONFIG)
     try:
-        with _network(source), quiet_loading():
+        with no_downloads() if folder.exists() else nullcontext(), _quiet_loading():
             model, info = model_class.from_pretrained(
                 str(source), config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
             )
@@ -106,11 +101,7 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
 
 
 def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, of the safetensors files of a folder; empty where it has none.
-
-    Raises:
-        InputError: a file is damaged, or holds numbers that are no weights.
-    """
+    """Shapes by name in the safetensors files of a folder; InputError if a file is damaged or holds quantised weights."""
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -123,16 +114,33 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot be read ({first_line(error)})", file=file, expected="a safetensors file") from error
         if other := kinds - {"F64", "F32", "F16", "BF16"}:
-            raise InputError(
-                f"holds weights of type {min(other)}", file=file, expected="F32, F16, BF16 or F64; quantised models are not read"
-            )
+            expected = "F32, F16, BF16 or F64; quantised models are not read"
+            raise InputError(f"holds weights of type {min(other)}", file=file, expected=expected)
     return shapes
 
 
-def _network(source: str | Path) -> AbstractContextManager[None]:
-    return no_downloads() if Path(source).exists() else nullcontext()
+def check_safetensors(folder: Path) -> None:
+    """CheckpointError if a folder has no safetensors file; pickled weights are not read."""
+    if not any(folder.glob("*.safetensors")):
+        found = "has no model.safetensors" + ("; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else "")
+        raise CheckpointError(found, file=folder, hint="save the model again with save_pretrained of a recent transformers")
 
 
-def first_line(error: BaseException) -> str:
-    """What an exception says, for a message of one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """A block in which transformers reports only errors, and only the main rank has a progress bar.
+
+    Otherwise its report names the pooler, which towers leave out on purpose. ``output_loading_info`` still lists missing weights.
+    """
+    from transformers.utils import logging
+
+    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not current_ranks().is_main:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bar:
+            logging.enable_progress_bar()

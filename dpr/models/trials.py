@@ -1,34 +1,34 @@
-"""What only running a backbone tells: asked once, on a few random tokens, when a tower is made."""
+"""Properties of a backbone that only running it shows: tried once on a few random tokens, when a tower is made."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
 from dpr.models.pooling import Pooling
 
 logger = get_logger(__name__)
 
 LENGTHS = (11, 7, 4)
-# What model classes raise where they are called in a way that they do not know.
+# What model classes raise when they are called in a way that they do not support.
 FAILURES = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError, NotImplementedError, KeyError)
 _TOLERANCE = 1e-3
 
 
 @contextmanager
 def trial(backbone: Any) -> Iterator[None]:
-    """Evaluation mode and no gradients, with small weights scaled up so that every layer shows in the output; then all is as before.
+    """Evaluation mode without gradients, with small weights scaled up so that every layer shows in the output; all is restored at the end.
 
-    Freshly initialised weights are so small that a deep backbone hardly does more than to pass its input on: what it computes wrongly
-    would go unseen. Factors are powers of two, so that the weights come back bit for bit.
+    Freshly initialised weights are so small that a deep backbone does little more than pass its input on, and errors would go unseen.
+    Factors are powers of two, so that the weights are restored bit for bit.
     """
     scaled: list[tuple[Tensor, float]] = []
     training = backbone.training
@@ -46,13 +46,13 @@ def trial(backbone: Any) -> Iterator[None]:
 
 
 def _small_weights(backbone: Any) -> Iterator[tuple[Tensor, float]]:
-    """Each matrix that makes its input smaller, with the power of two that ends this; tables are taken as they are added: by size."""
+    """Each matrix that makes its input smaller, with a power of two that prevents it; embedding tables are judged by their values."""
     words = backbone.get_input_embeddings().weight
     for module in backbone.modules():
         for weight in module.parameters(recurse=False):
             if weight.dim() != 2 or weight is words:
                 continue
-            # A sample of its values; a prime stride meets every column.
+            # A sample of its values; a prime stride covers every column.
             size = float(weight.flatten()[:: 97 if weight.numel() > 1 << 16 else 1].square().mean().sqrt())
             gain = size * (1.0 if isinstance(module, nn.Embedding) else weight.shape[1] ** 0.5)
             if 0 < gain < 1:
@@ -69,19 +69,19 @@ def sample_batch(backbone: Any, lengths: Sequence[int] = LENGTHS) -> TokenBatch:
 
 
 def pad_id(config: Any) -> int:
-    """The token that fills batches up; 0 where a model names none, since nothing reads it."""
+    """The padding token; 0 where a model names none, since nothing reads it."""
     return int(config.pad_token_id or 0)
 
 
 def padded_states(backbone: Any, batch: TokenBatch, **options: Any) -> Tensor:
-    """Last hidden states of a padded forward, those of padding left out: (T, D)."""
+    """Last hidden states of a padded forward without those of padding: (T, D)."""
     input_ids, mask = batch.padded(pad_id(backbone.config))
     states: Tensor = backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), **options).last_hidden_state[mask]
     return states
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether states (T, D) are the same but for rounding, which is measured by how much they differ from token to token."""
+    """Whether states (T, D) are the same up to rounding, relative to how much they vary from token to token."""
     if found.shape != expected.shape:
         return False
     spread = (expected - expected.mean(0)).square().mean().sqrt()
@@ -89,24 +89,21 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 
 
 def first_position(backbone: Any) -> int | None:
-    """Number of the first position of a padded forward that is told positions; None where that computes something else."""
+    """Number of the first position if a padded forward is given explicit positions; None if the backbone does not support that."""
     batch = sample_batch(backbone, LENGTHS[:1])
-    try:
-        with trial(backbone):
-            expected = padded_states(backbone, batch)
-            for first in (0, pad_id(backbone.config) + 1):
-                if agree(padded_states(backbone, batch, position_ids=batch.positions()[None] + first), expected):
-                    return first
-    except FAILURES:
-        pass
+    with suppress(*FAILURES), trial(backbone):
+        expected = padded_states(backbone, batch)
+        for first in (0, pad_id(backbone.config) + 1):
+            if agree(padded_states(backbone, batch, position_ids=batch.positions()[None] + first), expected):
+                return first
     return None
 
 
 def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding: bool) -> None:
-    """Encodes a few texts the padded way and judges the vectors.
+    """Checks the vectors of a few texts in a padded forward.
 
     Raises:
-        ConfigError: there are none, or two texts have the same vector because they begin with the same token.
+        ConfigError: there are none, or two texts have the same vector because they start with the same token.
     """
     kind, batch = type(backbone).__name__, sample_batch(backbone, (*LENGTHS, LENGTHS[1]))
     first, second = LENGTHS[0], sum(LENGTHS)
@@ -122,10 +119,8 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
             vectors = vectors_of(batch)
             alone = vectors_of(batch.select(torch.tensor([2])))[0] if warn_of_padding else vectors[2]
     except FAILURES as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"encoder.pretrained_model_cfg: a {kind} cannot be a tower, since it does not encode short texts ({reason})"
-        ) from error
+        found = f"a {kind} cannot be a tower, since it does not encode short texts ({first_line(error)})"
+        raise ConfigError(f"encoder.pretrained_model_cfg: {found}") from error
     spread = (vectors - vectors.mean(0)).square().mean().sqrt()
     if (vectors[1] - vectors[3]).abs().max() < 1e-5 * spread:
         raise ConfigError(
@@ -138,25 +133,24 @@ def check_vectors(backbone: Any, pooling: Pooling, name: str, *, warn_of_padding
         )
 
 
-class _Begun(Exception):
+class _FirstLayer(Exception):
     """The first layer was reached."""
 
 
 def longest_sequence(backbone: Any, length: int) -> int:
-    """The most tokens, up to ``length``, that the backbone has positions for; found by running what comes before its first layer."""
+    """The most tokens, up to ``length``, that the backbone has positions for; tried by running everything before its first layer."""
     limit, layers = getattr(backbone.config, "max_position_embeddings", None), layers_of(backbone)
-    margin = pad_id(backbone.config) + 3  # some families number their first position so
+    margin = pad_id(backbone.config) + 3  # some families number positions from pad_id + 1 or + 2
     if limit is None or length <= limit - margin or not layers or backbone.device.type != "cpu":
         return length
 
     def stop(*_: Any) -> None:
-        raise _Begun
+        raise _FirstLayer
 
     def fits(tokens: int) -> bool:
         try:
-            backbone(input_ids=sample_batch(backbone, [tokens]).tokens[None])
-        except _Begun:
-            return True
+            with suppress(_FirstLayer):
+                backbone(input_ids=sample_batch(backbone, [tokens]).tokens[None])
         except FAILURES:
             return False
         return True
@@ -164,13 +158,11 @@ def longest_sequence(backbone: Any, length: int) -> int:
     hook = layers[0].register_forward_pre_hook(stop)
     try:
         with trial(backbone):
-            if fits(length):
-                return length
-            return bisect_left(range(length), True, key=lambda tokens: not fits(tokens + 1))
+            return length if fits(length) else bisect_left(range(length), True, key=lambda tokens: not fits(tokens + 1))
     finally:
         hook.remove()
 
 
 def layers_of(backbone: nn.Module) -> list[nn.Module]:
-    """The repeated layers: members of the backbone's longest list of modules."""
+    """The repeated layers: the members of the backbone's longest list of modules."""
     return list(max((module for module in backbone.modules() if isinstance(module, nn.ModuleList)), key=len, default=[]))

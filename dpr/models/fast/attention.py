@@ -1,23 +1,22 @@
 """Attention over sequences laid end to end: padding exists inside this function only, everything else sees real tokens.
 
-Registered with transformers under ``ATTENTION``; a backbone whose config names it runs padded (with an attention mask) or packed (with a
-``packed_layout``, passed down as a keyword argument) without any change to its code.
+Registered with transformers under ``ATTENTION``. A backbone whose config names it runs padded (with an attention mask) or packed (with a
+``packed_layout``, passed down as a keyword argument) without a change to its code.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dpr.core.logs import get_logger
+from dpr.core.errors import first_line
+from dpr.core.logs import get_logger, warn_once
 from dpr.data.packing import Bucket, plan_buckets
-from dpr.models.fast.dropout import can_drop, draw_bits, keep_mask, keep_scale
+from dpr.models.fast.cpu_modules import can_drop, draw_bits, keep_mask, keep_scale
 from dpr.models.trials import FAILURES, LENGTHS, agree, pad_id, padded_states, sample_batch, trial
 
 logger = get_logger(__name__)
@@ -25,16 +24,18 @@ logger = get_logger(__name__)
 ATTENTION = "dpr_packed"
 _LONGEST_TRIAL = 512
 _NOT_COMPUTED = ("softcap", "s_aux", "position_bias")
-"""Options of attention that a pack knows nothing of."""
+"""Options of attention that packs do not support."""
 
 
-class Sight(NamedTuple):
-    """Which keys a query sees in its sequence: those less than ``window`` positions away, of these none after itself if ``causal``."""
+class AttentionOptions(NamedTuple):
+    """How a layer attends: a query sees keys less than ``window`` positions away and, if ``causal``, none after itself."""
 
+    dropout: float
+    scaling: float | None
     window: int | None
     causal: bool
 
-    def takes_in(self, length: int) -> bool:
+    def covers(self, length: int) -> bool:
         """Whether the window hides nothing of a sequence."""
         return self.window is None or self.window >= length
 
@@ -44,34 +45,22 @@ class Sight(NamedTuple):
         return ((behind >= 0) if self.causal else True) & (behind.abs() < (self.window or length))
 
 
-class PackAttention(Protocol):
-    """What a backbone's attention is handed in the place of a mask."""
+class Layout(Protocol):
+    """The positions of sequences in a pack, and how attention is computed there; made once per forward and shared by all layers."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
-        """Attention within each sequence: (1, H, T, d) in, of keys and values perhaps fewer heads, (1, T, H, d) out."""
-        ...
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None) -> Tensor:
+        """Attention within each sequence: query (1, H, Q, d), key and value (1, H or fewer, T, d) in, (1, Q, H, d) out.
 
-
-class Layout(ABC):
-    """Where each sequence of a pack lies, and how attention is computed there; made once per forward and shared by all layers."""
-
-    @abstractmethod
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
-        """As ``PackAttention`` says."""
-
-    @abstractmethod
-    def attend_one(
-        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight
-    ) -> Tensor:
-        """The same for one query a sequence, which stands at ``position`` (n,) of it: query (1, H, n, d) in, (1, n, H, d) out."""
+        Queries are those of all tokens or, with ``read`` (n,), those of one token of each sequence, at that position.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """One bucket of a pack on the device.
 
-    ``source`` (n * L,) is the token of each padded place (0 for padding), ``place`` (t,) the place of each token, ``mask`` (n, 1, 1, L)
-    True at real tokens; all None where the sequences are equally long.
+    ``source`` (n * L,) is the token at each padded place (0 for padding), ``place`` (t,) the padded place of each token, ``mask``
+    (n, 1, 1, L) True at real tokens; all None if the sequences have the same length.
     """
 
     bucket: Bucket
@@ -81,8 +70,8 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLayout(Layout):
-    """Sequences of similar length are padded to one length inside attention, which is torch's SDPA."""
+class PackedLayout:
+    """Sequences of similar length are padded to the same length inside attention, which is torch's SDPA."""
 
     regions: tuple[Region, ...]
 
@@ -91,57 +80,45 @@ class PackedLayout(Layout):
         """For sequences in the given order, longest first. Those of ``min_unpadded`` tokens or more are not padded."""
         regions, first = [], 0
         for bucket in plan_buckets(lengths, min_unpadded=min_unpadded):
-            own = torch.tensor(lengths[first : first + bucket.num_sequences])
+            bucket_lengths = torch.tensor(lengths[first : first + bucket.num_sequences])
             first += bucket.num_sequences
-            if int(own.min()) == bucket.longest:
+            if int(bucket_lengths.min()) == bucket.longest:
                 regions.append(Region(bucket, None, None, None))
                 continue
-            real = torch.arange(bucket.longest)[None, :] < own[:, None]
+            real = torch.arange(bucket.longest)[None, :] < bucket_lengths[:, None]
             place = torch.nonzero(real.flatten())[:, 0]
             source = torch.zeros(real.numel(), dtype=torch.int64)
             source[place] = torch.arange(len(place))
             regions.append(Region(bucket, *(part.to(device, non_blocking=True) for part in (source, place, real[:, None, None, :]))))
         return PackedLayout(tuple(regions))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight) -> Tensor:
-        inputs = [states[0].transpose(0, 1) for states in (query, key, value)]
-        outputs = []
-        for region in self.regions:
-            bucket = region.bucket
-            q, k, v = (padded(states[bucket.start : bucket.stop], region) for states in inputs)
-            # Padding comes after all real tokens: where attention is causal, none of them sees it.
-            mask = None if sight.causal else region.mask
-            if not sight.takes_in(bucket.longest):
-                near = sight.mask(torch.arange(bucket.longest, device=query.device)[None], bucket.longest)
-                # Padded queries see padding: a row without any key would be NaN, which backward spreads, since NaN x 0 is NaN.
-                mask = near if mask is None else (mask | ~mask.transpose(2, 3)) & near
-            mixed = dot_product_attention(q, k, v, mask, dropout, scaling, causal=sight.causal and mask is None)
-            flat = mixed.transpose(1, 2).reshape(bucket.num_sequences * bucket.longest, *mixed.shape[1::2])
-            outputs.append(flat if region.place is None else _Unpad.apply(flat, region.place))
-        return torch.cat(outputs)[None]
-
-    def attend_one(
-        self, position: Tensor, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None, sight: Sight
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None) -> Tensor:
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
         outputs, first = [], 0
         for region in self.regions:
             bucket, rows = region.bucket, slice(first, first + region.bucket.num_sequences)
-            k, v = (padded(states[bucket.start : bucket.stop], region) for states in (keys, values))
-            mask = region.mask
-            if sight.causal or not sight.takes_in(bucket.longest):
-                near = sight.mask(position[rows, None], bucket.longest)
-                mask = near if mask is None else mask & near
-            outputs.append(dot_product_attention(queries[rows, :, None], k, v, mask, dropout, scaling)[:, :, 0])
-            first = rows.stop
+            tokens, first = slice(bucket.start, bucket.stop), rows.stop
+            q = padded(queries[tokens], region) if read is None else queries[rows, :, None]
+            k, v = padded(keys[tokens], region), padded(values[tokens], region)
+            # Padding comes after all real tokens: under causal attention none of them sees it.
+            mask = None if options.causal and read is None else region.mask
+            if not options.covers(bucket.longest) or (options.causal and read is not None):
+                position = torch.arange(bucket.longest, device=query.device)[None] if read is None else read[rows, None]
+                near = options.mask(position, bucket.longest)
+                # Padded queries see padding: a row without any key would be NaN, which backward spreads, since NaN x 0 is NaN.
+                real = mask if mask is None or read is not None else mask | ~mask.transpose(2, 3)
+                mask = near if real is None else real & near
+            mixed = dot_product_attention(q, k, v, mask, options.dropout, options.scaling, causal=options.causal and mask is None)
+            flat = mixed.transpose(1, 2).reshape(-1, *mixed.shape[1::2])
+            outputs.append(flat if read is not None or region.place is None else _Unpad.apply(flat, region.place))
         return torch.cat(outputs)[None]
 
 
 class _Pad(torch.autograd.Function):
     """(t, ...) -> (n * L, ...). Padded places hold a copy of token 0.
 
-    Its backward gathers too, which is faster than a scatter. It may leave out the gradients of padded places since these are 0: no real
-    query sees a padded key, and ``_Unpad`` gives what a padded query sees no gradient. They must be finite all the same: 0 x NaN is NaN.
+    Its backward gathers too, which is faster than a scatter. It may leave out the gradients of padded places because these are 0: no real
+    query sees a padded key, and ``_Unpad`` passes no gradient to padded queries. They must still be finite: 0 x NaN is NaN.
     """
 
     @staticmethod
@@ -172,10 +149,9 @@ class _Unpad(torch.autograd.Function):
 
 
 class _DroppedAttention(torch.autograd.Function):
-    """Attention with dropout on a CPU, where torch's own falls back to plain operations with a mask of floats.
+    """Attention with dropout on a CPU, where torch falls back to plain operations with a mask of floats.
 
-    Sizes: queries (n, H, Q, d), keys and values (n, H, L, d); mask (n, 1, 1 or Q, L) True where a key may be seen, by every query at
-    least one.
+    Sizes: queries (n, H, Q, d), keys and values (n, H, L, d); mask (n, 1, 1 or Q, L) True at visible keys, of which each query needs one.
     """
 
     @staticmethod
@@ -189,7 +165,7 @@ class _DroppedAttention(torch.autograd.Function):
             bias = bias.expand(sequences, heads, -1, -1).reshape(sequences * heads, -1, k.shape[1])
             scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scaling)
         weights = torch.softmax(scores, dim=-1)
-        bits = draw_bits(weights.shape)  # kept for backward: drawn again, they would be other bits and move the generator on
+        bits = draw_bits(weights.shape)  # kept for backward: drawing again would give other bits and advance the generator
         ctx.save_for_backward(q, k, v, weights, bits)
         ctx.heads, ctx.scaling, ctx.probability = heads, scaling, probability
         kept = keep_mask(bits, probability, weights.dtype).mul_(weights)
@@ -212,16 +188,15 @@ def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None, *, causal: bool = False
 ) -> Tensor:
     """Queries (n, H, Q, d), keys and values (n, H or fewer, L, d) in, (n, H, Q, d) out; ``causal`` without a mask, and Q = L."""
-    shared = q.shape[1] // k.shape[1]  # heads that use the keys of one
+    shared = q.shape[1] // k.shape[1]  # query heads per key head
     drops = can_drop(q, dropout) and not torch.is_autocast_enabled("cpu")
-    if shared > 1 and (drops or (mask is not None and q.device.type != "cpu")):  # no quick kernel takes both
+    if shared > 1 and (drops or (mask is not None and q.device.type != "cpu")):  # no fast kernel supports both
         k, v = (states.repeat_interleave(shared, dim=1) for states in (k, v))
         shared = 1
     if drops:
         if causal:
             mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        mixed: Tensor = _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
-        return mixed
+        return _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
     return nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=shared > 1
     )
@@ -235,12 +210,12 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    packed_layout: PackAttention | None = None,
+    packed_layout: Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (1, H, T, d) each in, (1, T, H, d) out. Without a layout, plain SDPA over a padded batch.
 
-    ``sliding_window`` reaches that many positions less one to either side, or back alone where attention is causal.
+    ``sliding_window`` reaches one position less than its value to either side, or only back if attention is causal.
     """
     if packed_layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -248,18 +223,14 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
     if found := [name for name in _NOT_COMPUTED if options.get(name) is not None]:
         raise NotImplementedError(f"its attention has a {found[0]}")
-    sight = _sight(module, options.get("sliding_window"), options.get("is_causal"))
-    return packed_layout.attend(query, key, value, dropout=dropout, scaling=scaling, sight=sight), None
-
-
-def _sight(module: nn.Module, window: int | None, is_causal: bool | None) -> Sight:
-    """As transformers has it: a config that says no goes before the caller, and the caller before the module."""
-    own = bool(getattr(module, "is_causal", False))
+    # As in transformers, a config with is_causal=False takes precedence over the caller, and the caller over the module.
+    of_module, is_causal, window = bool(getattr(module, "is_causal", False)), options.get("is_causal"), options.get("sliding_window")
     if getattr(getattr(module, "config", None), "is_causal", None) is False:
         is_causal = False
-    if own and is_causal is False and window is not None:
-        window += 1  # of causal attention made bidirectional the window's end belongs to it
-    return Sight(window, own if is_causal is None else is_causal)
+    if of_module and is_causal is False and window is not None:
+        window += 1  # causal attention that was made bidirectional includes the end of its window
+    how = AttentionOptions(dropout, scaling, window, of_module if is_causal is None else is_causal)
+    return packed_layout.attend(query, key, value, how), None
 
 
 def padded(tokens: Tensor, region: Region) -> Tensor:
@@ -269,17 +240,16 @@ def padded(tokens: Tensor, region: Region) -> Tensor:
     return tokens.reshape(region.bucket.num_sequences, region.bucket.longest, *tokens.shape[1:]).transpose(1, 2)
 
 
-def packed_states(backbone: Any, words: Tensor, positions: Tensor, layout: PackAttention) -> Tensor:
+def packed_states(backbone: Any, words: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """The backbone's last hidden states (T, D) of a pack of ``words`` (T, D) at ``positions`` (T,)."""
-    # A prepared mask, which our attention does not read: without one transformers looks for packs in the positions of causal backbones,
-    # and waits for the device.
+    # Our attention does not read this mask. Without it transformers looks for packs in the positions of causal backbones, and waits for the
+    # device.
     options = {"attention_mask": words.new_zeros(1, 1, 1, 1), "packed_layout": layout}
-    states: Tensor = backbone(inputs_embeds=words[None], position_ids=positions[None], **options).last_hidden_state[0]
-    return states
+    return backbone(inputs_embeds=words[None], position_ids=positions[None], **options).last_hidden_state[0]
 
 
 def register() -> None:
-    """Makes ``ATTENTION`` known to transformers; doing it again changes nothing."""
+    """Registers ``ATTENTION`` with transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -288,14 +258,14 @@ def register() -> None:
 
 
 def enable_packing(backbone: Any) -> int | None:
-    """Switches a backbone to ``packed_attention`` if it computes the same with it; returns the number of its first position.
+    """Switches a backbone to ``packed_attention`` if its output stays the same; returns the number of its first position.
 
-    Judged by trying: a few random sequences, the first longer than any window of its attention, padded with the backbone's own attention,
-    then packed with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa). Backbones that compute something else (relative
-    position biases, capped scores, ...) are left as they were, with one warning.
+    Tried on a few random sequences, the first longer than any window of its attention: padded with the backbone's attention, then packed
+    with positions counted from 0 and from ``padding_idx + 1`` (RoBERTa). Backbones whose output differs (relative position biases, capped
+    scores, ...) are left as they were, with one warning.
     """
     register()
-    own = backbone.config._attn_implementation
+    original, reason = backbone.config._attn_implementation, "it computes attention in a way of its own"
     try:
         with trial(backbone):
             batch = sample_batch(backbone, (past_the_windows(backbone), *LENGTHS[1:]))
@@ -308,22 +278,16 @@ def enable_packing(backbone: Any) -> int | None:
             for first in (0, pad_id(backbone.config) + 1):
                 if agree(packed_states(backbone, words, batch.positions() + first, layout), expected):
                     return first
-        reason = "it computes attention in a way of its own"
     except FAILURES as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-    if backbone.config._attn_implementation != own:
-        backbone.set_attn_implementation(own)
-    _warn_once(type(backbone).__name__, reason)
+        reason = first_line(error)
+    if backbone.config._attn_implementation != original:
+        backbone.set_attn_implementation(original)
+    warn_once(logger, "%s cannot be packed (%s); its batches are padded to the longest sequence", type(backbone).__name__, reason)
     return None
 
 
 def past_the_windows(backbone: Any) -> int:
-    """The length of a sequence that no window of its attention takes in whole, if it is not far too long for a trial."""
+    """The length of a sequence that exceeds every window of the attention, if that is short enough for a trial."""
     windows = [window for module in backbone.modules() if isinstance(window := getattr(module, "sliding_window", None), int)]
     limit = min(getattr(backbone.config, "max_position_embeddings", None) or _LONGEST_TRIAL, _LONGEST_TRIAL)
     return max(LENGTHS[0], min(max(windows, default=0) + 3, limit))
-
-
-@cache
-def _warn_once(name: str, reason: str) -> None:
-    logger.warning("%s cannot be packed (%s); its batches are padded to the longest sequence", name, reason)

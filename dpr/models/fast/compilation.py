@@ -1,4 +1,4 @@
-"""Towers through ``torch.compile``, with our attention left as it is."""
+"""Compiled layers, and activations that are computed again instead of kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
 from dpr.models.fast.attention import ATTENTION, packed_attention
 from dpr.models.trials import layers_of
@@ -16,15 +16,18 @@ from dpr.models.trials import layers_of
 logger = get_logger(__name__)
 
 
-def compile_towers(towers: Sequence[Any]) -> bool:
-    """Compiles every layer of towers for any number of tokens, but one that computes a token a sequence; returns whether it worked.
+def compile_towers(towers: Sequence[Any]) -> None:
+    """Compiles every layer of towers for any number of tokens, except a last layer that computes one token per sequence.
 
-    Tried on a few tokens with the whole of forward and backward. Where it fails (no C++ compiler, ...) the layers stay as they were, with
-    one warning. Names of weights stay the same.
+    Tried on a few tokens with a whole forward and backward. If that fails (no C++ compiler, ...) nothing is compiled, with one warning.
+    The names of the weights stay the same.
     """
+    from transformers import AttentionInterface
+
     # A pruned layer ends in an exception half-way through its forward, which a compiled one could not.
     layers = [layer for tower in towers for layer in layers_of(tower.backbone)[: -1 if tower.fast.prunes_last_layer else None]]
-    _keep_attention_whole()
+    # Attention is not compiled: its loops over buckets would be compiled again for every batch.
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
     for layer in layers:
         layer.compile(dynamic=True)
     try:
@@ -33,13 +36,11 @@ def compile_towers(towers: Sequence[Any]) -> bool:
     except Exception as error:
         for layer in layers:
             layer._compiled_call_impl = None
-        logger.warning("train.compile=true does not work here and is left out (%s)", str(error).strip().splitlines()[0])
-        return False
-    return True
+        logger.warning("train.compile=true does not work here and is left out (%s)", first_line(error))
 
 
 def checkpoint_activations(towers: Sequence[Any]) -> None:
-    """Towers keep the input of each layer instead of everything inside, and compute the rest again in backward; the same gradients.
+    """Makes towers keep only the input of each layer and compute the rest again in backward; gradients stay the same.
 
     Raises:
         ConfigError: a backbone has no such mode.
@@ -47,16 +48,8 @@ def checkpoint_activations(towers: Sequence[Any]) -> None:
     for tower in towers:
         if not getattr(tower.backbone, "supports_gradient_checkpointing", False):
             raise ConfigError(f"train.gradient_checkpointing=true: {type(tower.backbone).__name__} has no such mode; set it to false")
-        # transformers 5 renamed it on the way.
-        renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)
+        renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)  # the name in later transformers 5
         (renamed or tower.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-def _keep_attention_whole() -> None:
-    """Its loops over buckets would be compiled anew for every batch."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
 
 
 def _try(tower: Any) -> None:

@@ -14,13 +14,13 @@ from dpr.assembly.embedding import run
 from dpr.assembly.passage_sources import resolve_passage_source, resolve_passage_sources
 from dpr.cli.jobs import embed as main
 from dpr.core.errors import ConfigError
+from dpr.core.logs import warn_once
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
-from dpr.models.fast import varlen
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 from tests.helpers.varlen import on_any_device
@@ -166,7 +166,7 @@ def test_normalised_texts_and_an_identity_that_follows_the_file(tmp_path: Path) 
 def test_the_attention_asked_for_reaches_the_towers_and_needs_half_precision(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    varlen._warn_once.cache_clear()
+    warn_once.cache_clear()
     run(config(folder, attention="varlen", precision="bf16"))
     assert "encoder.attention=varlen has no effect here (the kernel is for CUDA, not for cpu)" in caplog.text
     run(config(folder, out_file=str(folder / "Y"), precision="bf16"))

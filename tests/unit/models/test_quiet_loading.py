@@ -15,10 +15,10 @@ PROGRAM = """
 import sys
 from unittest import mock
 from dpr.core.distributed import Ranks
-from dpr.models import quiet_loading
+from dpr.models import pretrained
 from dpr.models.backbones import load_backbone
 from transformers.utils import logging
-with mock.patch.object(quiet_loading, "current_ranks", lambda: Ranks(int(sys.argv[2]), 2)):
+with mock.patch.object(pretrained, "current_ranks", lambda: Ranks(int(sys.argv[2]), 2)):
     level = logging.get_verbosity()
     load_backbone(sys.argv[1])
     assert logging.is_progress_bar_enabled() and logging.get_verbosity() == level

@@ -12,8 +12,8 @@ from transformers import EuroBertConfig, Gemma3TextConfig, ModernBertConfig, Mod
 
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from dpr.models.fast.attention import PackedLayout, Sight
-from dpr.models.fast.dropout import draw_bits, keep_mask, keep_scale
+from dpr.models.fast.attention import AttentionOptions, PackedLayout
+from dpr.models.fast.cpu_modules import draw_bits, keep_mask, keep_scale
 from dpr.models.trials import trial
 from tests.unit.models.fast.test_packing import SMALL, batch_of
 
@@ -49,12 +49,12 @@ def test_windows_with_dropout_are_softmax_then_dropout_then_values(window: int |
     position = torch.tensor([8, 1, 0])
     starts = torch.tensor([0, 9, 15])
     layout = PackedLayout.build(lengths, torch.device("cpu"))
-    options: dict[str, Any] = {"dropout": 0.3, "scaling": 0.5, "sight": Sight(window, causal)}
+    options = AttentionOptions(0.3, 0.5, window, causal)
 
     def packed() -> Tensor:
         if num_queries == "all":
-            return layout.attend(*states, **options)[0]
-        return layout.attend_one(position, states[0][:, :, starts + position], *states[1:], **options)[0]
+            return layout.attend(*states, options)[0]
+        return layout.attend(states[0][:, :, starts + position], *states[1:], options, position)[0]
 
     def plain() -> Tensor:
         queries = longest if num_queries == "all" else 1
@@ -118,9 +118,9 @@ def test_causal_attention_that_does_not_say_so_is_never_packed_however_small_the
 
 def test_a_window_of_another_reach_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of the trial are longer than the window, so that a backbone which counts its reach differently is found out."""
-    own = Sight.mask
+    original = AttentionOptions.mask
     assert Encoder(backbone_from_config(WINDOWED["modernbert"]), pooling="mean").is_packed
-    monkeypatch.setattr(Sight, "mask", lambda self, *where: own(self._replace(window=self.window - 1), *where))
+    monkeypatch.setattr(AttentionOptions, "mask", lambda self, *where: original(self._replace(window=self.window - 1), *where))
     wide = ModernBertConfig(**{**MODERN, "local_attention": 40})
     assert not Encoder(backbone_from_config(wide), pooling="mean").is_packed
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.models.fast.attention import dot_product_attention
-from dpr.models.fast.dropout import Dropout, draw_bits, keep_mask, keep_scale, replace_dropout
+from dpr.models.fast.cpu_modules import Dropout, draw_bits, keep_mask, keep_scale, replace_dropout
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.003])

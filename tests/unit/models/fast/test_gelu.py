@@ -12,8 +12,8 @@ from transformers import BertConfig, ModernBertConfig
 
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from dpr.models.fast import gelu
-from dpr.models.fast.gelu import Gelu, replace_gelu
+from dpr.models.fast import cpu_modules
+from dpr.models.fast.cpu_modules import Gelu, replace_gelu
 
 CONFIG = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100)
 
@@ -44,7 +44,7 @@ def test_values_are_those_of_torch_and_stand_in_the_place_of_the_argument(shape:
 
 
 def test_large_arguments_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gelu, "_PIECE", 16)
+    monkeypatch.setattr(cpu_modules, "_PIECE", 16)
     states = torch.randn(1, 7, 9)
     expected = nn.functional.gelu(states)
     with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 from transformers import BertConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, MPNetConfig, RobertaConfig
 
 from dpr.core.batch import TokenBatch
+from dpr.core.logs import warn_once
 from dpr.data.packing import plan_buckets, plan_packs
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
@@ -124,7 +125,7 @@ def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attentio
 
 
 def test_a_backbone_that_computes_something_else_is_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    attention._warn_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         towers = [Encoder(backbone_from_config(MPNetConfig(**SMALL))).eval() for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [

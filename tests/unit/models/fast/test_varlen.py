@@ -20,11 +20,12 @@ from transformers import BertConfig
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
+from dpr.core.logs import warn_once
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import TowerOptions
 from dpr.models.encoder import Encoder
 from dpr.models.fast import varlen
-from dpr.models.fast.attention import PackedLayout, Sight
+from dpr.models.fast.attention import AttentionOptions, PackedLayout
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 from tests.helpers.varlen import Call, on_any_device, reference
@@ -108,10 +109,10 @@ def test_a_layer_has_its_own_scale_and_window(scaling: float | None, window: int
     lengths = sorted(LENGTHS, reverse=True)
     q, k, v = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64) for _ in range(3))
     read, position = torch.randn(1, 2, len(lengths), 8, dtype=torch.float64), torch.tensor([length // 2 for length in lengths])
-    options: dict[str, Any] = {"dropout": 0.0, "scaling": scaling, "sight": Sight(window, False)}
+    options = AttentionOptions(0.0, scaling, window, False)
     with on_any_device(monkeypatch):
         found, expected = (
-            (layout.attend(q, k, v, **options), layout.attend_one(position, read, k, v, **options))
+            (layout.attend(q, k, v, options), layout.attend(read, k, v, options, position))
             for layout in (kind.build(lengths, q.device) for kind in (varlen.VarlenLayout, PackedLayout))
         )
     for mine, theirs in zip(found, expected, strict=True):
@@ -209,7 +210,7 @@ def test_attention_dropout_is_refused_and_hidden_dropout_is_not(monkeypatch: pyt
 def test_elsewhere_attention_is_sdpas_and_a_warning_says_why_once(
     config: Any, dtype: torch.dtype, with_device: bool, lack: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    varlen._warn_once.cache_clear()
+    warn_once.cache_clear()
     if with_device:
         monkeypatch.setattr(varlen, "device_lacks", lambda device: None)
     tower = tower_of(config).to(dtype).eval()
