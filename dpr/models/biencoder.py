@@ -1,8 +1,9 @@
-"""The two towers, how they are called in training, and the plain way to use a trained model from Python."""
+"""The two towers: their forward in training, and loading, encoding and saving from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -59,7 +60,7 @@ class BiEncoder(nn.Module):
         if self.options.learn_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(self._temperature).log())
         self.stored_temperature: float | None = None
-        """What the checkpoint it was loaded from was trained with, where that is stored."""
+        """The temperature in the checkpoint that it was loaded from, if that stores one."""
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
         for tower in self.towers:
@@ -76,10 +77,10 @@ class BiEncoder(nn.Module):
         *,
         on_contexts: Callable[[Tensor], None] = lambda vectors: None,
     ) -> BiEncoderVectors:
-        """Encodes both sides. ``encoder_type`` question | ctx sends both through that tower (DPR's per-set option).
+        """Encodes both sides. ``encoder_type`` question | ctx uses that tower for both (DPR's per-set option).
 
-        ``on_contexts`` is given the context vectors as soon as they are there, with two towers before the questions are encoded: what
-        it starts, such as sending them to other ranks, goes on meanwhile.
+        ``on_contexts`` receives the context vectors as soon as they are computed, with two towers before the questions are encoded: what it
+        starts, such as sending them to other ranks, overlaps with that.
 
         Every tower takes part in every call, with weight zero where a pool does not need it: under data-parallel training a rank that
         skips a tower leaves the others waiting.
@@ -87,13 +88,14 @@ class BiEncoder(nn.Module):
         towers = {"": (self.question_model, self.ctx_model), "question": (self.question_model,) * 2, "ctx": (self.ctx_model,) * 2}
         question_tower, context_tower = towers[encoder_type]
         if question_tower is context_tower and question_tower.is_packed and not self.options.fix_ctx_encoder:
-            # Together, the packs are fuller and the gradient of the word table, as large as the table, is made once.
-            question_vectors, context_vectors = question_tower(TokenBatch.join([questions, contexts])).split(
-                [len(questions), len(contexts)]
-            )
+            # Together, the packs are fuller, and the gradient of the word table, as large as the table, is computed once.
+            vectors = question_tower(TokenBatch.join([questions, contexts]))
+            question_vectors, context_vectors = vectors.split([len(questions), len(contexts)])
             on_contexts(context_vectors)
         else:
-            context_vectors = self._encode_contexts(context_tower, contexts)
+            is_frozen = self.options.fix_ctx_encoder and context_tower is self.ctx_model
+            with torch.no_grad() if is_frozen else nullcontext():
+                context_vectors = context_tower(contexts)
             on_contexts(context_vectors)
             question_vectors = question_tower(questions)
         for tower in self.trained_towers():
@@ -101,12 +103,6 @@ class BiEncoder(nn.Module):
                 idle = tower(questions.select(torch.zeros(1, dtype=torch.int64)))
                 question_vectors = question_vectors + 0.0 * idle.sum()
         return BiEncoderVectors(question_vectors, context_vectors, self.temperature)
-
-    def _encode_contexts(self, tower: Encoder, contexts: TokenBatch) -> Tensor:
-        if self.options.fix_ctx_encoder and tower is self.ctx_model:
-            with torch.no_grad():
-                return tower(contexts)
-        return tower(contexts)
 
     def train(self, mode: bool = True) -> BiEncoder:
         """Training mode; a frozen context tower stays in evaluation mode, so that its dropout is off."""
@@ -117,16 +113,16 @@ class BiEncoder(nn.Module):
 
     @property
     def towers(self) -> list[Encoder]:
-        """Both towers, or the shared one once."""
+        """Both towers; a shared one once."""
         return list(dict.fromkeys((self.question_model, self.ctx_model)))
 
     def trained_towers(self) -> list[Encoder]:
-        """The towers that learn; a shared one once."""
+        """The towers with trained weights; a shared one once."""
         return [tower for tower in self.towers if any(parameter.requires_grad for parameter in tower.parameters())]
 
     @property
     def temperature(self) -> Tensor | float:
-        """What losses and validations divide scores by: () with gradient when it is learned."""
+        """Losses and validations divide scores by it: () with gradient when it is learned."""
         return self._temperature if self.log_temperature is None else self.log_temperature.exp()
 
     @property
@@ -151,20 +147,16 @@ class BiEncoder(nn.Module):
         return self.question_model if encoder_type == "question" else self.ctx_model
 
     def encode_questions(self, texts: str | Sequence[str], *, batch_tokens: int = 8192) -> np.ndarray:
-        """Vectors of questions, (Q, D) float32, in the order given; (D,) for a single text.
-
-        Raises:
-            TypeError: something else than texts.
-        """
+        """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. TypeError for anything but texts."""
         questions = checked_items(texts, (str,), "encode_questions", "a text")
         vectors = self.encode_tokens(self.tensorizer.question_tokens(questions), encoder_type="question", batch_tokens=batch_tokens)
         return vectors[0] if isinstance(texts, str) else vectors
 
     def encode_passages(self, passages: str | Passage | Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
-        """Vectors of passages (plain texts are passages without a title), (P, D) float32, in the order given; (D,) for a single passage.
+        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a single one.
 
         Raises:
-            TypeError: something else than texts and passages.
+            TypeError: for anything but texts and passages.
         """
         given = checked_items(passages, (str, Passage), "encode_passages", "a text or a Passage")
         records = [Passage(passage) if isinstance(passage, str) else passage for passage in given]
@@ -172,12 +164,7 @@ class BiEncoder(nn.Module):
         return vectors[0] if isinstance(passages, str | Passage) else vectors
 
     def encode(self, texts: str | Passage | Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
-        """``encode_passages`` of a model whose towers are one, as sentence-transformers calls it.
-
-        Raises:
-            TypeError: something else than texts and passages.
-            ConfigError: the model has two towers, which give different vectors.
-        """
+        """``encode_passages`` of a model with a shared tower, under the name of sentence-transformers; ConfigError with two towers."""
         if not self.settings.shared:
             raise ConfigError("this model encodes questions and passages differently; call encode_questions or encode_passages")
         return self.encode_passages(texts, batch_tokens=batch_tokens)
@@ -185,13 +172,13 @@ class BiEncoder(nn.Module):
     def encode_tokens(
         self, sequences: Sequence[list[int]], *, encoder_type: str, batch_tokens: int = 8192, positions: list[int] | None = None
     ) -> np.ndarray:
-        """Encodes token id lists in length-sorted batches of at most ``batch_tokens`` tokens; (N, D) float32 in the order given."""
+        """Encodes token id lists in length-sorted batches of at most ``batch_tokens`` tokens; (N, D) float32 in the given order."""
         tokens = TokenBatch.from_lists(list(sequences), positions)
         return self.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=batch_tokens).float().cpu().numpy()
 
     @torch.no_grad()
     def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = 8192, max_sequences: int = 0) -> Tensor:
-        """As ``encode_tokens``, as a tensor (N, D) on the model's device; 0 sequences is no limit. Dropout is off; the mode is restored."""
+        """As ``encode_tokens``, as a tensor on the model's device, without dropout; ``max_sequences`` = 0 is no limit."""
         tower, was_training = self.tower(encoder_type), self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
         result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
@@ -201,7 +188,7 @@ class BiEncoder(nn.Module):
                 index = torch.from_numpy(rows)
                 part = tokens.select(index)
                 if self.device.type == "cuda" and part.tokens.device.type == "cpu":
-                    index, part = index.pin_memory(), part.pin_memory()  # so that the copies need not wait for the batch under way
+                    index, part = index.pin_memory(), part.pin_memory()  # the copies need not wait for the previous batch
                 part = part.to(self.device)
                 result[index.to(self.device, non_blocking=True)] = tower(part).to(dtype)
         finally:
@@ -213,51 +200,48 @@ class BiEncoder(nn.Module):
         return [tower.backbone.get_input_embeddings().weight for tower in self.towers]
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights by name; what is shared (a tower, a table) appears once, under its first name."""
+        """Weights by name; those that modules share (a tower, a table) appear once, under their first name."""
         return distinct_weights(self)
 
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
-        """Copies weights in; every name and shape must fit. A learned temperature becomes the fixed one of a model that learns none.
+        """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed temperature.
 
         Raises:
-            CheckpointError: names the first weights that differ.
+            CheckpointError: names or shapes differ.
         """
-        own = self.weights()
+        current = self.weights()
         if self.log_temperature is None and "log_temperature" in weights:
             self._temperature = float(weights["log_temperature"].exp())
             weights = {name: tensor for name, tensor in weights.items() if name != "log_temperature"}
         elif self.log_temperature is not None and "log_temperature" not in weights:
-            weights = weights | {"log_temperature": own["log_temperature"]}
+            weights = weights | {"log_temperature": current["log_temperature"]}
         wrong = {
-            "missing": sorted(own.keys() - weights.keys()),
-            "not known": sorted(weights.keys() - own.keys()),
-            "of another shape": [name for name in own if name in weights and own[name].shape != weights[name].shape],
+            "missing": sorted(current.keys() - weights.keys()),
+            "not known": sorted(weights.keys() - current.keys()),
+            "of another shape": [name for name in current if name in weights and current[name].shape != weights[name].shape],
         }
         if found := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
-            raise CheckpointError(
-                f"the weights do not fit this model ({'; '.join(found)})",
-                file=source,
-                hint="was it written with other encoder.* settings?",
-            )
-        self.load_state_dict(weights, strict=False)  # names that share a tensor are not all there
+            hint = "was it written with other encoder.* settings?"
+            raise CheckpointError(f"the weights do not fit this model ({'; '.join(found)})", file=source, hint=hint)
+        self.load_state_dict(weights, strict=False)  # of names that share a tensor only the first is there
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes a folder that ``BiEncoder.load`` and every command read (``model_file=FOLDER``): complete, or not at all.
+        """Writes a folder, complete or not at all, that ``BiEncoder.load`` and every command read (``model_file=FOLDER``).
 
         Raises:
-            InputError: ``folder`` exists already and ``overwrite`` is false.
+            InputError: ``folder`` exists and ``overwrite`` is false.
         """
         with durable_folder(Path(folder), overwrite=overwrite) as temporary:
             self.write_to(temporary)
 
     def write_to(self, folder: Path) -> None:
-        """Writes everything that is needed to use the model into a folder that is being made (see ``dpr.formats.checkpoints``)."""
+        """Writes everything that is needed to use the model into an existing folder (see ``dpr.formats.checkpoints``)."""
         checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, self.weights())
         encoder_folder = folder / checkpoints.ENCODER_FOLDER
         encoder_folder.mkdir()
         self.question_model.config.save_pretrained(str(encoder_folder))
         self.tensorizer.save(encoder_folder)
-        # Of a learned temperature this is the start; its value is among the weights.
+        # For a learned temperature this is the initial value; the learned one is among the weights.
         others = {"temperature": self.options.temperature, "format_version": checkpoints.FORMAT_VERSION}
         checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | others)
 
@@ -275,12 +259,12 @@ class BiEncoder(nn.Module):
         settings: EncoderSettings | None = None,
     ) -> BiEncoder:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a Hugging Face or sentence-transformers folder (one tower for
-        both sides), or a checkpoint file of the original DPR. In evaluation mode.
+        both sides), or a checkpoint file of the original DPR. In evaluation mode; needs no network.
 
-        ``settings`` are for folders of others, which say less (a pooling or length that they do state wins). The three arguments before it
-        are for files of the original, which hold neither a backbone's config nor a tokenizer
-        (``pretrained_model_cfg`` says whose they are, in place of the name stored in the file) and want its stray [SEP]. A checkpoint's
-        temperature is the model's, unless ``options`` state one. Needs no network.
+        ``settings`` are for third-party folders, which state less; a pooling or length that they do state takes precedence. The three
+        arguments before it are for files of the original: these have neither a config nor a tokenizer (``pretrained_model_cfg`` names the
+        model to take both from, instead of the name in the file) and need its stray [SEP]. The temperature is that of the checkpoint unless
+        ``options`` state one.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
@@ -304,7 +288,7 @@ class BiEncoder(nn.Module):
             towers = build_towers(of_config, settings, options)
         except DprError:
             raise
-        except Exception as error:  # whatever a model class makes of a config that contradicts itself
+        except Exception as error:  # model classes raise anything for an inconsistent config
             raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
         model = cls(*towers, parts.tensorizer, settings, options)
         model.load_weights(weights, source=source)
@@ -323,10 +307,10 @@ class BiEncoder(nn.Module):
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
     ) -> BiEncoder:
-        """Two towers (or one shared) from a Hugging Face encoder; ``pretrained=False`` takes its config and random weights."""
+        """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random weights."""
         settings, options = settings or EncoderSettings(), options or TowerOptions()
-        with_dropout = {"dropout": dropout, "attention_dropout": options.attention_dropout}
-        towers = build_towers(partial(load_backbone, name_or_folder, pretrained=pretrained, **with_dropout), settings, options)
+        dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
+        towers = build_towers(partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts), settings, options)
         tensorizer = Tensorizer.load(
             name_or_folder,
             sequence_length=settings.sequence_length,
@@ -341,9 +325,9 @@ class BiEncoder(nn.Module):
 
 
 def build_towers(make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions) -> tuple[Encoder, Encoder]:
-    """The question and the context tower, which are one where they are shared."""
-    # Backbones first, then projections: the order in which random weights are drawn.
+    """The question and the context tower, which are the same object if shared."""
+    # All backbones before the projections: random weights are drawn in this order.
     backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
-    made_as: dict[str, Any] = {"pooling": settings.pooling, "projection_dim": settings.projection_dim, "normalize": settings.normalize}
-    towers = [Encoder(backbone, **made_as, packed=options.packed, attention=options.attention) for backbone in backbones]
+    outputs: dict[str, Any] = {"pooling": settings.pooling, "projection_dim": settings.projection_dim, "normalize": settings.normalize}
+    towers = [Encoder(backbone, **outputs, packed=options.packed, attention=options.attention) for backbone in backbones]
     return towers[0], towers[-1]

@@ -16,7 +16,7 @@ from dpr.models.trials import check_vectors, first_position, longest_sequence, p
 
 
 class _LastToken(NamedTuple):
-    """``token`` at ``position``, counted from 0, in a backbone that numbers positions from ``first``."""
+    """``token`` at ``position``, counted from 0, in a backbone whose first position is ``first``."""
 
     token: int
     position: int
@@ -27,12 +27,12 @@ class Encoder(nn.Module):
     """Token sequences -> vectors (N, D) in fp32 (or the weights' precision if that is higher).
 
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path (``dpr.models.pooling``). With
-    ``packed`` (where the backbone allows it) no padding is computed; otherwise sequences are padded to the longest of the batch.
-    ``attention`` sdpa is torch's everywhere; with varlen packs go through ``dpr.models.fast.varlen`` where that has a kernel.
-    ``attend_to_last`` turns the original's stray [SEP] on; poolings never read that token.
+    ``packed``, if the backbone supports it, no padding is computed; otherwise sequences are padded to the longest of the batch.
+    ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
+    read.
 
     Raises:
-        ConfigError: the backbone gives no hidden states, or with this pooling vectors that do not depend on the text.
+        ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on the text.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Encoder(nn.Module):
         self._last: _LastToken | None = None
 
     def attend_to_last(self, token: int, position: int) -> None:
-        """From now on every sequence shorter than ``position`` + 1 is followed by ``token`` with that position, as in the original DPR.
+        """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``, as the original DPR does.
 
         Raises:
-            ConfigError: the backbone takes no position numbers, has none that high, or attends to near tokens only.
+            ConfigError: the backbone does not accept positions, has no such position, or attends only to near tokens.
         """
         first = self.fast.first_position if self.is_packed else first_position(self.backbone)
         sees_near_only = any(getattr(self.config, name, None) for name in ("local_attention", "sliding_window", "attention_window"))
@@ -76,11 +76,8 @@ class Encoder(nn.Module):
         self._last = _LastToken(token, position, first)
 
     def check_length(self, length: int, setting: str) -> None:
-        """Raises:
-        ConfigError: the backbone has fewer than ``length`` positions.
-        """
-        longest = longest_sequence(self.backbone, length)
-        if longest < length:
+        """ConfigError if the backbone has fewer than ``length`` positions."""
+        if (longest := longest_sequence(self.backbone, length)) < length:
             kind = type(self.backbone).__name__
             raise ConfigError(f"{setting}={length}, but {kind} has {longest} positions; set {setting}={longest} or less")
 
@@ -99,7 +96,7 @@ class Encoder(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def _padded_vectors(self, batch: TokenBatch) -> Tensor:
-        """The definition that the packed forward is judged by."""
+        """The definition of the vectors, which the packed forward is tested against."""
         if self._last is None:
             input_ids, mask = batch.padded(pad_id(self.config))
             hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state

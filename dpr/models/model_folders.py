@@ -1,10 +1,11 @@
-"""Folders that hold a model, as the parts of a bi-encoder: our checkpoints, folders of Hugging Face and of sentence-transformers.
+"""Model folders as the parts of a bi-encoder: checkpoints of the toolkit, Hugging Face and sentence-transformers folders.
 
-What a folder says wins over settings. Code in a folder is never run, and pickled weights are not read.
+What a folder states wins over settings. Code in a folder is never run, and pickled weights are not read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from dpr.formats.json_records import describe
 from dpr.models.backbones import distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import ModelParts
 from dpr.models.pooling import POOLINGS, is_user_defined
-from dpr.models.pretrained import read_config, refuse_impossible_sizes
+from dpr.models.pretrained import CONFIG, check_safetensors, read_config, refuse_impossible_sizes
 from dpr.models.settings import EncoderSettings
 from dpr.models.trials import first_position
 
@@ -26,21 +27,17 @@ EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
     "model.safetensors, or a checkpoint file of the original DPR"
 )
-_CONFIG = "config.json"
 _MODULES = "modules.json"
 _LONGEST_CONTEXT = 1 << 17
+_POOLINGS = {"cls": "cls", "mean": "mean", "weightedmean": "weighted_mean", "max": "max", "lasttoken": "last"}
 
 
 def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings) -> ModelParts:
-    """The model in a folder; ``settings`` say what a folder of others does not.
-
-    Raises:
-        CheckpointError: it holds none, or one that cannot be read.
-    """
+    """The model in a folder; ``settings`` state what a third-party folder does not. CheckpointError if there is none or it is invalid."""
     try:
         if checkpoints.is_checkpoint(folder):
             return _checkpoint_parts(folder, settings.pooling)
-        if (folder / _CONFIG).is_file() or (folder / _MODULES).is_file():
+        if (folder / CONFIG).is_file() or (folder / _MODULES).is_file():
             return _foreign_parts(folder, settings)
     except CheckpointError:
         raise
@@ -60,7 +57,7 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     encoder = folder / checkpoints.ENCODER_FOLDER
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = read_config(encoder)
-    refuse_impossible_sizes(config, {name: tuple(tensor.shape) for name, tensor in weights.items()}, encoder / _CONFIG)
+    refuse_impossible_sizes(config, {name: tuple(tensor.shape) for name, tensor in weights.items()}, encoder / CONFIG)
     tensorizer = _tensorizer(encoder, settings)
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     return ModelParts(settings, config, tensorizer, weights, temperature, _temperature(learned, folder / checkpoints.MODEL_FILE))
@@ -82,31 +79,25 @@ def _temperature(value: Any, file: Path) -> float | None:
 
 
 def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
-    """Settings of the types they must have; unknown ones, of newer versions, are left out."""
+    """The stored settings with their types checked; unknown ones, of newer versions, are left out."""
     known = {key: value for key, value in stored.items() if key in EncoderSettings.__dataclass_fields__}
     for key, value in known.items():
         default = getattr(EncoderSettings(), key)
-        is_right = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)
-        if (
-            not is_right
-            or (key == "pooling" and not is_user_defined(value) and value not in POOLINGS)
-            or (key == "sequence_length" and value < 3)
-        ):
+        is_valid = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)
+        is_known = not is_valid or key != "pooling" or is_user_defined(value) or value in POOLINGS
+        if not is_valid or not is_known or (key == "sequence_length" and value < 3):
             raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
     return replace(EncoderSettings(), **known)
 
 
 def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
     """A Hugging Face folder, or one of sentence-transformers with its pooling and normalisation: one tower for both sides."""
-    body, settings = _as_sentence_transformers_says(folder, settings) if (folder / _MODULES).is_file() else (folder, settings)
+    body, settings = _sentence_transformers_settings(folder, settings) if (folder / _MODULES).is_file() else (folder, settings)
     if settings.projection_dim:
         found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no projection"
-        raise CheckpointError(
-            found, file=folder, hint="set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
-        )
-    if not any(body.glob("*.safetensors")):
-        found = "has no model.safetensors" + ("; its pytorch_model.bin is a pickle" if any(body.glob("*.bin")) else "")
-        raise CheckpointError(found, file=body, hint="save the model again with save_pretrained of a recent transformers")
+        hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
+        raise CheckpointError(found, file=folder, hint=hint)
+    check_safetensors(body)
     backbone = load_backbone(str(body))
     config: Any = backbone.config
     if (config.is_encoder_decoder and hasattr(backbone, "decoder")) or config.model_type == "dpr":
@@ -120,36 +111,29 @@ def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
     return ModelParts(settings, config, tensorizer, weights)
 
 
-def _as_sentence_transformers_says(folder: Path, settings: EncoderSettings) -> tuple[Path, EncoderSettings]:
-    """The folder of the encoder, and the settings with the pooling, the normalisation and the length of the modules."""
+def _sentence_transformers_settings(folder: Path, settings: EncoderSettings) -> tuple[Path, EncoderSettings]:
+    """The folder of the encoder, and the settings with the pooling, normalisation and length that the modules state."""
     modules = read_json(folder / _MODULES)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError("is no list of modules", file=folder / _MODULES)
+        raise CheckpointError("is not a list of modules", file=folder / _MODULES)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        found = f"the modules are {', '.join(kinds)[:100] or 'none'}"
-        raise CheckpointError(
-            found, file=folder / _MODULES, expected="Transformer, Pooling (cls, mean, weightedmean, max, lasttoken) and perhaps Normalize"
-        )
+        expected = f"Transformer, Pooling ({', '.join(_POOLINGS)}) and perhaps Normalize"
+        raise CheckpointError(f"the modules are {', '.join(kinds)[:100] or 'none'}", file=folder / _MODULES, expected=expected)
     places = [_inside(folder, module.get("path")) for module in modules]
     settings = replace(settings, normalize=settings.normalize or "Normalize" in kinds)
     if "Pooling" in kinds:
-        settings = replace(settings, pooling=_pooling(places[1] / _CONFIG))
-    # The library keeps the length in the tokenizer's file, earlier versions in one of their own, which goes before.
-    for file in (
-        folder / "config_sentence_transformers.json",
-        places[0] / "tokenizer_config.json",
-        places[0] / "sentence_bert_config.json",
-    ):
-        said = read_json(file) if file.is_file() else {}
-        if not isinstance(said, dict):
-            raise CheckpointError(f"is {describe(said)}", file=file, expected="an object")
-        if said.get("default_prompt_name"):
+        settings = replace(settings, pooling=_pooling(places[1] / CONFIG))
+    # The library stores the length in the tokenizer's file; earlier versions had a separate file, which takes precedence.
+    body = places[0]
+    for file in (folder / "config_sentence_transformers.json", body / "tokenizer_config.json", body / "sentence_bert_config.json"):
+        stated = _read_object(file) if file.is_file() else {}
+        if stated.get("default_prompt_name"):
             raise CheckpointError("a prompt is put before every text (default_prompt_name)", file=file, expected="no default prompt")
-        length = said.get("max_seq_length", said.get("model_max_length"))
+        length = stated.get("max_seq_length", stated.get("model_max_length"))
         if isinstance(length, int) and not isinstance(length, bool) and 3 <= length <= _LONGEST_CONTEXT:
             settings = replace(settings, sequence_length=length)
-    return places[0], settings
+    return body, settings
 
 
 def _inside(folder: Path, path: Any) -> Path:
@@ -158,19 +142,20 @@ def _inside(folder: Path, path: Any) -> Path:
     return folder / path
 
 
+def _read_object(file: Path) -> dict[str, Any]:
+    found = read_json(file)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
+    return found
+
+
 def _pooling(file: Path) -> str:
-    said = read_json(file)
-    if not isinstance(said, dict):
-        raise CheckpointError(f"is {describe(said)}", file=file, expected="an object")
-    mode = said.get("pooling_mode")
-    chosen = [mode] if isinstance(mode, str) else [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
-    kinds = {f"pooling_mode_{kind}_token{plural}": kind for kind, plural in (("cls", ""), ("mean", "s"), ("max", "s"))}
-    kinds |= {"weightedmean": "weighted_mean", "pooling_mode_weightedmean_tokens": "weighted_mean"}
-    kinds |= {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last", "pooling_mode_lasttoken": "last"}
-    if len(chosen) != 1 or chosen[0] not in kinds:
-        raise CheckpointError(
-            f"pooling by {', '.join(map(str, chosen))[:100] or 'nothing'}",
-            file=file,
-            expected="cls, mean, weighted mean, max or last token",
-        )
-    return kinds[chosen[0]]
+    """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true."""
+    stated = _read_object(file)
+    mode = stated.get("pooling_mode")
+    chosen = [mode] if isinstance(mode, str) else [key for key in stated if key.startswith("pooling_mode_") and stated[key] is True]
+    kind = _POOLINGS.get(re.sub("^pooling_mode_|_tokens?$", "", chosen[0])) if len(chosen) == 1 else None
+    if kind is None:
+        found = f"pooling by {', '.join(chosen)[:100] or 'nothing'}"
+        raise CheckpointError(found, file=file, expected="cls, mean, weighted mean, max or last token")
+    return kind

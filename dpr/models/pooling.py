@@ -26,17 +26,14 @@ class Pooling(Protocol):
     def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
         """The place (N,) of the only token of each sequence that is read; None where several are.
 
-        A packed tower may then leave the other tokens out of its last layer, and gives ``packed`` sequences of one token.
+        A packed tower may then leave the other tokens out of its last layer, and passes sequences of one token to ``packed``.
         """
-        ...
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         """Pools (N, L, D) with ``tokens`` (N, L), ``mask`` (N, L) True at real tokens, which come first."""
-        ...
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         """Pools sequences laid end to end, (T, D) with ``tokens`` (T,)."""
-        ...
 
 
 class ClsPooling:
@@ -111,25 +108,21 @@ class WeightedMeanPooling(MeanPooling):
         )
 
 
-class IdfPooling(nn.Module):
+class IdfPooling(MeanPooling, nn.Module):
     """The mean over all tokens of their states times a weight of the token that is learnt: sum of w_t h_t over the tokens / their number.
 
     The weights (V,) begin with those of ``TokenFrequencies.idf`` where the corpus was counted, else with 1, the mean.
     """
 
     def __init__(self, hidden_size: int, vocab_size: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.token_weights = nn.Parameter(torch.ones(vocab_size))
-        self._mean = MeanPooling(hidden_size, vocab_size)
-
-    def token_read(self, lengths: Tensor, position: Tensor) -> Tensor | None:
-        return None
 
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        return self._mean.padded(hidden * self.token_weights[tokens][:, :, None], tokens, mask, position)
+        return super().padded(hidden * self.token_weights[tokens][:, :, None], tokens, mask, position)
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        return self._mean.packed(hidden * self.token_weights[tokens][:, None], tokens, lengths, position)
+        return super().packed(hidden * self.token_weights[tokens][:, None], tokens, lengths, position)
 
 
 def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Settings of the towers: what they are made from, what decides the vector of a text, and how they are run."""
+"""Settings of the towers: what they are made from, what decides the vector of a text, and how they run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class BackboneSettings(Settings):
     """What the towers are made from. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
 
     encoder_model_type: str = setting("hf_bert", choices=("hf_bert", "hf_roberta", "hf_auto"), on_resume=START)
-    """DPR's key; any Hugging Face encoder is loaded by ``AutoModel`` whatever this says (hf_bert, hf_roberta, hf_auto)."""
+    """DPR's key; has no effect, since ``AutoModel`` loads any Hugging Face encoder (hf_bert, hf_roberta, hf_auto)."""
     pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=START)
-    """Hugging Face name or local folder. With a checkpoint file of the original: whose config and tokenizer belong to it."""
+    """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START)
     """False: random weights from the folder's config.json."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=TOLD)
@@ -27,7 +27,7 @@ class BackboneSettings(Settings):
 
 @dataclass
 class EncoderSettings(Settings):
-    """What, besides the backbone's own config, decides the vector of a text. Stored in every checkpoint."""
+    """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
 
     pooling: str = setting("cls", choices=("cls", "mean", "last", "max", "weighted_mean", "idf"), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
@@ -36,7 +36,7 @@ class EncoderSettings(Settings):
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     normalize: bool = setting(False, on_resume=IDENTITY)
-    """Scale vectors to length 1 (cosine similarity). Wants loss.temperature around 0.05 or below."""
+    """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
     shared: bool = setting(False, on_resume=IDENTITY)
     """One tower for questions and passages."""
     sequence_length: int = setting(256, unit="tokens", least=3, on_resume=IDENTITY)
@@ -44,31 +44,31 @@ class EncoderSettings(Settings):
     question_length: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)
     """Longest question in tokens; 0 = sequence_length."""
     dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
-    """The original's stray [SEP] behind every sequence: one more token, at position sequence_length - 1, that every shorter sequence
+    """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1 that every shorter sequence
     attends to."""
 
     append_eos: bool = setting(False, on_resume=IDENTITY)
-    """The tokenizer's end token behind every text, where the tokenizer itself adds none; the text is cut to make room for it. Decoders
-    whose last token is read need one."""
+    """The tokenizer's end token after every text, if the tokenizer adds none itself; the text is cut to make room for it. Decoders whose
+    last token is read need one."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values; later settings only where they are on, so that fingerprints of other models stay what they were."""
+        """Names and values; later settings only if they are on, so that fingerprints of other models stay the same."""
         return {name: value for name, value in asdict(self).items() if value or name not in ("dpr_trailing_sep", "append_eos")}
 
 
 @dataclass
 class RunningSettings(Settings):
-    """How the towers are run."""
+    """How the towers run."""
 
     fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
     packed: bool = setting(True, on_resume=TOLD)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=TOLD)
-    """How packed towers compute attention. sdpa: torch's, over sequences of like length. varlen: torch's kernel for sequences end to end,
-    on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
+    """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's kernel for sequences end to
+    end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
     attention_dropout: float | None = setting(None, least=0, below=1, on_resume=TOLD)
-    """Attention dropout alone; absent = dropout."""
+    """Dropout of attention; absent = dropout."""
 
 
 @dataclass
@@ -76,14 +76,14 @@ class TemperatureSettings(Settings):
     """What scores are divided by before the softmax; it belongs to the model."""
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
-    """Scores are divided by it. 1 for dot products as DPR; about 0.05 for normalised vectors. Absent = that of model_file, else 1."""
+    """Scores are divided by it. 1 for dot products, as in DPR; about 0.05 for normalised vectors. Absent = that of model_file, else 1."""
     learn_temperature: bool = setting(False, on_resume=IDENTITY)
     """Start from ``temperature`` and learn its logarithm."""
 
 
 @dataclass
 class TowerOptions(TemperatureSettings, RunningSettings):
-    """How the towers are run, with the temperature of their scores."""
+    """How the towers run, with the temperature of their scores."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class TowerSettings(RunningSettings, EncoderSettings, BackboneSettings):
     """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and with compat=dpr, else off."""
 
     def named_model(self) -> str | None:
-        """``pretrained_model_cfg`` where it is not the default, which nobody may have asked for."""
+        """``pretrained_model_cfg`` unless it is the default, which the user may not have chosen."""
         return None if self.pretrained_model_cfg == PRETRAINED_MODEL else self.pretrained_model_cfg
 
     def check_together(self, prefix: str) -> None:

@@ -134,7 +134,7 @@ def test_every_name_of_a_pooling_is_read(said: dict[str, Any], pooling: str, tmp
         (["Pooling"], {"pooling": {"pooling_mode": "median"}}, "pooling by median"),
         (["Pooling"], {"pooling": {"pooling_mode_mean_tokens": False}}, "pooling by nothing"),
         (["Pooling"], {"pooling": []}, "an empty list"),
-        (["Pooling"], {"modules": "x"}, "no list of modules"),
+        (["Pooling"], {"modules": "x"}, "is not a list of modules"),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "../hf"}]}, r"the path .*\.\./hf"),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "/tmp"}]}, "the path"),
         (["Pooling"], {"config_sentence_transformers": {"default_prompt_name": "query", "prompts": {"query": "Q: "}}}, "prompt"),

@@ -127,7 +127,7 @@ def test_each_reads_what_its_name_says() -> None:
         (f"{HERE}:Missing", "has no Missing"),
         (f"{HERE}:Lacking", "it has no packed, token_read"),
         (f"{HERE}:Unlike", "packed and padded give different vectors"),
-        (f"{HERE}:Misread", "it reads other tokens than token_read says"),
+        (f"{HERE}:Misread", "it reads other tokens than token_read states"),
         (f"{HERE}:Whole", r"shape \(3, 4, 32\)"),
     ],
 )

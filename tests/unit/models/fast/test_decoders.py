@@ -16,9 +16,10 @@ import transformers
 from torch import Tensor
 
 from dpr.core.batch import TokenBatch
+from dpr.core.logs import warn_once
 from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
-from dpr.models.fast import attention, varlen
+from dpr.models.fast import varlen
 from dpr.models.fast.compilation import checkpoint_activations
 from tests.helpers.varlen import on_any_device
 from tests.unit.models.fast.test_packing import LENGTHS, batch_of
@@ -138,7 +139,7 @@ def test_nobody_waits_for_the_device(name: str, attention: str, monkeypatch: pyt
 
 def test_capped_scores_are_padded_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     config = transformers.Gemma2Config(**HEADS, sliding_window=8)
-    attention._warn_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         towers = [tower_of(config) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
