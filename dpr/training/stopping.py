@@ -88,8 +88,9 @@ class FiniteGuard:
         """
         if self._arrived is None:
             self._on_host.copy_(self._counts)
-        elif step > 0:
+        else:
             self._arrived.synchronize()
+            step -= 1  # the counts are those after the update before this one
         in_row, in_all = self._on_host.tolist()
         if in_all > self._reported and not self._has_loss_scale:
             logger.warning("step %d: the gradient is NaN or infinite on some rank, so the update is skipped (%d in a row)", step, in_row)

@@ -1,0 +1,33 @@
+"""Skipped updates are reported with the number of the update that was skipped."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.errors import DivergedError
+from dpr.training.stopping import FiniteGuard
+
+NAN_AT = (3, 5, 6)
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_a_skipped_update_is_reported_with_its_own_step(reads_later: bool, caplog: pytest.LogCaptureFixture) -> None:
+    guard, optimizer = FiniteGuard(torch.device("cpu"), most_in_row=2), torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    if reads_later:  # as on CUDA, where the host reads the counts of the update before
+        event: Any = SimpleNamespace(synchronize=lambda: None, record=lambda: None)
+        guard._arrived = event
+
+    def run() -> None:
+        for step in range(1, 9):
+            guard.check(optimizer, torch.tensor(float("nan") if step in NAN_AT else 1.0))
+            assert bool(optimizer.found_inf) == (step in NAN_AT)  # type: ignore[attr-defined]
+            guard.stop_if_hopeless(step)
+
+    with pytest.raises(DivergedError, match="in 2 updates in a row, the last at step 6"):
+        run()
+    assert guard.num_skipped == 3
+    assert [int(text.split()[1].rstrip(":")) for text in caplog.messages] == list(NAN_AT)
