@@ -19,19 +19,20 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.formats.durable import durable_file
-from dpr.formats.json_records import JsonRecord, describe, iter_json_records
-from dpr.formats.text_input import MAX_LINE_BYTES, has_lone_surrogate, iter_lines
+from dpr.formats.json_records import describe, iter_json_objects
+from dpr.formats.text_input import MAX_LINE_BYTES, has_lone_surrogate, iter_lines, located
+from dpr.formats.training_records import checked_text
 
 _QUOTE_HINT = 'a field that begins with a quote (") ends with one, and quotes inside it are doubled'
 _HELD_HASHES = 1 << 20
 _SEPARATED = {"\t": "tab", ",": "comma"}
 _DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
-_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+_Columns = tuple[int, int, int]
 
 
 def is_json_name(path: str | Path) -> bool:
-    """Whether a file name, with or without ``.gz``, says JSON."""
-    return str(path).lower().removesuffix(".gz").endswith(_JSON_SUFFIXES)
+    """Whether a file name is that of JSON, with or without ``.gz``."""
+    return str(path).lower().removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
 
 
 def read_passages(
@@ -47,27 +48,28 @@ def read_passages(
     """Passages number ``start`` to ``stop`` of a file, in order.
 
     TSV as DPR reads it: Python's csv quoting, rows whose id is literally ``id`` are headers, all ``"`` around the text are stripped.
-    A header in the first line that names ``id`` and ``text`` says where columns are, unless they are given other than by default.
-    ``title_col`` beyond the row, or negative: no titles. Empty texts are passed on. A .csv file without a tab in its first line is
-    separated by commas. Names in .json/.jsonl are read as BEIR corpora (``_id``, ``title``, ``text``), those in .parquet by the same
-    names. Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
+    A header in the first line that names ``id`` and ``text`` defines the columns, unless others than the default are given. There are no
+    titles if ``title_col`` is negative or beyond the row. Empty texts are passed on. A .csv file without a tab in its first line is
+    separated by commas. Names in .json/.jsonl are read as BEIR corpora (``_id``, ``title``, ``text``), .parquet by the same column names.
+    Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
 
     Raises:
         InputError: names the file and line.
     """
     file = Path(path)
-    if _has_records(file):
-        rows = _record_passages(file, id_prefix, start)
-    else:
-        rows = _tsv_passages(file, (id_col, text_col, title_col), id_prefix, start)
-    yield from (passage for passage in islice(rows, stop) if passage is not None)
+    rows = _record_rows(file, start) if _has_records(file) else _tsv_rows(file, (id_col, text_col, title_col))
+    for line, key, text, title in islice(rows, start, stop):
+        whole = id_prefix + key
+        if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
+            raise InputError(f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}")
+        yield Passage(text, title, whole)
 
 
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
-    """Number of passages, after checking that no id occurs twice. Memory does not grow with the corpus: see ``_sorted_hashes``.
+    """Checks that no id occurs twice, and returns the number of passages. Memory does not grow with the corpus: see ``_sorted_hashes``.
 
     Raises:
-        InputError: names the first id that occurs twice, and its two lines; or there is no room for a temporary file.
+        InputError: an id occurs twice (names it and its two lines), or there is no room for a temporary file.
     """
     file = Path(path)
     columns = (id_col, text_col, title_col)
@@ -86,7 +88,7 @@ def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, ti
 
 
 def _sorted_hashes(hashes: Iterator[int]) -> np.ndarray:
-    """Sorted int64, in memory as far as they are few; more are mapped from a file without a name, which is gone with the array."""
+    """Sorted int64, in memory if they are few, else mapped from an unnamed file that disappears with the array."""
     held = np.fromiter(islice(hashes, _HELD_HASHES), dtype=np.int64)
     if len(held) == _HELD_HASHES:
         try:
@@ -107,33 +109,37 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     """Writes a corpus, TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed. Returns how many.
 
     Raises:
-        InputError: a passage that TSV cannot hold so that it is read back the same (no id, id ``id``, quotes around the text).
+        InputError: a passage that would not be read back the same (no id; in TSV also id ``id``, quotes around the text).
     """
     file = Path(path)
     count = 0
     with write_text(file) as out:
-        if is_json_name(file):
-            for passage in passages:
-                _require_id(passage, file)
-                record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
-                count += 1
-            return count
+        is_json = is_json_name(file)
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-        writer.writerow(("id", "text", "title"))
-        for passage in passages:
-            _require_id(passage, file)
+        if not is_json:
+            writer.writerow(("id", "text", "title"))
+        for count, passage in enumerate(passages, 1):  # noqa: B007
+            if not passage.id:
+                raise InputError(f"a passage without id cannot be written ({passage.text[:40]!r})", file=file)
+            if is_json:
+                out.write(json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text}, ensure_ascii=False) + "\n")
+                continue
             if passage.id == "id" or passage.text != passage.text.strip('"') or "\r" in f"{passage.id}{passage.text}{passage.title}":
                 reason = "the id 'id', quotes around a text, and carriage returns do not survive in a passages TSV"
                 raise InputError(f"passage {passage.id!r} cannot be written: {reason}", file=file, hint="write .jsonl instead")
             writer.writerow((passage.id, passage.text, passage.title))
-            count += 1
     return count
+
+
+def require_word(value: str, file: Path) -> None:
+    """Refuses an id that columns separated by spaces or tabs cannot hold."""
+    if value.split() != [value]:
+        raise InputError(f"the id {value!r} is empty or holds white space, which this format cannot hold", file=file)
 
 
 @contextmanager
 def write_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator[IO[str]]:
-    """A durable UTF-8 text file, packed where the name ends in ``.gz`` (with no time stamp inside, so equal content is equal bytes)."""
+    """A durable UTF-8 text file; ``.gz`` is packed (without a time stamp, so that equal content gives equal bytes)."""
     try:
         if path.name.endswith(".gz"):
             with (
@@ -150,7 +156,7 @@ def write_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator
 
 
 def iter_csv_rows(path: Path, delimiter: str = "\t") -> Iterator[tuple[int, list[str]]]:
-    """Rows of a file as Python's csv module splits them, each with the line it ends on; blank lines are left out.
+    """Rows of a file as Python's csv module splits them, each with the line it ends on; blank lines are skipped.
 
     Raises:
         InputError: broken quoting, or a field over the limit.
@@ -168,7 +174,7 @@ def iter_csv_rows(path: Path, delimiter: str = "\t") -> Iterator[tuple[int, list
     for text in texts:
         if not text:
             continue
-        # Splitting at the delimiter is three times faster than csv, which stays the judge of every row where they could differ.
+        # Splitting at the delimiter is three times faster than csv, which reads every row where they could differ.
         row = _plain_fields(text, delimiter)
         if row is None:
             start = line
@@ -182,7 +188,7 @@ def iter_csv_rows(path: Path, delimiter: str = "\t") -> Iterator[tuple[int, list
 
 
 def _plain_fields(text: str, delimiter: str) -> list[str] | None:
-    """The fields of a line in which every quote is where csv puts it when it writes; None for all other lines."""
+    """The fields of a line whose quotes are all where csv writes them; None for all other lines."""
     if "\r" in text:
         return None
     fields = text.split(delimiter)
@@ -202,7 +208,7 @@ def _plain_fields(text: str, delimiter: str) -> list[str] | None:
 
 
 def _with_newlines(first: str, following: Iterator[str]) -> Iterator[str]:
-    """A row's first line and, as far as csv asks for them, the lines after it."""
+    """A row's first line, and the lines after it for as long as csv asks for them."""
     yield first + "\n"
     for text in following:
         yield text + "\n"
@@ -217,27 +223,26 @@ def _has_records(path: Path) -> bool:
     return is_json_name(path) or path.suffix.lower() == ".parquet"
 
 
-def _records(path: Path) -> Iterator[JsonRecord]:
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if is_json_name(path):
-        yield from iter_json_records(path)
-        return
+        return iter_json_objects(path)
     from dpr.formats.training_files.arrow_rows import arrow_rows  # for this format alone
 
-    for _, number, value in arrow_rows(path):
-        yield JsonRecord(number, value, None, "", 0, 0)
+    return ((number, value) for _, number, value in arrow_rows(path))
 
 
-def _numbered_ids(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, str]]:
-    if _has_records(path):
-        for record in _records(path):
-            yield record.line, json_id(record, path, ("_id", "id"))
-    else:
-        for line, row, (id_col, _, _) in _checked_rows(path, columns):
-            yield line, row[id_col]
+def _numbered_ids(path: Path, columns: _Columns) -> Iterator[tuple[int, str]]:
+    if not _has_records(path):
+        yield from ((line, key) for line, key, _, _ in _tsv_rows(path, columns))
+        return
+    for line, value in _records(path):
+        with located(path, line):
+            key = first_id(value, ("_id", "id"))
+        yield line, key
 
 
-def _checked_rows(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[int, list[str], tuple[int, int, int]]]:
-    """Data rows with their line and the columns of id, text and title; a title column beyond the row is -1."""
+def _tsv_rows(path: Path, columns: _Columns) -> Iterator[tuple[int, str, str, str]]:
+    """Line, id, text and title of every data row."""
     width = 0
     delimiter = _delimiter(path)
     is_header = False
@@ -250,17 +255,18 @@ def _checked_rows(path: Path, columns: tuple[int, int, int]) -> Iterator[tuple[i
                 hint = f"columns are separated by {_SEPARATED[delimiter]}s" + ("; check the quotes above this line" if width else "")
                 raise InputError(f"{len(row)} columns", file=path, line=line, expected=expected, hint=hint)
             width = len(row)
-            columns = columns if 0 <= columns[2] < width else (*columns[:2], -1)
-        if is_header or row[columns[0]] == "id":
+            id_col, text_col, title_col = columns
+            has_titles = 0 <= title_col < width
+        key = row[id_col]
+        if is_header or key == "id":
             is_header = False
             continue
-        if not row[columns[0]]:
-            raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {columns[0]}")
-        yield line, row, columns
+        if not key:
+            raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
+        yield line, key, row[text_col].strip('"'), row[title_col] if has_titles else ""
 
 
 def _delimiter(path: Path) -> str:
-    """What separates columns."""
     if path.name.lower().removesuffix(".gz").endswith(".csv"):
         first = next((text for _, text in iter_lines(path) if text), "")
         if "\t" not in first and "," in first:
@@ -268,65 +274,37 @@ def _delimiter(path: Path) -> str:
     return "\t"
 
 
-def _named_columns(first: list[str], columns: tuple[int, int, int]) -> tuple[tuple[int, int, int], bool]:
-    """The columns that a header names, and whether it is one; those given where others than the default were asked for."""
+def _named_columns(first: list[str], columns: _Columns) -> tuple[_Columns, bool]:
+    """The columns that the first row names if it is a header and ``columns`` are the default, and whether it is one."""
     names = [name.strip().lower() for name in first]
     if columns != _DEFAULT_COLUMNS or not {"id", "text"} <= set(names):
         return columns, False
     return (names.index("id"), names.index("text"), names.index("title") if "title" in names else -1), True
 
 
-def _tsv_passages(path: Path, columns: tuple[int, int, int], prefix: str, start: int) -> Iterator[Passage | None]:
-    """One item per row; None before ``start``, where making records would be wasted."""
-    for number, (line, row, (id_col, text_col, title_col)) in enumerate(_checked_rows(path, columns)):
-        if number < start:
-            yield None
-        else:
-            title = row[title_col] if title_col >= 0 else ""
-            yield Passage(row[text_col].strip('"'), title, _whole_id(prefix, row[id_col], path, line))
+def _record_rows(path: Path, start: int) -> Iterator[tuple[int, str, str, str]]:
+    """Line, id, text and title of every record; before ``start`` only ids are checked."""
+    for number, (line, value) in enumerate(_records(path)):
+        with located(path, line):
+            key, text, title = first_id(value, ("_id", "id")), "", ""
+            if number >= start:
+                text = checked_text(value, "text")
+                title = "" if value.get("title") is None else checked_text(value, "title")
+        yield line, key, text, title
 
 
-def _record_passages(path: Path, prefix: str, start: int) -> Iterator[Passage | None]:
-    for number, record in enumerate(_records(path)):
-        key = json_id(record, path, ("_id", "id"))
-        if number < start:
-            yield None
-            continue
-        text, title = record.value.get("text"), record.value.get("title")
-        if not isinstance(text, str):
-            found = "no 'text'" if text is None else f"text is {describe(text)}"
-            raise InputError(found, file=path, line=record.line, expected="a string")
-        if title is not None and not isinstance(title, str):
-            raise InputError(f"title is {describe(title)}", file=path, line=record.line, expected="a string or null")
-        if has_lone_surrogate(text) or has_lone_surrogate(title or ""):
-            raise InputError("half of a character (lone surrogate)", file=path, line=record.line, expected="valid Unicode")
-        yield Passage(text, title or "", _whole_id(prefix, key, path, record.line))
-
-
-def json_id(record: JsonRecord, path: Path, keys: tuple[str, ...]) -> str:
-    """The id of a JSON record under the first of ``keys`` it has, always a string.
+def first_id(value: dict[str, Any], keys: tuple[str, ...], default: str | None = None) -> str:
+    """The id under the first of ``keys`` that the record has, as a string; ``default`` if there is none or it is null.
 
     Raises:
-        InputError: the record is broken or has no usable id.
+        ValueError: there is no usable id.
     """
-    if record.error is not None:
-        raise record.error
-    value = next((record.value[key] for key in keys if key in record.value), None)
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not value or has_lone_surrogate(value):
-        found = f"no {keys[0]!r}" if value is None else f"{keys[0]} is {describe(value)}"
-        raise InputError(found, file=path, line=record.line, expected="a string that is not empty, or an integer")
-    return value
-
-
-def _whole_id(prefix: str, key: str, path: Path, line: int) -> str:
-    whole = prefix + key
-    if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
-        raise InputError(f"a passage id of {size} bytes", file=path, line=line, expected=f"at most {MAX_ID_BYTES}")
-    return whole
-
-
-def _require_id(passage: Passage, path: Path) -> None:
-    if not passage.id:
-        raise InputError(f"a passage without id cannot be written ({passage.text[:40]!r})", file=path)
+    found = next((value[key] for key in keys if key in value), None)
+    if found is None and default is not None:
+        return default
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    if not isinstance(found, str) or not found or has_lone_surrogate(found):
+        problem = f"no {keys[0]!r}" if found is None else f"{keys[0]} is {describe(found)}"
+        raise ValueError(f"{problem}, expected a string that is not empty, or an integer")
+    return found

@@ -1,7 +1,7 @@
 """JSON arrays and JSON lines as a stream of records with line numbers; the whole file is never in memory.
 
-An array is parsed through a window that slides over the text: one record is decoded at a time, and the window grows (up to the limit
-for one record) only where a record does not end inside it.
+An array is parsed through a sliding window: one record is decoded at a time, and the window grows (up to the limit for one record) only
+where a record does not end inside it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import codecs
 import hashlib
 import io
 import json
+import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,22 +30,20 @@ _SHAPES = "a JSON array of objects, or one JSON object per line"
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """One record: ``value``, or ``error`` when it is no JSON object (reading can go on after it). ``line`` is where it starts."""
+    """A record that starts at ``line``: its ``value``, or ``error`` if it is no valid JSON object (reading can continue after it)."""
 
     line: int
     value: dict[str, Any]
-    error: InputError | None
-    _source: str
-    _start: int
-    _end: int
+    error: InputError | None = None
+    text: str = ""
 
     def sha256(self) -> str:
         """Hash of the record's text, to find it again."""
-        return hashlib.sha256(self._source[self._start : self._end].encode(errors="surrogatepass")).hexdigest()
+        return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()
 
 
 def iter_json_records(path: Path) -> Iterator[JsonRecord]:
-    """Records of a JSON array or of JSON lines, told by the first character, not by the name. Plain or gzip.
+    """Records of a JSON array or of JSON lines, recognised by the first character, not by the name. Plain or gzip.
 
     Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their record. NUL characters become
     spaces, with one warning per file.
@@ -56,16 +56,23 @@ def iter_json_records(path: Path) -> Iterator[JsonRecord]:
         if first == b"[":
             window = _Window(_decoded(stream, path, line), path, line)
             yield from _array_records(window)
-            if character := window.next_character():
-                raise window.fail(f"{character!r} after the end of the array, expected nothing")
+            window.require_end("array")
         elif first == b"{":
             yield from _line_records(stream, path, line)
         elif first:
             raise InputError(f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES)
 
 
+def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and value of every record, as ``iter_json_records``; the first bad one raises its InputError."""
+    for record in iter_json_records(path):
+        if record.error is not None:
+            raise record.error
+        yield record.line, record.value
+
+
 def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
-    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members are passed over.
+    """Records of the array under ``key`` of the one JSON object that a file holds, as a stream; other members are skipped.
 
     Raises:
         InputError: what cannot be skipped: an unreadable file, broken syntax, no such array.
@@ -77,22 +84,23 @@ def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
             raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
         window = _Window(_decoded(stream, path, line), path, line)
         has_array = False
-        for name in _member_names(window):
+        for _ in window.items("}", "a member"):
+            name, window.position, _ = window.decode()
+            if not isinstance(name, str) or window.next_character() != ":":
+                raise window.fail("not JSON: expected a key in quotes and ':'")
+            window.position += 1
             if window.next_character() == "[" and name == key:
                 has_array = True
                 yield from _array_records(window)
             else:
-                window.position = _decode(window)[1]
+                window.position = window.decode()[1]
+        window.require_end("object")
         if not has_array:
             raise InputError(f"no list {key!r} in the object", file=path)
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """One JSON object.
-
-    Raises:
-        ValueError: says what is wrong, without file and line.
-    """
+    """One JSON object; ValueError says what is wrong, without file and line."""
     try:
         value = _STRICT.decode(text)
     except json.JSONDecodeError as error:
@@ -105,13 +113,13 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def indented_record(value: dict[str, Any]) -> str:
-    """A record as an element of an array that is written piece by piece, indented by 4, with a newline before it."""
+    """A record as an element of an array written piece by piece: indented by 4, with a newline before it."""
     # Newlines inside strings are escaped; str.splitlines would also split at U+2028, which is not.
     return ("\n" + json.dumps(value, indent=4, ensure_ascii=False)).replace("\n", "\n    ")
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a JSON value is a number that a float can hold; JSON's integers have no end."""
+    """Whether a JSON value is a number that a float can hold; JSON's integers are unbounded."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -121,9 +129,10 @@ def describe(value: Any) -> str:
         return "null"
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an empty list" if not value else "a list"
+    if not isinstance(value, bool | str | int | float):  # of a Parquet column or a Python literal
+        return f"of type {type(value).__name__}"
     kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
-    shown = ascii(value) if len(str(value)) <= 40 else ascii(str(value)[:40]) + "..."
-    return f"the {kind} {shown}"
+    return f"the {kind} {str(value)[:40] if len(str(value)) > 40 else value!a}{'...' if len(str(value)) > 40 else ''}"
 
 
 def _line_records(stream: io.BufferedReader, path: Path, first: int) -> Iterator[JsonRecord]:
@@ -139,18 +148,18 @@ def _line_records(stream: io.BufferedReader, path: Path, first: int) -> Iterator
             error = problem
         except ValueError as problem:
             error = InputError(str(problem), file=path, line=number)
-        yield JsonRecord(number, value, error, text, 0, len(text))
+        yield JsonRecord(number, value, error, text)
 
 
 class _Window:
-    """The part of the array's text that is in memory, and the place reached in it."""
+    """The part of the file's text that is in memory, and the current position in it."""
 
     def __init__(self, pieces: Iterator[str], path: Path, line: int) -> None:
         self._pieces, self.path, self._line, self._nul = pieces, path, line, NulWarning(path)
         self.text, self.position, self._counted = "", 0, 0
 
     def grow(self, least: int = 1) -> bool:
-        """Adds at least ``least`` characters, dropping what was passed; False at the end of the file."""
+        """Adds at least ``least`` characters and drops those before the position; False at the end of the file."""
         added: list[str] = []
         while least > 0 and (piece := next(self._pieces, "")):
             added.append(piece)
@@ -162,7 +171,7 @@ class _Window:
         return bool(added)
 
     def line_at(self, position: int) -> int:
-        """Line number of a place at or after the last one asked for."""
+        """Line number of a position at or after the last one asked for."""
         self._line += self.text.count("\n", self._counted, position)
         self._counted = position
         return self._line
@@ -176,106 +185,84 @@ class _Window:
             if not self.grow():
                 return ""
 
+    def items(self, close: str, item: str) -> Iterator[None]:
+        """Moves to each item of the array or object at the position, past which the caller has to move, then past its ``close``."""
+        self.next_character()
+        self.position += 1
+        character = self.next_character()
+        while character != close:
+            if not character:
+                raise self.cut_off()
+            yield
+            character = self.next_character()
+            if character == ",":
+                self.position += 1
+                character = self.next_character()
+                if character == close:
+                    raise self.fail(f"not JSON: a comma before the closing {close!r}")
+            elif character not in ("", close):
+                raise self.fail(f"not JSON: {character!r} after {item}, expected ',' or {close!r}")
+        self.position += 1
+
+    def decode(self) -> tuple[Any, int, str | None]:
+        """The value at the position, where it ends, and what is wrong with it if its end is known all the same."""
+        at_end, error, decoder = False, None, _STRICT
+        while True:
+            start = self.position
+            try:
+                value, end = decoder.raw_decode(self.text, start)
+            except json.JSONDecodeError as problem:
+                # Errors caused by the window's end are at its end (the longest token that can be cut there is -Infinity or
+                # \uXXXX\uXXXX), except for a string, whose error is where it starts.
+                may_be_cut = problem.msg.startswith("Unterminated string") or problem.pos >= len(self.text) - 16
+                if not at_end and may_be_cut:
+                    if len(self.text) - start > MAX_LINE_BYTES:
+                        found = f"no end of this record within {MAX_LINE_BYTES // 2**20} MB"
+                        raise self.fail(found, hint="a string may not be closed") from None
+                    at_end = not self.grow(len(self.text) - start)
+                    continue
+                if at_end and problem.pos >= len(self.text):
+                    raise self.cut_off() from None
+                raise self.fail(f"not JSON: {problem.msg}", problem.pos) from None
+            except RecursionError:
+                raise self.fail("nested too deep") from None
+            except ValueError as problem:
+                error, decoder = str(problem), _LENIENT
+                continue
+            if end == len(self.text) and not isinstance(value, dict) and not at_end:
+                at_end = not self.grow(_WINDOW)
+                continue
+            return value, end, error
+
+    def require_end(self, of: str) -> None:
+        if character := self.next_character():
+            raise self.fail(f"{character!r} after the end of the {of}, expected nothing")
+
+    def cut_off(self) -> InputError:
+        return self.fail("the file ends inside the array", len(self.text), hint="it may be cut off")
+
     def fail(self, found: str, position: int | None = None, hint: str | None = None) -> InputError:
         line = self.line_at(self.position if position is None else position)
         return InputError(found, file=self.path, line=line, hint=hint)
 
 
 def _array_records(window: _Window) -> Iterator[JsonRecord]:
-    window.next_character()
-    window.position += 1
-    character = window.next_character()
-    while character != "]":
-        if not character:
-            raise _cut_off(window)
-        yield _next_record(window)
-        character = window.next_character()
-        if character == ",":
-            window.position += 1
-            character = window.next_character()
-            if character == "]":
-                raise window.fail("not JSON: a comma before the closing ']'")
-        elif character != "]":
-            raise window.fail(f"not JSON: {character!r} after a record, expected ',' or ']'") if character else _cut_off(window)
-    window.position += 1
-
-
-def _member_names(window: _Window) -> Iterator[str]:
-    """The keys of the object at the window's place; whoever asks for the next one has moved past the value."""
-    window.next_character()
-    window.position += 1
-    character = window.next_character()
-    while character != "}":
-        name, window.position, _ = _decode(window)
-        if not isinstance(name, str) or window.next_character() != ":":
-            raise window.fail("not JSON: expected a key in quotes and ':'") if character else _cut_off(window)
-        window.position += 1
-        yield name
-        character = window.next_character()
-        if character == ",":
-            window.position += 1
-            character = window.next_character()
-        elif character != "}":
-            raise window.fail(f"not JSON: {character!r} after a member, expected ',' or '}}'") if character else _cut_off(window)
-    window.position += 1
-    if character := window.next_character():
-        raise window.fail(f"{character!r} after the end of the object, expected nothing")
-
-
-def _next_record(window: _Window) -> JsonRecord:
-    """Decodes the record at the window's place. In an array nothing can be skipped whose end is not known."""
-    value, end, error = _decode(window)
-    start = window.position
-    if end - start > MAX_LINE_BYTES:
-        error = f"the record is longer than {MAX_LINE_BYTES // 2**20} MB"
-    if error is None and not isinstance(value, dict):
-        error = f"the row is {describe(value)}, expected an object"
-    number = window.line_at(start)
-    window.position = end
-    problem_found = InputError(error, file=window.path, line=number) if error else None
-    return JsonRecord(number, {} if error else value, problem_found, window.text, start, end)
-
-
-def _decode(window: _Window) -> tuple[Any, int, str | None]:
-    """The value at the window's place, where it ends, and what is wrong with it where its end is known all the same."""
-    at_end, error, decoder = False, None, _STRICT
-    while True:
+    """Records of the array at the window's position. One whose end is not known cannot be skipped."""
+    for _ in window.items("]", "a record"):
+        value, end, error = window.decode()
         start = window.position
-        try:
-            value, end = decoder.raw_decode(window.text, start)
-        except json.JSONDecodeError as problem:
-            if not at_end and _may_be_cut(problem, len(window.text)):
-                if len(window.text) - start > MAX_LINE_BYTES:
-                    found = f"no end of this record within {MAX_LINE_BYTES // 2**20} MB"
-                    raise window.fail(found, hint="a string may not be closed") from None
-                at_end = not window.grow(len(window.text) - start)
-                continue
-            if at_end and problem.pos >= len(window.text):
-                raise _cut_off(window) from None
-            raise window.fail(f"not JSON: {problem.msg}", problem.pos) from None
-        except RecursionError:
-            raise window.fail("nested too deep") from None
-        except ValueError as problem:
-            error, decoder = str(problem), _LENIENT
-            continue
-        if end == len(window.text) and not isinstance(value, dict) and not at_end:
-            at_end = not window.grow(_WINDOW)
-            continue
-        return value, end, error
-
-
-def _cut_off(window: _Window) -> InputError:
-    return window.fail("the file ends inside the array", len(window.text), hint="it may be cut off")
-
-
-def _may_be_cut(error: json.JSONDecodeError, length: int) -> bool:
-    # Errors caused by the window's end are at its end (the longest token that can be cut there is -Infinity or \uXXXX\uXXXX), but for a
-    # string, whose error is where it starts.
-    return error.msg.startswith("Unterminated string") or error.pos >= length - 16
+        if end - start > MAX_LINE_BYTES:
+            error = f"the record is longer than {MAX_LINE_BYTES // 2**20} MB"
+        elif error is None and not isinstance(value, dict):
+            error = f"the row is {describe(value)}, expected an object"
+        line = window.line_at(start)
+        window.position = end
+        problem = InputError(error, file=window.path, line=line) if error else None
+        yield JsonRecord(line, {} if error else value, problem, window.text[start:end])
 
 
 def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
-    """Line number and value of the first byte that is no space, which stays unread; empty in an empty file."""
+    """Line number and value of the first byte that is no space, which stays unread; empty at the end of the file."""
     line = 1
     if stream.peek(len(BOM))[: len(BOM)] == BOM:
         stream.read(len(BOM))
@@ -315,15 +302,13 @@ def _decoded(stream: io.BufferedReader, path: Path, line: int) -> Iterator[str]:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        for key, _ in pairs:  # each key leaves once
-            if key not in value:
-                raise ValueError(f"the key {key!a} appears twice in one object")
-            del value[key]
+        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {repeated!a} appears twice in one object")
     return value
 
 
 def refuse_constant(name: str) -> Any:
-    """Raises ValueError for NaN and the infinities, which Python's parser takes."""
+    """Raises ValueError for NaN and infinity, which Python's parser accepts."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -334,13 +319,9 @@ def _parse_int(digits: str) -> int:
 
 
 def finite_float(digits: str) -> float:
-    """The number that JSON's digits stand for.
-
-    Raises:
-        ValueError: no float is that large; Python would read infinity.
-    """
+    """The number in these digits; ValueError where no float is that large and Python would read infinity."""
     value = float(digits)
-    if value in (float("inf"), -float("inf")):
+    if math.isinf(value):
         raise ValueError(f"the number {digits[:40]} is too large")
     return value
 

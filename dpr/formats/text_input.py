@@ -1,4 +1,4 @@
-"""Text files of users: plain or gzip (told by content), UTF-8 with or without BOM, any newline, every problem with file and line."""
+"""Text files of users: plain or gzip (recognised by content), UTF-8 with or without BOM, any newline; errors name file and line."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 @contextmanager
+def located(file: Path, line: int) -> Iterator[None]:
+    """A block whose ValueError becomes an InputError of this line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(str(error), file=file, line=line) from None
+
+
+@contextmanager
 def open_input(path: Path) -> Iterator[io.BufferedReader]:
     """Opens a file for reading, unpacking gzip.
 
@@ -66,7 +77,7 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def iter_raw_lines(stream: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes, bool]]:
-    """Line number, bytes without the newline, and whether the line was longer than MAX_LINE_BYTES (then only its start is given)."""
+    """Line number, bytes without the newline, and whether the line is longer than MAX_LINE_BYTES (then only its start is given)."""
     number = first
     while line := stream.readline(MAX_LINE_BYTES + 2):
         too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
@@ -81,11 +92,7 @@ def iter_raw_lines(stream: BinaryIO, first: int = 1) -> Iterator[tuple[int, byte
 
 
 def decode_line(line: bytes, too_long: bool, file: Path, number: int) -> str:
-    """The text of a raw line.
-
-    Raises:
-        InputError: longer than MAX_LINE_BYTES, or not UTF-8.
-    """
+    """The text of a raw line; InputError if it is longer than MAX_LINE_BYTES or not UTF-8."""
     if too_long:
         raise InputError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MB", file=file, line=number, hint="is this the right file?")
     try:
@@ -108,7 +115,7 @@ def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class NulWarning:
-    """Replaces NUL characters by spaces, and says so once per file: C libraries and fixed-width ids end at a NUL."""
+    """Replaces NUL characters by spaces, with one warning per file: C libraries and fixed-width ids end at a NUL."""
 
     def __init__(self, path: Path) -> None:
         self._path: Path | None = path
@@ -120,7 +127,7 @@ class NulWarning:
         return text.replace("\0", " ")
 
     def replace_in_json(self, text: str, line: int) -> str:
-        """As ``replace``, with the NULs that are written as escapes; every character keeps its place."""
+        """Also replaces NULs that are written as escapes; every character keeps its position."""
         if "\\u0000" in text:
             escaped, count = _NUL_ESCAPE.subn(r"\1\\u0020", text)
             if count:

@@ -1,4 +1,4 @@
-"""One record of a DPR training file: checked on reading, in DPR's key names on writing."""
+"""Checked values of JSON records, and the records of DPR training files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ID_KEYS = ("passage_id", "id", "psg_id")
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
-    """The sample in a record. Other keys are ignored; an empty ``positive_ctxs`` is no error, the caller drops such rows as DPR does.
+    """The sample in a record. Other keys are ignored. An empty ``positive_ctxs`` is accepted: the caller drops such rows, as DPR does.
 
     Raises:
         ValueError: what was found and what is expected, with the place inside the record.
     """
-    question = checked_text(record, "question", "question")
+    question = checked_text(record, "question")
     if not question.strip():
         raise ValueError("question is empty, expected some text")
     if record.get("positive_ctxs") is None:
@@ -32,7 +32,7 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
 
 
 def sample_to_json(sample: TrainingSample) -> dict[str, Any]:
-    """The record of a sample. Of a ``score`` only the presence is known, so it is written as null."""
+    """The record of a sample. Scores are written as null, since only their presence is known."""
     return {
         "question": sample.question,
         "answers": list(sample.answers),
@@ -58,39 +58,33 @@ def _passage(item: Any, where: str) -> Passage:
     if not text.strip():
         raise ValueError(f"{where} has an empty text, expected some text")
     title = "" if item.get("title") is None else checked_text(item, "title", f"{where}.title")
-    return Passage(text, title, _id(item, where), "score" in item)
+    key = next((key for key in _ID_KEYS if item.get(key) is not None), None)
+    return Passage(text, title, None if key is None else checked_id(item, key, f"{where}.{key}"), "score" in item)
 
 
-def _id(item: dict[str, Any], where: str) -> str | None:
-    for key in _ID_KEYS:
-        value = item.get(key)
-        if value is None:
-            continue
-        if isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
-        return checked_text(item, key, f"{where}.{key}")
-    return None
-
-
-def checked_text(holder: dict[str, Any], key: str, where: str) -> str:
+def checked_text(holder: dict[str, Any], key: str, where: str = "") -> str:
     """The string under ``key``; ValueError says what is there instead."""
     value = holder.get(key)
     if not isinstance(value, str):
-        raise ValueError(f"{where} is {describe(value) if key in holder else 'missing'}, expected a string")
+        raise ValueError(f"{where or key} is {describe(value) if key in holder else 'missing'}, expected a string")
     if has_lone_surrogate(value):
-        raise ValueError(f"{where} holds half of a character (a lone surrogate), expected valid Unicode")
+        raise ValueError(f"{where or key} holds half of a character (a lone surrogate), expected valid Unicode")
     return value
+
+
+def checked_id(holder: dict[str, Any], key: str, where: str = "") -> str:
+    """As ``checked_text``; integers become strings."""
+    value = holder.get(key)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else checked_text(holder, key, where)
 
 
 def checked_answers(value: Any) -> tuple[str, ...]:
     """Answers given as a string or a list of strings and numbers; ValueError says what else was found."""
-    if value is None:
-        return ()
-    answers = [value] if isinstance(value, str) else value
+    answers = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(answers, list):
         raise ValueError(f"answers is {describe(value)}, expected a list of strings")
     for number, answer in enumerate(answers):
-        is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
+        is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < 10**1000  # neither too long nor inf
         if not is_number and (not isinstance(answer, str) or has_lone_surrogate(answer)):
             raise ValueError(f"answers[{number}] is {describe(answer)}, expected a string")
     return tuple(str(answer) for answer in answers)

@@ -104,7 +104,7 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
         ("c.tsv", "1\t\xff\tt\n", None),
         ("c.tsv", "1\ta\rb\tt\n", "c.tsv:1: not a tab-separated row: new-line character"),
         ("c.jsonl", '{"_id": "1", "text": "a"}\n{"text": "b"}\n', "c.jsonl:2: no '_id'"),
-        ("c.jsonl", '{"_id": "1", "title": "a"}\n', "c.jsonl:1: no 'text', expected a string"),
+        ("c.jsonl", '{"_id": "1", "title": "a"}\n', "c.jsonl:1: text is missing, expected a string"),
         ("c.jsonl", '{"_id": "1", "text": 5}\n', "c.jsonl:1: text is the number 5"),
         ("c.jsonl", '{"_id": "1", "text": "a", "title": []}\n', "c.jsonl:1: title is an empty list"),
         ("c.jsonl", '{"_id": true, "text": "a"}\n', "c.jsonl:1: _id is the boolean True"),
@@ -223,5 +223,5 @@ def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
     assert [passage.id for passage in read_passages(tmp_path / "c.parquet", start=1)] == ["2"]
     assert check_unique_ids(tmp_path / "c.parquet") == 2
     pq.write_table(pa.table({"_id": ["1"], "body": ["x"]}), tmp_path / "d.parquet")
-    with pytest.raises(InputError, match=r"d\.parquet:1: no 'text'"):
+    with pytest.raises(InputError, match=r"d\.parquet:1: text is missing"):
         list(read_passages(tmp_path / "d.parquet"))

@@ -101,11 +101,11 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("q.jsonl", '{"question": "a"}\n{"answers": []}', "q.jsonl:2: no 'question', expected a string"),
+        ("q.jsonl", '{"question": "a"}\n{"answers": []}', "q.jsonl:2: question is missing, expected a string"),
         ("q.jsonl", '{"question": 5}', "q.jsonl:1: question is the number 5"),
         ("q.jsonl", '{"question": " "}', "q.jsonl:1: empty question"),
         ("q.jsonl", '{"question": "a", "id": "1"}\n{"question": "b", "id": 1}', "q.jsonl:2: question id '1' is already used at line 1"),
-        ("q.jsonl", '{"question": "a", "answers": {"x": 1}}', "q.jsonl:1: the answers are not a list"),
+        ("q.jsonl", '{"question": "a", "answers": {"x": 1}}', "q.jsonl:1: answers is an object"),
         ("q.jsonl", '{"question": "a", "id": [1]}', "q.jsonl:1: id is a list"),
         ("q.jsonl", '{"question": "a"}\nx', "q.jsonl:2: not JSON"),
         ("q.jsonl", "", "q.jsonl: no rows"),
