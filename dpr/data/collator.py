@@ -26,7 +26,7 @@ Identity = tuple[int, int]
 
 
 def judgement_identity(passage: AnyPassage, namespace: str) -> Identity:
-    """128 bits that say which passage this is: by its id within ``namespace``, or by title and text where it has none."""
+    """128 bits that identify a passage: by its id within ``namespace``, or by title and text if it has none."""
     if isinstance(passage, StoredPassage):
         return passage.identity
     parts = ("id", namespace, passage.id) if passage.id is not None else ("text", passage.title, passage.text)
@@ -63,7 +63,7 @@ class SetOptions:
 class DataRow(NamedTuple):
     """A row of a data set on its way into a batch: ``number`` in its set, ``dataset`` the set's number in the run.
 
-    ``known_positives`` are all passages known to answer its question; ``lap`` says how often the set was passed over before.
+    ``known_positives`` are all passages known to answer its question; ``lap`` counts the complete passes over the set before it.
     """
 
     sample: AnySample
@@ -75,12 +75,12 @@ class DataRow(NamedTuple):
 
 
 def as_encoded(passage: AnyPassage, options: SetOptions) -> AnyPassage:
-    """The passage as a tower gets it: normalised and with a prefix if the set asks for it. Stored tokens are already."""
+    """The passage as a tower gets it: normalised and with a prefix if the set's options say so. Stored tokens already are."""
     return passage if isinstance(passage, StoredPassage) else encoded_text(passage, options)
 
 
 def encoded_text(passage: Passage, options: SetOptions) -> Passage:
-    """The same of a passage as text."""
+    """As ``as_encoded``, for a passage as text."""
     if not (options.normalize or options.passage_prefix):
         return passage
     text, title = normalize_passage(passage.text) if options.normalize else passage.text, passage.title
@@ -90,8 +90,8 @@ def encoded_text(passage: Passage, options: SetOptions) -> Passage:
 
 
 class Collator:
-    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, lap, data set, row); without, the first
-    passages in file order are taken and nothing is changed (validation)."""
+    """Builds batches. With ``seed`` (training), negatives and augmentation are drawn from (seed, lap, data set, row); without it, the first
+    passages in file order are taken and texts stay as they are (validation)."""
 
     def __init__(
         self,
@@ -102,9 +102,8 @@ class Collator:
         seed: int | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.tensorizer, self.num_hard, self.num_other = tensorizer, num_hard, num_other
-        self._seed = seed
-        self.augmentation = augmentation or Augmentation()
+        self.tensorizer, self.num_hard, self.num_other, self._seed = tensorizer, num_hard, num_other, seed
+        self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
         self._prefix_lengths: dict[str, int] = {}
 
     def __call__(self, rows: Sequence[DataRow]) -> BiEncoderBatch:
@@ -123,13 +122,10 @@ class Collator:
         distinct: dict[tuple[int, ...], int] = {}
         context_row = [0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts]
         namespaces = [row.options.namespace for row in rows for _ in range(width)]
-        identities = [
-            (0, 0) if passage is None else judgement_identity(passage, namespace)
-            for passage, namespace in zip(slots, namespaces, strict=True)
-        ]
-        known_ids, known_valid = identity_table(
-            [[judgement_identity(passage, row.options.namespace) for passage in row.known_positives] for row in rows]
-        )
+        pairs = zip(slots, namespaces, strict=True)
+        identities = [(0, 0) if passage is None else judgement_identity(passage, namespace) for passage, namespace in pairs]
+        known = [[judgement_identity(passage, row.options.namespace) for passage in row.known_positives] for row in rows]
+        known_ids, known_valid = identity_table(known)
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
             contexts=TokenBatch.from_lists([list(tokens) for tokens in distinct]),
@@ -169,31 +165,28 @@ class Collator:
         )
 
     def _question_tokens(self, rows: Sequence[DataRow], width: int) -> tuple[list[list[int]], list[int]]:
-        """Token ids of the questions, and where the vector of each is read; every set's by its own options."""
+        """Token ids of the questions and where the vector of each is read, by the options of each set."""
         questions: list[list[int]] = [[] for _ in rows]
         positions = [0] * len(rows)
         for options in dict.fromkeys(row.options for row in rows):
             places = [place for place, row in enumerate(rows) if row.options == options]
             texts = [rows[place].sample.question for place in places]
             tokens = self.tensorizer.question_tokens(texts, prefix=options.query_prefix, suffix=options.query_suffix)
-            if self._seed is not None and self.augmentation.mask_probability:
-                for index, place in enumerate(places):
-                    tokens[index] = self.tensorizer.masked(
-                        tokens[index], self.augmentation.mask_probability, self._augmenting(rows[place], width)
-                    )
-            for place, sequence, position in zip(
-                places, tokens, self.tensorizer.representation_positions(tokens, options.selector), strict=True
-            ):
+            if probability := self._augmentation.mask_probability:
+                generators = [self._augmenting(rows[place], width) for place in places]
+                pairs = zip(tokens, generators, strict=True)
+                tokens = [self.tensorizer.masked(sequence, probability, generator) for sequence, generator in pairs]
+            read_at = self.tensorizer.representation_positions(tokens, options.selector)
+            for place, sequence, position in zip(places, tokens, read_at, strict=True):
                 questions[place], positions[place] = sequence, position
         return questions, positions
 
     def _context_tokens(self, slots: list[AnyPassage | None], rows: Sequence[DataRow], width: int) -> list[list[int] | None]:
         present = [(index, passage, rows[index // width]) for index, passage in enumerate(slots) if passage is not None]
         passages = [as_encoded(passage, row.options) for _, passage, row in present]
-        augment = self.augmentation if self._seed is not None else Augmentation()
-        if augment.crop_tokens or augment.mask_probability:
+        if self._augmentation.crop_tokens or self._augmentation.mask_probability:
             tokens = [
-                self._augmented(passage, augment, self._augmenting(row, index % width), row.options.passage_prefix)
+                self._augmented(passage, self._augmenting(row, index % width), row.options.passage_prefix)
                 for (index, _, row), passage in zip(present, passages, strict=True)
             ]
         else:
@@ -206,7 +199,8 @@ class Collator:
     def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
         return generator_for(AUGMENT, self._seed or 0, row.lap, row.dataset, row.number, slot)
 
-    def _augmented(self, passage: AnyPassage, augment: Augmentation, generator: np.random.Generator, prefix: str | None) -> list[int]:
+    def _augmented(self, passage: AnyPassage, generator: np.random.Generator, prefix: str | None) -> list[int]:
+        augment = self._augmentation
         limit = min(augment.crop_tokens or self.tensorizer.sequence_length, self.tensorizer.sequence_length)
         if augment.crop_tokens:
             tokens = self.tensorizer.cropped_passage_tokens(passage, limit, generator, head=self._prefix_length(prefix))
@@ -215,7 +209,7 @@ class Collator:
         return self.tensorizer.masked(tokens, augment.mask_probability, generator) if augment.mask_probability else tokens
 
     def _prefix_length(self, prefix: str | None) -> int:
-        """Tokens of a passage prefix, which stays where the text behind it is cropped."""
+        """Tokens of a passage prefix, which stays when the text behind it is cropped."""
         if not prefix:
             return 0
         if prefix not in self._prefix_lengths:
@@ -230,19 +224,13 @@ def _refuse_other_options(sample: StoredSample, options: SetOptions) -> None:
 
 
 def one_encoder_type(options: Sequence[SetOptions]) -> str:
-    """The ``encoder_type`` of sets whose rows share a batch.
-
-    Raises:
-        ConfigError: they differ.
-    """
+    """The ``encoder_type`` of sets whose rows share a batch. Raises ConfigError if they differ."""
     names = {item.encoder_type: item.namespace for item in options}
     if len(names) > 1:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
-        raise ConfigError(
-            f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second} "
-            "are mutually exclusive: "
-            "a pool goes through the towers as one; give both sets one encoder_type, or leave train.sampling.mixed out"
-        )
+        found = f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second}"
+        hint = "a pool goes through the towers as one; give both sets one encoder_type, or leave train.sampling.mixed out"
+        raise ConfigError(f"{found} are mutually exclusive: {hint}")
     return next(iter(names), "")
 
 

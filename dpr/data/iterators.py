@@ -1,4 +1,4 @@
-"""Iterators over pools. Each is a function from (epoch, pool) to row numbers; the only state a run has is how many pools it has done."""
+"""Iterators over pools. Each is a function from (epoch, pool) to row numbers; a run's only state is how many pools it has done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpr.data.order import LENGTHS, MIXTURE, LapOrder, group_by_length, permutat
 
 
 class PoolRows(NamedTuple):
-    """This rank's share of one pool, row by row, (B,) each: data set, row number in it, and how many laps over the set came before."""
+    """This rank's part of one pool, row by row, (B,) each: data set, row number in it, and how many laps over the set came before."""
 
     datasets: np.ndarray
     rows: np.ndarray
@@ -28,7 +28,7 @@ class DataIterator(Protocol):
     num_pools: int
 
     def rows(self, pool: int) -> np.ndarray:
-        """This rank's row numbers of a pool. From ``num_pools`` on it is the next lap, in a new order."""
+        """This rank's row numbers of a pool. From ``num_pools`` on it is the next lap, in another order."""
         ...
 
 
@@ -37,37 +37,35 @@ class PoolIterator(Protocol):
 
     pools_per_epoch: int
     counts: tuple[int, ...]
-    """What each set gives in an epoch: pools, or rows where pools are mixed."""
+    """What each set contributes to an epoch: pools, or rows where pools are mixed."""
 
     def pool(self, epoch: int, index: int) -> PoolRows:
-        """This rank's share of pool ``index`` of an epoch."""
+        """This rank's part of pool ``index`` of an epoch."""
         ...
 
     def identity(self) -> list[Any]:
-        """What each set gives, as a run's identity has it."""
+        """``counts`` as a run's identity stores them."""
         ...
 
     def laps(self) -> list[float]:
-        """How often an epoch goes over each set."""
+        """Laps over each set in an epoch."""
         ...
 
 
 def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
     """A rank's rows of every pool."""
     if global_batch_size % world_size:
-        raise ConfigError(
-            f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes; "
-            "start another number of processes or change train.global_batch_size"
-        )
+        found = f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes"
+        raise ConfigError(f"{found}; start another number of processes or change train.global_batch_size")
     return rank_slice(global_batch_size, rank, world_size)
 
 
 class ShardedDataIterator:
-    """Shuffles the whole data set anew each lap; each rank takes its slice of every pool.
+    """Shuffles the whole data set in each lap; each rank takes its slice of every pool.
 
-    The pools are the same for any number of ranks that divides ``global_batch_size``. The rows left over when the data set does not divide
-    into pools are other ones in each lap. ``lengths`` of the rows, if given, make pools of rows of like length. Replaces DPR's class of
-    the same name, where shards wrapped around.
+    The pools are the same for any number of ranks that divides ``global_batch_size``. If the data set does not divide into pools, other
+    rows are left over in each lap. With ``lengths`` of the rows, pools have rows of similar length. Replaces DPR's class of the same name,
+    where shards wrapped around.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class ShardedDataIterator:
 
 
 class LocalShardedDataIterator:
-    """Each rank shuffles inside its own contiguous part of the data set, so that it touches only that part of the files.
+    """Each rank shuffles within its contiguous part of the data set, so that it reads only that part of the files.
 
     The order depends on the number of ranks. All ranks do as many pools as the smallest part allows.
     """
@@ -104,7 +102,7 @@ class LocalShardedDataIterator:
         part = rank_slice(num_rows, rank, world_size)
         self._start = part.start
         self.num_pools = (num_rows // world_size) // self._batch_size
-        # Ranks with parts of equal size would otherwise shuffle alike; harmless, but the key is free.
+        # Ranks with parts of equal size would otherwise shuffle the same way; harmless, but the key is free.
         self._order = LapOrder(part.stop - part.start, seed, dataset * 1_000_003 + rank)
 
     def rows(self, pool: int) -> np.ndarray:
@@ -115,8 +113,8 @@ class LocalShardedDataIterator:
 class MultiSetDataIterator:
     """Every pool comes from one set; the sets' pools follow each other in an order all ranks share.
 
-    Epoch e takes pools e n_i to (e + 1) n_i of set i, which gives n_i an epoch: a set with more is gone on with in the next epoch, so
-    that all its rows have their turn; one with fewer is passed over again, in a new order.
+    Epoch e takes pools e n_i to (e + 1) n_i of set i, which contributes n_i to an epoch: a set with more continues in the next epoch, so
+    that all its rows have their turn; one with fewer starts another lap, in another order.
     """
 
     def __init__(
@@ -129,7 +127,6 @@ class MultiSetDataIterator:
         self.pools_per_epoch = sum(self.counts)
 
     def pool(self, epoch: int, index: int) -> PoolRows:
-        """Pool ``index`` of an epoch."""
         schedule = pool_schedule(self.counts, self._seed, epoch)
         dataset = int(schedule[index])
         number = int(np.count_nonzero(schedule[:index] == dataset)) if len(self._iterators) > 1 else index
@@ -138,7 +135,7 @@ class MultiSetDataIterator:
         return PoolRows(np.full(len(rows), dataset), rows, np.full(len(rows), number // self._num_pools[dataset]))
 
     def identity(self) -> list[Any]:
-        # Of a set that is not simply passed over once an epoch, how often it is belongs to the order too.
+        # Unless an epoch is exactly one lap over a set, the size of the lap is part of the order too.
         return [count if count == pools else [count, pools] for count, pools in zip(self.counts, self._num_pools, strict=True)]
 
     def laps(self) -> list[float]:
@@ -148,8 +145,8 @@ class MultiSetDataIterator:
 class MixedDataIterator:
     """Every pool is drawn from all sets together: the epoch's rows of all sets are shuffled as one and cut into pools.
 
-    Epoch e takes rows e c_i to (e + 1) c_i of set i, which gives c_i an epoch, in the order of its laps. Where an epoch leaves fewer rows
-    of a set over than a pool has, these are left out of the lap, other ones in each; so no row comes twice in an epoch.
+    Epoch e takes rows e c_i to (e + 1) c_i of set i, which contributes c_i to an epoch, in the order of its laps. If fewer rows of a set
+    than a pool has remain after an epoch, they are left out of the lap, other ones in each; so no row occurs twice in an epoch.
     """
 
     def __init__(
@@ -174,7 +171,6 @@ class MixedDataIterator:
         self._epoch, self._rows = -1, PoolRows(*(np.empty(0, dtype=np.int64) for _ in range(3)))
 
     def pool(self, epoch: int, index: int) -> PoolRows:
-        """Pool ``index`` of an epoch."""
         if self._epoch != epoch:
             self._rows, self._epoch = self._rows_of(epoch), epoch
         start = index * self._pool_size

@@ -1,9 +1,9 @@
-"""Which of a sample's passages take part in a pool."""
+"""Which of a sample's passages enter a pool."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ AnyPassage = Passage | StoredPassage
 AnySample = TrainingSample | StoredSample
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The passages of one question in slot order: the positive, other negatives, hard negatives."""
 
     positive: AnyPassage
@@ -24,7 +23,6 @@ class Selection:
     hard_negatives: tuple[AnyPassage, ...]
 
     def in_slot_order(self) -> list[AnyPassage]:
-        """All of them."""
         return [self.positive, *self.other_negatives, *self.hard_negatives]
 
 
@@ -53,8 +51,7 @@ def select_passages(
     return Selection(positive, others[:num_other], hard)
 
 
-def _draw(pool: tuple[AnyPassage, ...], count: int, generator: np.random.Generator | None) -> tuple[AnyPassage, ...]:
-    if generator is None or not pool or count == 0:
-        return pool[:count]
-    chosen = generator.permutation(len(pool))[:count]
-    return tuple(pool[int(index)] for index in chosen)
+def _draw(passages: tuple[AnyPassage, ...], count: int, generator: np.random.Generator | None) -> tuple[AnyPassage, ...]:
+    if generator is None or not passages or count == 0:
+        return passages[:count]
+    return tuple(passages[int(index)] for index in generator.permutation(len(passages))[:count])

@@ -1,7 +1,7 @@
 """Which rows make up which pool: pure functions of (seed, epoch, pool), with no state and no history.
 
-The pool (all ranks' questions of one forward) is defined first; ranks then take consecutive slices of it, so the pools do not
-depend on the number of ranks. A *lap* is once over the rows of a data set; a set's laps follow each other through the epochs.
+The pool (all ranks' questions of one forward) is defined first; ranks then take consecutive slices of it, so the pools do not depend
+on the number of ranks. A *lap* is one pass over the rows of a data set; a set's laps follow each other through the epochs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 
 from dpr.core.seeding import generator_for
 
-# Keys that keep the streams of random numbers apart.
+# Keys that separate the streams of random numbers.
 ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS = range(7)
 
 WINDOW_POOLS = 50
-"""Pools whose rows are sorted by length together: enough that rows of a pool are alike, few enough that they meet in many ways."""
+"""Pools whose rows are sorted by length together: enough that a pool's rows are similar, few enough that other rows meet in each lap."""
 
 
 def permutation(num_rows: int, seed: int, lap: int, dataset: int) -> np.ndarray:
@@ -25,9 +25,9 @@ def permutation(num_rows: int, seed: int, lap: int, dataset: int) -> np.ndarray:
 
 
 class LapOrder:
-    """The order of the rows in the current lap over a data set; only this one is kept, since it has 8 bytes per row.
+    """The order of the rows in the current lap over a data set; only this one is kept, since it takes 8 bytes per row.
 
-    With ``lengths`` (N,) of the rows a lap is whole pools of ``pool_size`` rows of like length; without, all rows as they are shuffled.
+    With ``lengths`` (N,) of the rows a lap is whole pools of ``pool_size`` rows of similar length; without, all rows as shuffled.
     """
 
     def __init__(self, num_rows: int, seed: int, key: int, *, lengths: np.ndarray | None = None, pool_size: int = 1) -> None:
@@ -50,7 +50,7 @@ class LapOrder:
 
 
 def group_by_length(lengths: np.ndarray, pool_size: int, generator: np.random.Generator) -> np.ndarray:
-    """Places of shuffled rows in a new order, in which pools hold rows of like length and follow each other at random.
+    """Places of shuffled rows in a new order, in which pools hold rows of similar length and follow each other at random.
 
     1. Windows of ``WINDOW_POOLS`` pools, in the order given. 2. Inside a window the rows are sorted by ``lengths`` and cut into pools.
     3. All pools are shuffled, and the rows inside each, since ranks take consecutive slices. Their number is a multiple of ``pool_size``.
