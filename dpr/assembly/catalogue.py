@@ -28,7 +28,7 @@ class Catalogue(Generic[Options]):
         what: what an entry is, for messages.
         targets: ``_target_`` values of the original that mean this kind of entry; any other is refused.
         told_apart: what takes the place of ``_target_``, for the message.
-        without_effect: options of the original that are accepted and do nothing.
+        without_effect: options of the original that are accepted and ignored.
     """
 
     key: str
@@ -98,7 +98,7 @@ class Catalogue(Generic[Options]):
 
 
 def published_form(path: Path, source: str | None) -> Path | None:
-    """The file, or the same data as they are published: compressed, or under the name they have on the server."""
+    """The file, or the same data as published: compressed, or under the server's name."""
     names = [path.name, path.name + ".gz"]
     if source:
         published = source.rpartition("/")[2]
@@ -107,8 +107,7 @@ def published_form(path: Path, source: str | None) -> Path | None:
 
 
 def warn_of_lost_space(key: str, prefix: str) -> None:
-    """Warns of a prefix that ends in a colon: most models know "query: ", and its space is easily lost on the way here."""
+    """Warns of a prefix that ends in a colon: most models know "query: ", and shells and YAML easily lose its space."""
     if prefix.endswith(":"):
-        logger.warning(
-            "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there", key, prefix, prefix + " "
-        )
+        message = "%s=%r ends without a space, so texts follow the colon at once; write %r if one belongs there"
+        logger.warning(message, key, prefix, prefix + " ")

@@ -22,7 +22,7 @@ _CATALOGUE = Catalogue("resources", ResourceConfig, "resource", targets=(), told
 
 
 def run(config: DownloadConfig) -> None:
-    """Fetches what is asked for, or lists what there is."""
+    """Downloads the keys asked for, or lists all."""
     if not config.keys():
         width = max((len(key) for key in config.resources), default=0)
         for key, entry in config.resources.items():
@@ -43,11 +43,7 @@ def run(config: DownloadConfig) -> None:
 
 
 def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
-    """The keys that names stand for: a key itself, or all below it.
-
-    Raises:
-        ConfigError: no key is meant.
-    """
+    """The keys that names stand for: a key itself, or all below it."""
     found: dict[str, None] = {}
     for name in names:
         keys = [name] if name in resources else [key for key in resources if key.startswith(name.rstrip(".") + ".")]
@@ -66,7 +62,9 @@ def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str
     if any(part in ("", "..") or "/" in part or "\\" in part for part in (*folders, name)):
         raise ConfigError(f"the key {key!a} makes no file name")
     beside = folder.joinpath(*folders)
-    suffix = _suffix(url) if resource.suffix is None else resource.suffix
+    suffixes = PurePosixPath(urlsplit(url).path).suffixes
+    published = "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])
+    suffix = published if resource.suffix is None else resource.suffix
     if resource.parts:
         files = [(url.replace("{}", str(number)), beside / f"{name}_{number}{suffix}") for number in range(resource.parts)]
     else:
@@ -74,13 +72,5 @@ def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str
     return files + [(other, beside / PurePosixPath(urlsplit(other).path).name) for other in resource.beside()]
 
 
-def _suffix(url: str) -> str:
-    """The last ending, with ``.gz`` the last two."""
-    suffixes = PurePosixPath(urlsplit(url).path).suffixes
-    return "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])
-
-
 def _resource(key: str, entry: Any) -> ResourceConfig:
-    if isinstance(entry, str):
-        entry = {"url": entry}
-    return _CATALOGUE.read_entry(key, entry)
+    return _CATALOGUE.read_entry(key, {"url": entry} if isinstance(entry, str) else entry)

@@ -9,7 +9,6 @@ from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.settings import ExportConfig
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
-from dpr.models.settings import EncoderSettings
 
 logger = get_logger(__name__)
 
@@ -18,12 +17,11 @@ def run(config: ExportConfig) -> None:
     """Writes the model in the format asked for."""
     target = Path(str(config.out_file))
     require_writable(target if config.to == "dpr" else target.with_name(f"{target.name}_0"), folder=config.to == "vectors")
-    name = config.encoder.pretrained_model_cfg
-    settings = EncoderSettings(pooling=config.encoder.pooling)
-    model = BiEncoder.load(str(config.model_file), pretrained_model_cfg=name, settings=settings)
+    model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):
             logger.info("%s written", folder)
         return
-    export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=config.allow_other_vectors)
+    name, allowed = config.encoder.pretrained_model_cfg, config.allow_other_vectors
+    export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=allowed)
     logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)

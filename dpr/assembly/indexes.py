@@ -24,7 +24,6 @@ from dpr.indexer.registry import Index, IndexChoice, Texts, index_class
 from dpr.indexer.settings import KINDS
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
-from dpr.models.settings import EncoderSettings
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.retrievers import (
     DenseRetriever,
@@ -51,12 +50,7 @@ def build_retriever(
         return LexicalRetriever(open_text_index(choice, sources, config.bm25_index_path or config.index_path))
     if not config.model_file:
         raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
-    model = BiEncoder.load(
-        str(config.model_file),
-        device=device,
-        pretrained_model_cfg=config.encoder.pretrained_model_cfg,
-        settings=EncoderSettings(pooling=config.encoder.pooling),
-    )
+    model = BiEncoder.load(str(config.model_file), device, **config.encoder.arguments())
     dense = DenseRetriever(model, open_vector_index(config, choice, model, sources, device), form=form, batch_size=config.batch_size)
     if config.hybrid == "none":
         return dense

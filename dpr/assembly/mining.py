@@ -1,4 +1,4 @@
-"""Mining options -> models, vectors and files -> a mined training set."""
+"""Mining options -> the models, vectors and indexes that mining searches with."""
 
 from __future__ import annotations
 
@@ -10,37 +10,17 @@ from dpr.assembly.catalogue import warn_of_lost_space
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens
+from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.registry import IndexChoice
 from dpr.mining.dense import DenseSearch
-from dpr.mining.job import mine
 from dpr.mining.lexical import LexicalSearch
-from dpr.mining.negatives import MiningSettings, PairScorer
+from dpr.mining.negatives import PairScorer
 from dpr.mining.search import Search
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from dpr.models.settings import EncoderSettings
 from dpr.retrieval.retrievers import check_vectors_are_of
-
-
-def run(
-    files: Sequence[str],
-    out: Path,
-    settings: MiningSettings,
-    *,
-    search: Search,
-    scorer: PairScorer | None = None,
-    corpus: Path | None = None,
-    processes: int = 1,
-    overwrite: bool = False,
-    on_bad_row: str = "fail",
-    max_bad_rows: int = 100,
-) -> dict[str, Any]:
-    """Mines, and returns the audit."""
-    train = open_training_set(files, name="train", on_bad_row=on_bad_row, max_bad_rows=max_bad_rows)
-    return mine(train, out, settings, search=search, scorer=scorer, corpus=corpus, processes=processes, overwrite=overwrite)
 
 
 def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float) -> Search:
@@ -63,7 +43,7 @@ def dense_search(
     indexer: str = "exact",
     options: Mapping[str, Any] | None = None,
 ) -> Search:
-    """A bi-encoder's search, by an index with its ``options``, over vectors that ``dpr embed`` made, or over its own.
+    """A bi-encoder's search, by an index with its ``options``, over ``vectors`` that ``dpr embed`` made; without them it makes them.
 
     Raises:
         ConfigError: vectors without a corpus, or an index over texts.
@@ -76,8 +56,7 @@ def dense_search(
     for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
         warn_of_lost_space(key, prefix)
     where = resolve_device(device)
-    settings = EncoderSettings(pooling=pooling)
-    model = BiEncoder.load(model_file, device=where, pretrained_model_cfg=pretrained_model_cfg, settings=settings)
+    model = BiEncoder.load(model_file, where, **CheckpointEncoderConfig(pretrained_model_cfg, pooling).arguments())
     shards = open_shards(list(vectors)) if vectors else []
     check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
     if corpus is not None:
@@ -101,11 +80,7 @@ def _index(kind: str, options: Mapping[str, Any], *, reads: str, else_hint: str)
 
 
 def open_cross_encoder(folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0) -> PairScorer:
-    """The cross-encoder in a folder.
-
-    Raises:
-        CheckpointError: there is none, or it cannot be used.
-    """
+    """The cross-encoder in a folder; raises CheckpointError where there is none, or it cannot be used."""
     where = resolve_device(device)
     return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision)
 

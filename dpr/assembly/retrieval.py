@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.indexes import build_retriever, index_choice
-from dpr.assembly.passage_sources import resolve_passage_sources
-from dpr.assembly.question_sets import QuestionSet, resolve_question_set
+from dpr.assembly.sources import QuestionSet, resolve_passage_sources, resolve_question_set
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger

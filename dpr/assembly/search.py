@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.indexes import build_retriever
-from dpr.assembly.passage_sources import resolve_passage_sources
+from dpr.assembly.sources import resolve_passage_sources
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.offline import no_downloads

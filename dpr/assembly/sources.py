@@ -1,37 +1,57 @@
-"""Names, paths and globs of training and dev sets, resolved to files and options. Nothing is opened here."""
+"""Names, paths and globs of training sets, question sets and passage collections -> files and options. Nothing is opened here."""
 
 from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import Catalogue, published_form
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.core.records import Question
 from dpr.data.settings import DataSetSettings
+from dpr.embedding.settings import PassageSourceConfig
+from dpr.embedding.source import PassageSource
+from dpr.formats.question_sets import read_questions
 from dpr.formats.training_files.registry import look_at
+from dpr.retrieval.settings import QuestionSetConfig
 
 logger = get_logger(__name__)
 
-_CATALOGUE = Catalogue(
+_TRAINING_SETS = Catalogue(
     "datasets",
     DataSetSettings,
     "data set",
     # DPR's dataset classes say how a file is read; here its content does.
     targets=("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset"),
     told_apart="JSON and JSONL files are told apart by suffix",
-    # Settings of those classes that need no counterpart: JSONL is never counted wrongly, so nobody has to say how long it is.
+    # Settings of those classes that need no counterpart: the rows of a JSONL file are always counted.
     without_effect=("total_data_size", "data_range_start"),
 )
+_QUESTION_SETS = Catalogue(
+    "datasets",
+    QuestionSetConfig,
+    "question set",
+    targets=("dpr.data.retriever_data.CsvQASrc", "dpr.data.retriever_data.JsonlQASrc"),
+    told_apart="CSV and JSON lines are told apart by suffix",
+)
+_PASSAGES = Catalogue(
+    "ctx_sources",
+    PassageSourceConfig,
+    "passage collection",
+    targets=("dpr.data.retriever_data.CsvCtxSrc",),
+    told_apart="formats are told apart by suffix",
+)
+_READ_OPTIONS = ("question_col", "answers_col", "id_col", "question_attr", "answers_attr", "id_attr")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSource:
-    """One data set: ``name`` is unique within its list and stands in logs and metric keys."""
+    """One training or dev set: ``name`` is unique within its list and stands in logs and metric keys."""
 
     name: str
     files: tuple[Path, ...]
@@ -48,56 +68,47 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
     Raises:
         ConfigError: a name is unknown, a file is missing, an option is unknown or of the wrong type.
     """
-    if names is None:
-        return []
-    listed = names if isinstance(names, list | tuple) else [names]
-    sources: list[NamedSource] = []
-    for name in listed:
+    sources: dict[str, NamedSource] = {}
+    for name in names if isinstance(names, list | tuple) else [] if names is None else [names]:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{name!r} is not a data set; give names of the catalogue, paths, or a list of them")
-        source = _resolve(name, catalogue)
-        taken = {other.name for other in sources}
-        number = 2
-        unique = source.name
-        while unique in taken:
-            unique, number = f"{source.name}_{number}", number + 1
-        sources.append(NamedSource(unique, source.files, source.options))
-    return sources
+        short_name, files, options = _resolve(name, catalogue)
+        unique, number = short_name, 2
+        while unique in sources:
+            unique, number = f"{short_name}_{number}", number + 1
+        sources[unique] = NamedSource(unique, files, options)
+    return list(sources.values())
 
 
-def _resolve(name: str, catalogue: Mapping[str, Any]) -> NamedSource:
+def _resolve(name: str, catalogue: Mapping[str, Any]) -> tuple[str, tuple[Path, ...], DataSetSettings]:
     path = Path(name).expanduser()
-    if path.is_file():
-        if name in catalogue:
-            logger.warning("%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)", name, name)
-        return NamedSource(_short_name(path.name), (path,), DataSetSettings())
+    if name in catalogue and not path.is_file():
+        options = _TRAINING_SETS.read_entry(name, catalogue[name])
+        return name, _catalogue_files(name, options), options
     if name in catalogue:
-        options = _CATALOGUE.read_entry(name, catalogue[name])
-        return NamedSource(name, _catalogue_files(name, options), options)
-    if found := _expand(name):
-        return NamedSource(_short_name(path.name), found, DataSetSettings())
+        logger.warning("%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)", name, name)
+    found = _expand(name) or ((path,) if path.is_dir() and look_at(path).is_training_data else ())
+    if found:
+        return _short_name(path.name), found, DataSetSettings()
     if path.is_dir():
-        if look_at(path).is_training_data:
-            return NamedSource(_short_name(path.name), (path,), DataSetSettings())
         raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
     if glob.has_magic(name):
         raise ConfigError(f"no file matches {name}")
     beside = (str(path.parent / other) for other in difflib.get_close_matches(path.name, _names_beside(path), n=2))
-    raise _CATALOGUE.unknown(name, catalogue, also=beside)
+    raise _TRAINING_SETS.unknown(name, catalogue, also=beside)
 
 
 def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     if options.reader is not None and options.file is None:
         return ()
-    given = options.file if isinstance(options.file, list | tuple) else [options.file]
     files: list[Path] = []
-    for entry in given:
+    for entry in options.file if isinstance(options.file, list | tuple) else [options.file]:
         if not isinstance(entry, str) or not entry:
             raise ConfigError(f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>")
         published = published_form(Path(entry).expanduser(), options.source)
         found = _expand(entry) or ((published,) if published else ())
         if not found:
-            raise _CATALOGUE.missing(name, entry, options)
+            raise _TRAINING_SETS.missing(name, entry, options)
         files.extend(found)
     return tuple(files)
 
@@ -122,3 +133,63 @@ def _names_beside(path: Path) -> list[str]:
         return [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     except OSError:
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """A question file with its options; ``name`` stands in logs and metrics."""
+
+    name: str
+    file: Path
+    options: QuestionSetConfig
+
+    def read(self) -> list[Question]:
+        """The questions of the range that the options name.
+
+        Raises:
+            InputError: a bad row (file and line), or no question in the range.
+        """
+        start, size = self.options.data_range_start, self.options.data_size
+        questions = read_questions(self.file, **{name: getattr(self.options, name) for name in _READ_OPTIONS})
+        chosen = questions if start < 0 else questions[start : None if size < 0 else start + size]
+        if not chosen and start >= 0:
+            found = f"no question from number {start} on (data_size {size}); it has {len(questions)}"
+            raise InputError(found, file=self.file, hint="set data_range_start and data_size to fit")
+        return chosen
+
+
+def resolve_question_set(name: str, catalogue: Mapping[str, Any]) -> QuestionSet:
+    """The set that ``name`` stands for: an existing file, or else a key of the ``datasets`` catalogue.
+
+    Raises:
+        ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
+    """
+    return QuestionSet(*_QUESTION_SETS.resolve_file(name, catalogue, setting="qa_dataset="))
+
+
+def resolve_passage_sources(names: Sequence[str], catalogue: Mapping[str, Any]) -> list[PassageSource]:
+    """The collections that names stand for; one that is a pattern stands for every file it matches, sorted.
+
+    Raises:
+        ConfigError: see ``resolve_passage_source``.
+    """
+    return [resolve_passage_source(file, catalogue) for name in names for file in _matches(name, catalogue) or [name]]
+
+
+def resolve_passage_source(name: str, catalogue: Mapping[str, Any]) -> PassageSource:
+    """The collection that ``name`` stands for: an existing file, or else a key of the ``ctx_sources`` catalogue.
+
+    Raises:
+        ConfigError: neither, the catalogue's file is missing, or an option is unknown or of the wrong type.
+    """
+    matches = _matches(name, catalogue)
+    if len(matches) > 1:
+        raise ConfigError(f"{name} matches {len(matches)} files; a corpus to embed is one file, so join them, or embed each")
+    short_name, file, options = _PASSAGES.resolve_file(matches[0] if matches else name, catalogue)
+    given = {item.name: getattr(options, item.name) for item in fields(PassageSource) if item.name not in ("file", "name")}
+    return PassageSource(file, short_name, **{key: value for key, value in given.items() if value is not None})
+
+
+def _matches(name: str, catalogue: Mapping[str, Any]) -> list[str]:
+    is_pattern = glob.has_magic(name) and name not in catalogue and not Path(name).expanduser().exists()
+    return sorted(glob.glob(str(Path(name).expanduser()))) if is_pattern else []

@@ -17,7 +17,20 @@ def main(argv: list[str]) -> int:
 
     Ends with 0, or with --strict and a problem with 3. Any format that dpr prepare knows.
     """
-    options = _parser().parse(argv)
+    parser = PlainParser(prog="dpr check-data", operands="FILE [FILE ...]", description=main.__doc__, epilog=EXAMPLES)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="training files, folders or patterns; together one data set")
+    parser.setting("dev", also=("dev_datasets",), action="append", type=Path, metavar="FILE", help="validation data, for the overlap")
+    tokenizer = "model name, model folder, checkpoint or run folder whose tokenizer counts (default: count words)"
+    parser.setting("tokenizer", also=("encoder.pretrained_model_cfg", "model_file"), default="", metavar="NAME", help=tokenizer)
+    longest, also = "longest passage in tokens (default 256)", ("encoder.sequence_length",)
+    parser.setting("sequence_length", also=also, type=int, default=0, metavar="N", help=longest)
+    longest, also = "longest question (default: the same)", ("encoder.question_length",)
+    parser.setting("question_length", also=also, type=int, default=0, metavar="N", help=longest)
+    parser.setting("query_prefix", default="", metavar="TEXT", help="put before every question as it is, as datasets.<name>.query_prefix")
+    parser.setting("passage_prefix", default="", metavar="TEXT", help="the same before every passage")
+    add_read_settings(parser)
+    parser.setting("strict", action="store_true", help="end with 3 where there is a problem")
+    options = parser.parse(argv)
     from dpr.core.logs import configure_logging
     from dpr.formats.text_input import expand_files
     from dpr.preparation.data_check import check_files
@@ -26,44 +39,13 @@ def main(argv: list[str]) -> int:
     configure_logging()
     tensorizer = None
     if options.tokenizer:
-        tensorizer = open_tokenizer(
-            options.tokenizer, sequence_length=options.sequence_length or None, question_length=options.question_length or None
-        )
+        lengths = {name: getattr(options, name) or None for name in ("sequence_length", "question_length")}
+        tensorizer = open_tokenizer(options.tokenizer, **lengths)
     train = check_files(expand_files(options.files), read_options(options))
     dev = check_files(expand_files(options.dev), read_options(options)) if options.dev else None
-    prefixes = {"question": options.query_prefix, "passage": options.passage_prefix}
-    lines, problems = report(train, dev, tensorizer, prefixes)
+    lines, problems = report(train, dev, tensorizer, {"question": options.query_prefix, "passage": options.passage_prefix})
     print("\n".join(lines))
     require_rows(train, "train")
     if not options.tokenizer:
         print("\nlengths are in words; encoder.pretrained_model_cfg=NAME or model_file=FOLDER counts tokens")
     return 3 if options.strict and problems else 0
-
-
-def _parser() -> PlainParser:
-    parser = PlainParser(prog="dpr check-data", operands="FILE [FILE ...]", description=main.__doc__, epilog=EXAMPLES)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="training files, folders or patterns; together one data set")
-    parser.setting("dev", also=("dev_datasets",), action="append", type=Path, metavar="FILE", help="validation data, for the overlap")
-    parser.setting(
-        "tokenizer",
-        also=("encoder.pretrained_model_cfg", "model_file"),
-        default="",
-        metavar="NAME",
-        help="model name, model folder, checkpoint or run folder whose tokenizer counts (default: count words)",
-    )
-    parser.setting(
-        "sequence_length",
-        also=("encoder.sequence_length",),
-        type=int,
-        default=0,
-        metavar="N",
-        help="longest passage in tokens (default 256)",
-    )
-    parser.setting(
-        "question_length", also=("encoder.question_length",), type=int, default=0, metavar="N", help="longest question (default: the same)"
-    )
-    parser.setting("query_prefix", default="", metavar="TEXT", help="put before every question as it is, as datasets.<name>.query_prefix")
-    parser.setting("passage_prefix", default="", metavar="TEXT", help="the same before every passage")
-    add_read_settings(parser)
-    parser.setting("strict", action="store_true", help="end with 3 where there is a problem")
-    return parser

@@ -31,40 +31,34 @@ _MODELS_ONLY = ("device", "precision", "batch_tokens")
 
 
 def main(argv: list[str]) -> int:
-    """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and says what they are like.
+    """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and prints an audit of them.
 
     Rerun the same command to resume a killed run; a finished one is not repeated.
     """
     options = _parser().parse(argv)
     _refuse_what_does_nothing(options)
-    from dpr.assembly.mining import open_cross_encoder, run
+    from dpr.assembly.mining import open_cross_encoder
     from dpr.core.logs import configure_logging
+    from dpr.formats.training_sets import open_training_set
     from dpr.mining.audit import audit_lines
+    from dpr.mining.job import mine
 
     configure_logging()
     mining = MiningSettings(**{name: getattr(options, name) for name in MiningSettings.__dataclass_fields__})
     if options.cross_encoder and mining.veto_above is None:
         mining.veto_above = 0.5
     mining.check()
-    audit = run(
-        options.files,
-        options.out,
-        mining,
-        search=_search(options),
-        scorer=open_cross_encoder(options.cross_encoder, **_given(options, _MODELS_ONLY)) if options.cross_encoder else None,
-        corpus=options.corpus,
-        processes=options.processes,
-        overwrite=options.overwrite,
-        on_bad_row=options.on_bad_row,
-        max_bad_rows=options.max_bad_rows,
-    )
+    search = _search(options)
+    scorer = open_cross_encoder(options.cross_encoder, **_given(options, _MODELS_ONLY)) if options.cross_encoder else None
+    train = open_training_set(options.files, name="train", **_given(options, ("on_bad_row", "max_bad_rows")))
+    audit = mine(train, options.out, mining, search=search, scorer=scorer, **_given(options, ("corpus", "processes", "overwrite")))
     print("\n".join(audit_lines(audit)))
     print(f"{options.out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives")
     return 0
 
 
 def _refuse_what_does_nothing(options: Namespace) -> None:
-    """Raises ConfigError for settings of what is not asked for."""
+    """Raises ConfigError for settings of a model, BM25 or cross-encoder that is not used."""
     idle = {name: "BM25; leave model_file out" for name in _BM25_ONLY if options.model_file}
     idle |= {name: "a model; add model_file=<folder>" for name in _DENSE_ONLY if not options.model_file}
     if not options.cross_encoder:
@@ -118,9 +112,7 @@ def _parser() -> PlainParser:
     parser.setting("pretrained_model_cfg", also=("encoder.pretrained_model_cfg",), metavar="FOLDER", help=legacy)
     pooling = "of a folder that states none: cls (default), mean, last or max; module:Class of a model_file with a user-defined pooling"
     parser.setting("pooling", also=("encoder.pooling",), metavar="NAME", help=pooling)
-    indexer = (
-        "bm25, with model_file exact, flat, hnsw or hnsw_sq, or your own dpr.indexer.registry.Index as module:Class (default: the first)"
-    )
+    indexer = "bm25, with model_file exact, flat, hnsw or hnsw_sq, or a user-defined index, module:Class (default: the first)"
     parser.setting("indexer", also=("indexer.kind",), metavar="KIND", help=indexer)
     options = "settings of the indexer as JSON, e.g. indexer.options='{\"store_n\": 32}'"
     parser.setting("indexer_options", also=("indexer.options",), type=_mapping, default={}, metavar="JSON", help=options)

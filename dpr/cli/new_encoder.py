@@ -1,4 +1,4 @@
-"""``dpr new-encoder``: an encoder folder with a vocabulary of its own, for training from scratch."""
+"""``dpr new-encoder``: an encoder folder with a new vocabulary, for training from scratch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,6 @@ EXAMPLE = """example:
 
 def main(argv: list[str]) -> int:
     """Learns a WordPiece vocabulary and writes it with a BERT configuration as a Hugging Face folder."""
-    options = _parser().parse(argv)
-    from dpr.core.logs import configure_logging
-    from dpr.preparation.new_encoder import EncoderShape, new_encoder
-
-    configure_logging()
-    shape = EncoderShape(
-        options.layers, options.hidden, options.heads, options.max_positions, options.vocab_size, not options.cased, options.unused_slots
-    )
-    size = new_encoder(options.out, options.corpus, options.questions, shape=shape, overwrite=options.overwrite)
-    print(f"{options.out}: {options.layers} layer(s), {options.hidden} wide, {size} tokens; weights come with training")
-    return 0
-
-
-def _parser() -> PlainParser:
     parser = PlainParser(prog="dpr new-encoder", operands="corpus=FILE out=FOLDER", description=main.__doc__, epilog=EXAMPLE)
     parser.setting("corpus", type=Path, required=True, metavar="FILE", help="passages: DPR's TSV or BEIR's JSON lines")
     parser.setting("questions", type=Path, nargs="*", default=[], metavar="FILE", help="more text to learn from")
@@ -40,4 +26,14 @@ def _parser() -> PlainParser:
     parser.setting("unused_slots", type=int, default=32, metavar="N", help="[unusedN] tokens (default %(default)s)")
     parser.setting("cased", action="store_true", help="keep upper case and accents apart")
     parser.setting("overwrite", action="store_true", help="replace what is at --out")
-    return parser
+    options = parser.parse(argv)
+    from dpr.core.logs import configure_logging
+    from dpr.preparation.new_encoder import EncoderShape, new_encoder
+
+    configure_logging()
+    shape = EncoderShape(
+        options.layers, options.hidden, options.heads, options.max_positions, options.vocab_size, not options.cased, options.unused_slots
+    )
+    size = new_encoder(options.out, options.corpus, options.questions, shape=shape, overwrite=options.overwrite)
+    print(f"{options.out}: {options.layers} layer(s), {options.hidden} wide, {size} tokens; weights come with training")
+    return 0

@@ -1,4 +1,4 @@
-"""``dpr prepare SOURCE ... out=FILE``: training data of other formats."""
+"""``dpr prepare SOURCE ... out=FILE``: training data from other formats."""
 
 from __future__ import annotations
 
@@ -17,13 +17,23 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str]) -> int:
-    """Makes training data of one or more files (or folders) of another format. The format is told by the content."""
+    """Makes training data from one or more files (or folders) of another format. The content tells the format."""
+    parser = PlainParser(prog="dpr prepare", operands="SOURCE [SOURCE ...]", description=main.__doc__, epilog=EXAMPLES, add_help=False)
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or patterns")
+    parser.setting("out", type=Path, required=True, metavar="FILE", help="file to write (a folder for to=beir); .gz is compressed")
+    parser.setting("format", default="", metavar="NAME", help="format of the source, where its content does not tell")
+    parser.setting("to", default="dpr", metavar="NAME", help="format to write (default %(default)s)")
+    add_read_settings(parser)
+    on_bad_row = "skip lists bad rows in <out>.rejected.jsonl (default fail)"
+    parser.setting("on_bad_row", choices=("fail", "skip"), default="fail", help=on_bad_row)
+    parser.setting("max_bad_rows", type=int, metavar="N", help="how many may be skipped (default: 100 or 0.1%% of all, if that is more)")
+    parser.setting("overwrite", action="store_true", help="replace what is at out")
     if not argv or {"--help", "-h"} & set(argv):
-        print(f"{_parser().format_help()}\n{_formats_table()}", end="")
+        print(f"{parser.format_help()}\n{_formats_table()}", end="")
         return 0 if argv else 2
     if argv[0] == "docstrings" and not Path(argv[0]).exists():
         raise ConfigError("the corpus of docstrings is an example: python -m examples.docstring_corpus --out FOLDER, in the repository")
-    options = _parser().parse(argv)
+    options = parser.parse(argv)
     from dpr.core.logs import configure_logging
     from dpr.formats.text_input import expand_files
     from dpr.preparation.conversion import convert
@@ -48,21 +58,7 @@ def _formats_table() -> str:
     from dpr.formats.training_files.registry import FORMATS
 
     rows = [
-        f"  {name:<14} {entry.about}{'' if entry.write is None else ' [to=' + name + ']'}\n{' ' * 17}{entry.example}"
+        f"  {name:<14} {entry.about}{'' if entry.write is None else ' [to=' + name + ']'}\n{' ' * 17}{entry.example}\n"
         for name, entry in FORMATS.items()
     ]
-    return "formats (those marked to= can be written too):\n" + "\n".join(rows) + "\n"
-
-
-def _parser() -> PlainParser:
-    """The options of ``dpr prepare SOURCE``."""
-    found = PlainParser(prog="dpr prepare", operands="SOURCE [SOURCE ...]", description=main.__doc__, epilog=EXAMPLES, add_help=False)
-    found.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or patterns")
-    found.setting("out", type=Path, required=True, metavar="FILE", help="file to write (a folder for to=beir); .gz is packed")
-    found.setting("format", default="", metavar="NAME", help="format of the source, where its content does not tell")
-    found.setting("to", default="dpr", metavar="NAME", help="format to write (default %(default)s)")
-    add_read_settings(found)
-    found.setting("on_bad_row", choices=("fail", "skip"), default="fail", help="skip lists bad rows in <out>.rejected.jsonl (default fail)")
-    found.setting("max_bad_rows", type=int, metavar="N", help="how many may be skipped (default: 100 or 0.1%% of all, if that is more)")
-    found.setting("overwrite", action="store_true", help="replace what is at out")
-    return found
+    return "formats (those marked to= can be written too):\n" + "".join(rows)

@@ -25,40 +25,43 @@ EXAMPLE = """examples:
 
 def main(argv: list[str]) -> int:
     """Asks a run folder a question, or opens a prompt when none is given."""
-    options = _parser().parse(argv)
+    parser = PlainParser(prog="dpr search", operands="[RUN_FOLDER] [QUESTION]", description=main.__doc__, epilog=EXAMPLE, labels=True)
+    parser.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="folder with a search.json (dpr retrieve search_folder=...)")
+    parser.add_argument("question", nargs="?", help="what to look for (default: read questions from the terminal)")
+    parser.add_argument("--top", "-k", type=_positive, default=5, metavar="N", help="passages to show (default %(default)s)")
+    parser.add_argument("--mode", choices=("dense", "bm25", "hybrid"), help="how to search (default: as the folder says)")
+    parser.add_argument("--weight", type=_share, metavar="W", help="share of the dense side in a hybrid, 0 to 1")
+    parser.add_argument("--indexer", metavar="KIND", help="index, or a user-defined module:Class (default: as stored in the folder)")
+    parser.add_argument("--model", metavar="FOLDER", help="checkpoint or run folder")
+    parser.add_argument("--vectors", nargs="+", default=[], metavar="FOLDER", help="vectors of the corpus")
+    parser.add_argument(
+        "--corpus", action="append", default=[], metavar="FILE", help="passages, DPR's TSV or BEIR's JSON lines; again for more"
+    )
+    parser.add_argument("--pooling", default="cls", metavar="module:Class", help="of a model with a user-defined pooling")
+    parser.add_argument("--device", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
+    options = parser.parse(argv)
     if options.corpus and options.question is None and options.folder is not None and not Path(options.folder).is_dir():
-        options.folder, options.question = None, options.folder  # files are named one by one, so the one word is the question
+        options.folder, options.question = None, options.folder  # with --corpus, a single word is the question
     from dpr.assembly.search import open_searcher, search_settings
     from dpr.core.logs import configure_logging
 
     configure_logging()
-    settings = search_settings(
-        None if options.folder is None else Path(options.folder),
-        model=options.model,
-        vectors=options.vectors,
-        corpus=options.corpus,
-        mode=options.mode,
-        weight=options.weight,
-        indexer=options.indexer,
-    )
+    named = {name: getattr(options, name) for name in ("model", "vectors", "corpus", "mode", "weight", "indexer")}
+    settings = search_settings(None if options.folder is None else Path(options.folder), **named)
     searcher = open_searcher(settings, device=options.device, pooling=options.pooling)
     if options.question is not None:
         _answer(searcher, options.question, options.top)
         return 0
-    return _converse(searcher, options.top)
-
-
-def _converse(searcher: Searcher, top: int) -> int:
-    if sys.stdin.isatty():
+    if is_terminal := sys.stdin.isatty():
         print("Type a question; an empty line or Ctrl-D ends.")
     while True:
         try:
-            question = input("> " if sys.stdin.isatty() else "").strip()
+            question = input("> " if is_terminal else "").strip()
         except EOFError:
             return 0
         if not question:
             return 0
-        _answer(searcher, question, top)
+        _answer(searcher, question, options.top)
 
 
 def _answer(searcher: Searcher, question: str, top: int) -> None:
@@ -79,24 +82,6 @@ def format_hit(rank: int, hit: FoundPassage, *, width: int) -> str:
 
 def _printable(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
-def _parser() -> PlainParser:
-    parser = PlainParser(prog="dpr search", operands="[RUN_FOLDER] [QUESTION]", description=main.__doc__, epilog=EXAMPLE, labels=True)
-    parser.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="folder with a search.json (dpr retrieve search_folder=...)")
-    parser.add_argument("question", nargs="?", help="what to look for (default: read questions from the terminal)")
-    parser.add_argument("--top", "-k", type=_positive, default=5, metavar="N", help="passages to show (default %(default)s)")
-    parser.add_argument("--mode", choices=("dense", "bm25", "hybrid"), help="how to search (default: as the folder says)")
-    parser.add_argument("--weight", type=_share, metavar="W", help="share of the dense side in a hybrid, 0 to 1")
-    parser.add_argument("--indexer", metavar="KIND", help="index, or a user-defined module:Class (default: as stored in the folder)")
-    parser.add_argument("--model", metavar="FOLDER", help="checkpoint or run folder")
-    parser.add_argument("--vectors", nargs="+", default=[], metavar="FOLDER", help="vectors of the corpus")
-    parser.add_argument(
-        "--corpus", action="append", default=[], metavar="FILE", help="passages, DPR's TSV or BEIR's JSON lines; again for more"
-    )
-    parser.add_argument("--pooling", default="cls", metavar="module:Class", help="of a model with a user-defined pooling")
-    parser.add_argument("--device", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
-    return parser
 
 
 def _positive(text: str) -> int:

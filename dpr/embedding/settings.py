@@ -8,6 +8,7 @@ from typing import Any
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, setting
+from dpr.models.settings import EncoderSettings
 
 
 @dataclass
@@ -41,6 +42,10 @@ class CheckpointEncoderConfig(Settings):
     pooling: str = "cls"
     """Of a folder that states none: cls, mean, last or max. A checkpoint with a user-defined pooling is loaded only where module:Class
     names the same class here, since a file never decides which code runs."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``BiEncoder.load`` that these settings stand for."""
+        return {"pretrained_model_cfg": self.pretrained_model_cfg, "settings": EncoderSettings(pooling=self.pooling)}
 
 
 @dataclass

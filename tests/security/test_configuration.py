@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpr.assembly.passage_sources import resolve_passage_source
-from dpr.assembly.question_sets import resolve_question_set
-from dpr.assembly.sources import resolve_training_files
+from dpr.assembly.sources import resolve_passage_source, resolve_question_set, resolve_training_files
 from dpr.cli.launch import launch
 from dpr.core.errors import ConfigError
 from dpr.training.command_settings import BiEncoderTrainConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpr.assembly.question_sets import resolve_question_set
+from dpr.assembly.sources import resolve_question_set
 from dpr.core.errors import ConfigError, InputError
 
 ROWS = "who\t['a']\nwhat\t['b', 'c']\nwhere\t[]\n"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpr.assembly.embedding import run
-from dpr.assembly.passage_sources import resolve_passage_source, resolve_passage_sources
+from dpr.assembly.sources import resolve_passage_source, resolve_passage_sources
 from dpr.cli.jobs import embed as main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import warn_once
