@@ -26,7 +26,7 @@ def run(config: EmbedConfig) -> EmbedReport:
     device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
         options = TowerOptions(attention=config.attention)
-        model = BiEncoder.load(str(config.model_file), device, options=options, **config.encoder.arguments())
+        model = BiEncoder.load(str(config.model_file), device=device, options=options, **config.encoder.arguments())
         # In DPR batch_size is a number of passages, however long they are.
         tokens = config.batch_tokens or config.batch_size * model.settings.sequence_length or usual_tokens(device)
         token_folder = None

@@ -1,4 +1,4 @@
-"""One step of a run, in words. Nothing is replayed: which rows, passages and tokens it has is a function of the settings and its number."""
+"""One step of a run, in words. Nothing is replayed: its rows, passages and tokens are functions of the settings and its number."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, open_sets
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.data.collator import SetOptions
 from dpr.data.loader import PoolDataset
 from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
@@ -35,7 +34,7 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     Raises:
         ConfigError: the run has no such step.
     """
-    # Random weights will do: only the tokenizer is asked.
+    # Only the tokenizer is used, so random weights will do.
     tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
     pool_size = config.train.global_batch_size or _stored_pool_size(config) or config.train.batch_size
@@ -64,18 +63,18 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
     width = len(batch.context_valid) // len(batch)
     yield ""
     parts = {number: [row.number for row in rows if row.dataset == number] for number in sorted(set(batch.datasets))}
-    for number, own in parts.items():
-        name = f"pool {key[1]}: {len(own)} questions of" if number == min(parts) else f"  and {len(own)} questions of"
-        yield f"{name} {dataset.sources[number].name}, rows {_listed(own)}{_prefixes(dataset.options[number])}"
+    for number, found in parts.items():
+        name = f"pool {key[1]}: {len(found)} questions of" if number == min(parts) else f"  and {len(found)} questions of"
+        options = dataset.options[number]
+        prefixes = {"questions": options.query_prefix, "passages": options.passage_prefix}
+        shown = "".join(f", {prefix!r} before {side}" for side, prefix in prefixes.items() if prefix)
+        yield f"{name} {dataset.sources[number].name}, rows {_listed(found)}{shown}"
     yield (
         f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots, {len(batch.contexts)} different texts; "
         f"{batch.num_tokens} tokens ({batch.questions.tokens.shape[0]} of questions)"
     )
     columns = _masked_columns(batch, rule)
-    questions, contexts = (
-        _words(batch.questions.tokens, batch.questions.lengths, tensorizer),
-        _words(batch.contexts.tokens, batch.contexts.lengths, tensorizer),
-    )
+    questions, contexts = _words(batch.questions, tensorizer), _words(batch.contexts, tensorizer)
     for number, row in enumerate(rows[: most or None]):
         assert isinstance(row.sample.question, str)  # sets are opened as text here
         drawn = dataset.collator.select(row)
@@ -95,11 +94,6 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
         yield f"  ... {len(batch) - most} more questions (questions=0 shows all)"
 
 
-def _prefixes(options: SetOptions) -> str:
-    given = {"questions": options.query_prefix, "passages": options.passage_prefix}
-    return "".join(f", {prefix!r} before {side}" for side, prefix in given.items() if prefix)
-
-
 def _masked_columns(batch: BiEncoderBatch, rule: str) -> list[list[int]]:
     """Slots of the pool that are left out for each question alone."""
     known = batch.known_positive_ids, batch.known_positive_valid
@@ -107,19 +101,16 @@ def _masked_columns(batch: BiEncoderBatch, rule: str) -> list[list[int]]:
     return [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
 
 
-def _words(tokens: object, lengths: object, tensorizer: Tensorizer) -> list[str]:
+def _words(batch: TokenBatch, tensorizer: Tensorizer) -> list[str]:
     """Token texts of every sequence."""
-    flat, texts, start = tokens.tolist(), [], 0  # type: ignore[attr-defined]
-    for length in lengths.tolist():  # type: ignore[attr-defined]
-        texts.append(" ".join(tensorizer.tokenizer.convert_ids_to_tokens(flat[start : start + length])))
-        start += length
-    return texts
+    sequences = batch.tokens.split(batch.lengths.tolist())
+    return [" ".join(tensorizer.tokenizer.convert_ids_to_tokens(sequence.tolist())) for sequence in sequences]
 
 
 def _name(passage: AnyPassage) -> str:
     assert isinstance(passage, Passage)
     parts = [f"[{passage.id}]" if passage.id is not None else "", passage.title, _short(passage.text)]
-    return " ".join(part for part in parts if part)
+    return " ".join(filter(None, parts))
 
 
 def _short(text: str) -> str:

@@ -50,7 +50,7 @@ def build_retriever(
         return LexicalRetriever(open_text_index(choice, sources, config.bm25_index_path or config.index_path))
     if not config.model_file:
         raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
-    model = BiEncoder.load(str(config.model_file), device, **config.encoder.arguments())
+    model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
     dense = DenseRetriever(model, open_vector_index(config, choice, model, sources, device), form=form, batch_size=config.batch_size)
     if config.hybrid == "none":
         return dense

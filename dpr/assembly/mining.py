@@ -56,7 +56,7 @@ def dense_search(
     for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
         warn_of_lost_space(key, prefix)
     where = resolve_device(device)
-    model = BiEncoder.load(model_file, where, **CheckpointEncoderConfig(pretrained_model_cfg, pooling).arguments())
+    model = BiEncoder.load(model_file, device=where, **CheckpointEncoderConfig(pretrained_model_cfg, pooling).arguments())
     shards = open_shards(list(vectors)) if vectors else []
     check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
     if corpus is not None:

@@ -29,16 +29,18 @@ class FoundPassage:
     passage: Passage
 
 
+@dataclass(frozen=True, slots=True)
 class Searcher:
     """Answers questions one at a time."""
 
-    def __init__(self, retriever: Retriever, passages: PassageLookup, settings: SearchSettings) -> None:
-        self._retriever, self._passages, self._settings = retriever, passages, settings
+    retriever: Retriever
+    passages: PassageLookup
+    settings: SearchSettings
 
     def search(self, question: str, k: int) -> list[FoundPassage]:
-        """The ``k`` best passages. A passage whose text is missing has none."""
-        ranking = self._retriever.retrieve([self._settings.form.text(question)], k)[0]
-        found = self._passages.get([passage_id for passage_id, _ in ranking])
+        """The ``k`` best passages; one that the corpus does not have comes without texts."""
+        ranking = self.retriever.retrieve([self.settings.form.text(question)], k)[0]
+        found = self.passages.get([passage_id for passage_id, _ in ranking])
         return [FoundPassage(score, found.get(passage_id, Passage("", "", passage_id))) for passage_id, score in ranking]
 
 
@@ -89,28 +91,18 @@ def search_settings(
 
 def open_searcher(settings: SearchSettings, *, device: str | None = None, pooling: str = "cls") -> Searcher:
     """Loads the model and opens the index; ``pooling`` as in ``CheckpointEncoderConfig``, never from a file."""
-    config = RetrievalConfig(
-        qa_dataset="typed",
-        model_file=settings.model_file,
-        encoder=CheckpointEncoderConfig(settings.pretrained_model_cfg, pooling),
-        ctx_datasets=[str(source.file) for source in settings.passages],
-        encoded_ctx_files=settings.encoded_ctx_files,
-        index_path=settings.index_path,
-        bm25_index_path=settings.bm25_index_path,
-        hybrid=settings.hybrid,
-        hybrid_weight=settings.hybrid_weight,
-        hybrid_normalisation=settings.hybrid_normalisation,
-        hybrid_depth=settings.hybrid_depth,
-        indexer=_indexer(settings.indexer),
-    )
+    known = [item.name for item in fields(IndexerConfig)]
+    if unknown := sorted(settings.indexer.keys() - set(known)):
+        raise ConfigError(f"{FILE}: indexer has no setting {unknown[0]}; it has {', '.join(known)}")
+    shared = {item.name for item in fields(SearchSettings)} & {item.name for item in fields(RetrievalConfig)}
+    values: dict[str, Any] = {name: getattr(settings, name) for name in shared} | {
+        "qa_dataset": "typed",
+        "encoder": CheckpointEncoderConfig(settings.pretrained_model_cfg, pooling),
+        "ctx_datasets": [str(source.file) for source in settings.passages],
+        "indexer": IndexerConfig(**settings.indexer),
+    }
+    config = RetrievalConfig(**values)
     config.check()
     with no_downloads():  # models that search.json names
         retriever = build_retriever(config, settings.passages, form=settings.form, device=resolve_device(device))
     return Searcher(retriever, PassageLookup(settings.passages), settings)
-
-
-def _indexer(values: dict[str, Any]) -> IndexerConfig:
-    known = [item.name for item in fields(IndexerConfig)]
-    if unknown := sorted(values.keys() - set(known)):
-        raise ConfigError(f"{FILE}: indexer has no setting {unknown[0]}; it has {', '.join(known)}")
-    return IndexerConfig(**values)

@@ -1,9 +1,9 @@
-"""What ``dpr doctor --deep`` tries: the whole way of a small model, in a folder that goes away."""
+"""The checks of ``dpr doctor --deep``: a small model is made, trained, resumed and searched with, in a temporary folder."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ _WORDS = "amber birch cedar delta ember fjord grove heath inlet juniper knoll la
 
 
 class _Colours(TrainingData):
-    """Questions that stand word for word in their passage."""
+    """Questions that occur word for word in their passage."""
 
     name = "self-test"
 
@@ -36,7 +36,7 @@ class _Colours(TrainingData):
 
 
 def backends() -> list[str]:
-    """What torch found: devices, libraries, how fast each device multiplies."""
+    """Devices and libraries that torch found, and the speed of each device."""
     lines = [f"CPU: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"]
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
@@ -51,7 +51,7 @@ def backends() -> list[str]:
 
 
 def checks() -> Iterator[tuple[str, str | None]]:
-    """Name of each check and what went wrong, None if nothing did."""
+    """Name of each check and its error, None if it passed."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory(prefix="dpr-doctor-") as folder:
         test = _SelfTest(Path(folder), device)
@@ -61,14 +61,10 @@ def checks() -> Iterator[tuple[str, str | None]]:
             ("the checkpoint is whole and the run resumes", test.resuming),
             ("vectors find what they were trained to find", test.search),
         ):
-            yield name, _problem(check)
-
-
-def _problem(check: Callable[[], str | None]) -> str | None:
-    try:
-        return check()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+            try:
+                yield name, check()
+            except Exception as error:
+                yield name, f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
 class _SelfTest:
@@ -80,9 +76,9 @@ class _SelfTest:
     def _model(self, *, packed: bool = True) -> BiEncoder:
         torch.manual_seed(0)
         settings = EncoderSettings(sequence_length=16, shared=True, pooling="mean")
-        return BiEncoder.from_pretrained(
-            str(self._encoder), settings, pretrained=False, dropout=0.0, options=TowerOptions(packed=packed)
-        ).to(self._device)
+        options = TowerOptions(packed=packed)
+        model = BiEncoder.from_pretrained(str(self._encoder), settings, pretrained=False, dropout=0.0, options=options)
+        return model.to(self._device)
 
     def encoder(self) -> str | None:
         texts = [f"{word} and again" for word in _WORDS]
@@ -116,7 +112,7 @@ class _SelfTest:
         if folder is None or (problems := verify_folder(folder)):
             return "no checkpoint" if folder is None else "; ".join(problems)
         if trainer.resume().step != 30:
-            return f"it went on from step {trainer.progress.step} instead of 30"
+            return f"it resumed from step {trainer.progress.step} instead of 30"
         trainer.train()
         return None
 

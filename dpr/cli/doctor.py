@@ -28,7 +28,7 @@ _EXTRAS = {
 
 
 def main(argv: list[str]) -> int:
-    """Prints the report; 0 when all is well, 1 when something that was tried failed, 2 when a needed package is missing."""
+    """Prints the report; returns 0, or 1 when a check of --deep failed, or 2 when a required package is missing."""
     if {"--help", "-h"} & set(argv):
         print(_USAGE, end="")
         return 0
@@ -41,18 +41,18 @@ def main(argv: list[str]) -> int:
         print(f"  {name:<22} {version or 'MISSING'}")
     _section("Machine", _machine())
     _section("Disk", _disks())
-    _section("Optional", [_optional(name, *facts) for name, facts in _EXTRAS.items()])
-    missing = [name for name, version in versions.items() if version is None]
-    if missing:
+    print("Optional")
+    for name, (extra, gives) in _EXTRAS.items():
+        version = _version(name)
+        print(f"  {name:<22} {version or 'absent':<10} {gives}" + ("" if version else f'; pip install -e ".[{extra}]"'))
+    if missing := [name for name, version in versions.items() if version is None]:
         print(f"error: missing {', '.join(missing)}; install dpr again", file=sys.stderr)
         return 2
     return _deep() if argv else 0
 
 
 def _section(title: str, lines: list[str]) -> None:
-    print(title)
-    for line in lines:
-        print(f"  {line}")
+    print("\n  ".join([title, *lines]))
 
 
 def _version(name: str) -> str | None:
@@ -60,12 +60,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _optional(name: str, extra: str, gives: str) -> str:
-    version = _version(name)
-    found = version or "absent"
-    return f"{name:<22} {found:<10} {gives}" + ("" if version else f'; pip install -e ".[{extra}]"')
 
 
 def _machine() -> list[str]:

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and what a person reads when it failed."""
+"""How a command ends: its exit code, and its error message."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dpr.core.errors import DprError, InputError, StopRequested
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Runs ``work``: errors meant for a person, and the system's, become one message and a code, others a traceback and 1, Ctrl-C 130."""
+    """Runs ``work``. Errors of the toolkit and the system become one message and a code, others a traceback and 1, Ctrl-C 130."""
     try:
         return work()
     except DprError as error:
-        _tell(error)
+        _print(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -28,14 +28,11 @@ def exit_code_of(work: Callable[[], int]) -> int:
         # The reader of our output (head, less) has gone; closing would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:  # a disk, a permission, a file that went: nothing that a traceback explains
-        if error.errno is None:
-            traceback.print_exc()
-            return 1
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-        return InputError.exit_code
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # a disk, a permission, a missing file: a traceback explains nothing
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            return InputError.exit_code
         traceback.print_exc()
         return 1
 
@@ -44,7 +41,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     """Ends this process with the code that ``main`` returns; for scripts and the installed command, which own the process.
 
     A process of a launcher's group leaves after its exit handlers, without dismantling the interpreter: a thread of gloo may still hold
-    the tensors of the last collective, and when it lets go of them too late it aborts a process that has done everything.
+    the tensors of the last collective, and if it releases them too late it aborts a process that has finished its work.
     """
     code: list[int] = []
     if "RANK" in os.environ:
@@ -54,15 +51,15 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
 
 
 def _leave(code: list[int]) -> None:
-    if code:  # otherwise ``main`` was left by an exception, which the interpreter tells
+    if code:  # otherwise ``main`` raised, and the interpreter prints the exception
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code[0])
 
 
-def _tell(error: DprError) -> None:
-    """Prints the message. Ranks other than a node's first wait a moment, since the launcher ends all when one ends."""
+def _print(error: DprError) -> None:
+    """Ranks other than a node's first wait a moment, since the launcher ends all when one ends."""
     local_rank = os.environ.get("LOCAL_RANK", "0")
     if local_rank != "0":
         time.sleep(1.0)

@@ -21,8 +21,8 @@ _ROLES = ("question", "positive", "negative", "title", "answers", "label")
 
 
 class PlainParser(argparse.ArgumentParser):
-    """An argument parser that takes ``key=value`` beside ``--key value``, before, between and behind what stands alone; a key may have
-    other names. With ``labels`` other words with ``=`` stand alone too.
+    """An argument parser that takes ``key=value`` beside ``--key value``, anywhere among the positional arguments; a key may have other
+    names. With ``labels``, unknown words with ``=`` are positional too.
     """
 
     def __init__(
@@ -48,12 +48,13 @@ class PlainParser(argparse.ArgumentParser):
 
     def declared(self, entry: Setting, *, also: tuple[str, ...] = ()) -> None:
         """Adds the option of a setting that is declared in a dataclass."""
-        text = entry.doc.replace("%", "%%") + ("" if entry.default is None else " (default %(default)s)")
+        text = entry.doc.replace("%", "%%")
         if entry.type is bool:
-            self.setting(entry.key, also=also, action="store_true", help=entry.doc.replace("%", "%%"))
-        else:
-            kind = next(kind for kind in (int, float, str) if kind in (entry.type, *get_args(entry.type)))
-            self.setting(entry.key, also=also, type=kind, default=entry.default, choices=entry.rule.choices or None, help=text)
+            self.setting(entry.key, also=also, action="store_true", help=text)
+            return
+        text += "" if entry.default is None else " (default %(default)s)"
+        kind = next(kind for kind in (int, float, str) if kind in (entry.type, *get_args(entry.type)))
+        self.setting(entry.key, also=also, type=kind, default=entry.default, choices=entry.rule.choices or None, help=text)
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line.
@@ -85,7 +86,7 @@ def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
     """(label, file) of ``label=file``, or of files, whose names are then the labels.
 
     Raises:
-        ConfigError: a label stands twice.
+        ConfigError: two files have the same label.
     """
     found: dict[str, Path] = {}
     for run in runs:
@@ -99,7 +100,7 @@ def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
 
 
 def add_read_settings(parser: PlainParser) -> None:
-    """Adds what a file of training data does not say of itself: corpus, queries, split, min_grade and the column of each role."""
+    """Adds what a file of training data does not state: corpus, queries, split, min_grade and the column of each role."""
     parser.setting("corpus", type=Path, metavar="FILE", help="passages that rows name by id: TSV, JSON lines or Parquet")
     parser.setting("queries", type=Path, metavar="FILE", help="questions that rows name by id")
     parser.setting("split", default="", metavar="NAME", help="part of a folder (default: train, or the only one)")
@@ -110,7 +111,7 @@ def add_read_settings(parser: PlainParser) -> None:
 
 
 def read_options(options: argparse.Namespace) -> ReadOptions:
-    """What was given for them."""
+    """The values of these settings."""
     from dpr.formats.training_files.rows import ReadOptions
 
     columns = {role: name for role in _ROLES if (name := getattr(options, role))}
