@@ -44,11 +44,14 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     if config.as_dpr:
         # The original put special tokens before training questions only.
         dev_sources = [replace(source, options=replace(source.options, special_token=None)) for source in dev_sources]
-    if not train_sources:
-        _check_evaluation_only(config, dev_sources)
-    elif config.output_dir is None:
+    if not train_sources and (config.model_file is None or not dev_sources):
+        raise ConfigError(
+            "nothing to do: set train_datasets to train, or model_file and dev_datasets to evaluate\n"
+            "e.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
+        )
+    if train_sources and config.output_dir is None:
         raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
-    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=_local_rank())
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
         seed_everything(config.seed)
         model = build_model(config).to(device)
@@ -57,7 +60,11 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             return evaluate(config, model, dev_sets)
         train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
         if config.train.dry_run:
-            _dry_run(config, model, train_sets, dev_sets)
+            # Trackers and user-defined callbacks do not see it.
+            unseen = replace(config, tracking=TrackingConfig(), train=replace(config.train, callbacks=None))
+            found = dry_run(build_trainer(unseen, model, train_sets, dev_sets))
+            if current_ranks().is_main:
+                print("\n".join(found.lines()))
             return None
         return build_trainer(config, model, train_sets, dev_sets).train()
 
@@ -77,7 +84,11 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             trailing_sep=encoder.dpr_trailing_sep is not False,
             settings=settings,
         )
-        _tell_temperature(config, model.stored_temperature)
+        stated, stored = config.loss.temperature, model.stored_temperature
+        # A run that is continued states the temperature of its start; its present one is restored with its other weights.
+        if config.init != "continue" and stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
+            message = "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model"
+            logger.warning(message, stated, config.model_file, stored)
         return model
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
@@ -90,63 +101,52 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     )
 
 
-def _tell_temperature(config: BiEncoderTrainConfig, stored: float | None) -> None:
-    """A run that is continued states what it began with; its own temperature is restored with its other weights."""
-    stated = config.loss.temperature
-    if stated is not None and stored is not None and not math.isclose(stated, stored, rel_tol=1e-6) and config.init != "continue":
-        logger.warning(
-            "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model",
-            stated,
-            config.model_file,
-            stored,
-        )
-
-
 def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:
     """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
-    for source in sources:
-        if loss_scales is not None and source.options.loss_scale is not None:
-            raise ConfigError(f"datasets.{source.name}.loss_scale and loss_scale_factors are mutually exclusive; leave one of them out")
-    own = [1.0 if source.options.loss_scale is None else source.options.loss_scale for source in sources]
-    scales = own if loss_scales is None else list(loss_scales)
-    if len(scales) != len(sources):
-        raise ConfigError(f"loss_scale_factors has {len(scales)} values for {len(sources)} train_datasets; give one for each")
+    if loss_scales is not None:
+        if named := next((source.name for source in sources if source.options.loss_scale is not None), None):
+            raise ConfigError(f"datasets.{named}.loss_scale and loss_scale_factors are mutually exclusive; leave one of them out")
+        if len(loss_scales) != len(sources):
+            raise ConfigError(f"loss_scale_factors has {len(loss_scales)} values for {len(sources)} train_datasets; give one for each")
     opened: Opened = []
+    bad_rows: dict[str, Any] = {"on_bad_row": config.on_bad_row, "max_bad_rows": config.max_bad_rows}
+    scales = [source.options.loss_scale for source in sources] if loss_scales is None else loss_scales
     for source, scale in zip(sources, scales, strict=True):
+        given = source.options
         data: SampleSource
-        if source.options.reader is not None:
-            data = user_data(source.options.reader, source.files, name=source.name)
+        if given.reader is not None:
+            data = user_data(given.reader, source.files, name=source.name)
         else:
-            data = open_training_set(
-                source.files, name=source.name, cache_dir=None, on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows
-            )
+            data = open_training_set(source.files, name=source.name, **bad_rows)
+        if given.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
+            keys = f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true"
+            raise ConfigError(f"{keys} are mutually exclusive; nothing would train")
         options = SetOptions(
             namespace=source.name,
-            query_prefix=source.options.before_questions(),
-            passage_prefix=source.options.passage_prefix or None,
-            query_suffix=source.options.query_special_suffix,
-            selector=source.options.selector,
-            encoder_type=source.options.encoder_type or "",
-            shuffle_positives=source.options.shuffle_positives,
-            normalize=source.options.normalize,
-            exclude_gold=source.options.exclude_gold,
-            loss_scale=scale,
-            weight=source.options.weight,
+            query_prefix=given.before_questions(),
+            passage_prefix=given.passage_prefix or None,
+            query_suffix=given.query_special_suffix,
+            selector=given.selector,
+            encoder_type=given.encoder_type or "",
+            shuffle_positives=given.shuffle_positives,
+            normalize=given.normalize,
+            exclude_gold=given.exclude_gold,
+            loss_scale=1.0 if scale is None else scale,
+            weight=given.weight,
         )
-        if options.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
-            raise ConfigError(
-                f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true are mutually exclusive; nothing would train"
-            )
         opened.append((data, options))
     return opened
 
 
 def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> Opened:
-    """The sets with their tokens read from token stores, as ``train.token_store`` says; sets of a user's own stay as they are."""
-    folder = config.train.token_store_folder()
-    if config.train.token_store == "off":
+    """The sets with their tokens read from token stores, as ``train.token_store`` says; user-defined sets stay as they are."""
+    train, folder = config.train, config.train.token_store_folder()
+    if train.token_store == "off":
         return sets
-    build = folder is not None or _sees_most_rows(sum(len(source) for source, _ in sets), config)
+    # Tokenising everything first pays only in a run that is long enough.
+    questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
+    sees_most_rows = not train.max_steps or train.max_steps * questions >= sum(len(source) for source, _ in sets) // 2
+    build = folder is not None or (sees_most_rows and not train.dry_run)
     result: Opened = []
     for source, options in sets:
         if isinstance(source, TrainingSet):
@@ -155,15 +155,6 @@ def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> O
             logger.info("%s: read by a user-defined class, so its texts are tokenised as they come", source.name)
             result.append((source, options))
     return result
-
-
-def _sees_most_rows(num_rows: int, config: BiEncoderTrainConfig) -> bool:
-    """Whether a run is long enough for it to pay to tokenise everything first."""
-    train = config.train
-    if train.dry_run:
-        return False
-    questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
-    return not train.max_steps or train.max_steps * questions >= num_rows // 2
 
 
 def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:
@@ -189,14 +180,6 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     return found
 
 
-def _dry_run(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> None:
-    """Prints what the run would take. Trackers and user-defined callbacks do not see it."""
-    unseen = replace(config, tracking=TrackingConfig(), train=replace(config.train, callbacks=None))
-    found = dry_run(build_trainer(unseen, model, train_sets, dev_sets))
-    if current_ranks().is_main:
-        print("\n".join(found.lines()))
-
-
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
     """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]
@@ -214,15 +197,3 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -
 
         on_main(write)
     return metrics["eval/nll_loss"]
-
-
-def _check_evaluation_only(config: BiEncoderTrainConfig, dev_sources: Sequence[Any]) -> None:
-    if config.model_file is None or not dev_sources:
-        raise ConfigError(
-            "nothing to do: set train_datasets to train, or model_file and dev_datasets to evaluate\n"
-            "e.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
-        )
-
-
-def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from dpr.cli.conf_folder import group_options
 from dpr.core.settings import Setting, sections, settings, type_name
@@ -25,8 +24,9 @@ def help_text(program: str, config_class: type, folder: Path) -> str:
     width = min(shutil.get_terminal_size((120, 24)).columns, 140)
     entries, names = settings(config_class), sections(config_class)
     parts = [f"Usage: {program} [key=value ...]\n", textwrap.fill(names[""], width) + "\n"]
-    groups = {group: options for group in _groups(folder, entries, names) if (options := group_options(group, [folder]))}
-    if groups:
+    # Config groups that this job has a section or a catalogue for.
+    places = [name for name in [*names, *(entry.key for entry in entries)] if name and (folder / name).is_dir()]
+    if groups := {group: options for group in places if (options := group_options(group, [folder]))}:
         first = next(iter(groups))
         parts.append(f"Groups: a file of settings chosen by name, e.g. {first}={groups[first][0]}")
         parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
@@ -43,24 +43,12 @@ def help_text(program: str, config_class: type, folder: Path) -> str:
     return "\n".join(parts).replace("``", "").rstrip() + "\n" + _FLAGS
 
 
-def _groups(folder: Path, entries: list[Setting], names: dict[str, str]) -> list[str]:
-    """Config groups that this job has a section or a catalogue for."""
-    places = [name for name in names if name] + [entry.key for entry in entries]
-    return [name for name in places if (folder / name).is_dir()]
-
-
 def _describe(entry: Setting, width: int) -> str:
-    value = "" if entry.is_open else f"={_show(entry.default)}"
-    rule = entry.rule
+    rule, default = entry.rule, "null" if entry.default is None else str(entry.default)
+    value = "" if entry.is_open else f"={default.lower() if isinstance(entry.default, bool) else default}"
     kind = "|".join([*rule.choices, *["module:Class"] * rule.or_class]) if rule.choices else type_name(entry.type)
     facts = ", ".join(filter(None, [kind, rule.unit, rule.range]))
     return _row(f"{entry.key}{value}", f"({facts}) {entry.doc}".rstrip(), width)
-
-
-def _show(default: Any) -> str:
-    if default is None:
-        return "null"
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _row(left: str, right: str, width: int) -> str:

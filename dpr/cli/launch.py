@@ -1,7 +1,7 @@
-"""The one door of every job: command line -> composed configuration -> dataclass object -> job -> exit code.
+"""Command line -> composed configuration -> dataclass object -> job -> exit code.
 
-Hydra stays in this file. It composes the configuration and, with ``-m``, runs sweeps; it never changes the working directory and
-writes no logs or folders of its own. Below this file there are dataclass objects only.
+Hydra stays in this file. It composes the configuration and, with ``-m``, runs sweeps; it never changes the working directory and writes
+no logs or folders. Below this file there are dataclass objects only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dpr.cli import arguments
 from dpr.cli.conf_folder import conf_folder
@@ -20,37 +20,28 @@ from dpr.cli.keys import check_keys
 from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
-from dpr.core.settings import settings
+from dpr.core.settings import Settings, settings
 
-
-class JobConfig(Protocol):
-    """A tree of dataclasses that can check itself."""
-
-    def check(self) -> None: ...
-
-
-Config = TypeVar("Config", bound=JobConfig)
+Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
 
 
-def launch(config_name: str, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str | None = None) -> int:
+def launch(config_name: str, config_class: type[Config], job: Job[Config], argv: list[str]) -> int:
     """Runs ``job`` with the configuration that ``argv`` asks for, and returns the exit code.
 
     Args:
         config_name: the YAML file in ``conf/`` without its suffix. Its ``defaults`` list begins with ``<config_name>_schema``, under which
             ``config_class`` is registered here.
         config_class: the root dataclass.
-        job: called with the checked object; what it returns is what a sweep optimises. It imports heavy packages itself.
-        argv: the arguments behind the program name.
-        program: how the job was called, for ``--help``; by default taken from ``sys.argv``.
+        job: called with the checked object; a sweep optimises what it returns. It imports heavy packages itself.
+        argv: the arguments after the program name.
     """
     rank = int(os.environ.get("RANK", "0")) if arguments.under_launcher() else 0
     configure_logging(rank=rank)
-    program = program or _program()
 
     def work() -> int:
         try:
-            return _launch(config_name, config_class, job, argv, program=program, speaks=rank == 0)
+            return _launch(config_name, config_class, job, argv, is_main=rank == 0)
         except Exception as error:
             if (message := _hydra_message(error)) is None:
                 raise
@@ -59,11 +50,13 @@ def launch(config_name: str, config_class: type[Config], job: Job[Config], argv:
     return exit_code_of(work)
 
 
-def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str, speaks: bool) -> int:
+def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv: list[str], *, is_main: bool) -> int:
+    script = Path(sys.argv[0])
+    program = f"python {script.name}" if script.suffix == ".py" and script.name != "__main__.py" else " ".join(["dpr", *sys.argv[1:2]])
     given = arguments.parse(argv)
     folder = conf_folder()
     if given.wants_help:
-        if speaks:
+        if is_main:
             print(help_text(program, config_class, folder), end="")
         return 0
     if given.is_sweep and arguments.under_launcher():
@@ -74,12 +67,12 @@ def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv
     known = {entry.key: entry for entry in settings(config_class)}
     searched = [folder, *(Path(extra).absolute() for extra in given.values_of("--config-dir", "-cd", "--config-path", "-cp"))]
     overrides, warnings = check_keys(given.overrides, known, searched, program=program)
-    if speaks:
+    if is_main:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
     overrides = arguments.quote_values(with_original_defaults(overrides, known), known, is_sweep=given.is_sweep)
     _register(config_name, config_class)
-    if given.is_for_hydra and not speaks:
+    if given.is_for_hydra and not is_main:
         return 0
     if given.is_sweep or given.is_for_hydra:
         _run_by_hydra(config_name, job, folder, given.flags, overrides, is_sweep=given.is_sweep)
@@ -101,7 +94,7 @@ def _register(config_name: str, config_class: type) -> None:
     from hydra.plugins.config_source import ConfigSource
 
     if not hasattr(ConfigSource, "_header_of_any_version"):
-        # DPR's files say "@package _group_", which is what a group's file gets anyway, and which this version of Hydra refuses.
+        # DPR's files say "@package _group_", which is the default anyway, but which this version of Hydra refuses.
         ConfigSource._header_of_any_version = ConfigSource._get_header_dict  # type: ignore[attr-defined]
         ConfigSource._get_header_dict = staticmethod(_header)  # type: ignore[assignment, method-assign]
     ConfigStore.instance().store(name=f"{config_name}_schema", node=config_class)
@@ -128,7 +121,7 @@ def _compose(config_name: str, folder: Path, given: arguments.Arguments, overrid
         name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
         try:
             composed = compose(name, overrides=overrides)
-        except Exception as error:  # nothing but the command line is at work here, so it is the user's to mend
+        except Exception as error:  # only the command line can be wrong here
             raise ConfigError(_hydra_message(error) or str(error)) from error
         return _to_object(composed)
 
@@ -156,7 +149,7 @@ def _run_by_hydra(config_name: str, job: Job[Config], folder: Path, flags: list[
 
     def task(composed: Any) -> Any:
         if numbered:
-            # Otherwise the second job would find, and continue, the run of the first.
+            # Otherwise the second job would find and resume the run of the first.
             composed.output_dir = HydraConfig.get().runtime.output_dir
         return job(_to_object(composed))
 
@@ -172,7 +165,7 @@ def _run_by_hydra(config_name: str, job: Job[Config], folder: Path, flags: list[
 
 
 def _hydra_message(error: Exception) -> str | None:
-    """A short text for the mistakes that Hydra and OmegaConf find; None for everything else."""
+    """A short text for errors of Hydra and OmegaConf; None for all others."""
     if not type(error).__module__.startswith(("hydra.", "omegaconf.")):
         return None
     cause = error.__cause__ if type(error.__cause__).__module__.startswith("omegaconf.") else error
@@ -185,10 +178,3 @@ def _hydra_message(error: Exception) -> str | None:
     if key and "is not Optional" in text[0]:
         return f"{key} does not accept null; leave it out for the default"
     return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])
-
-
-def _program() -> str:
-    path = Path(sys.argv[0])
-    if path.suffix == ".py" and path.name != "__main__.py":
-        return f"python {path.name}"
-    return " ".join(["dpr", *sys.argv[1:2]])
