@@ -1,9 +1,8 @@
-"""Indexer settings -> indexes and retrievers; saved indexes are used again when they are of the same vectors or texts."""
+"""Indexer settings -> indexes and retrievers; a saved index is reused where it is of the same vectors or texts."""
 
 from __future__ import annotations
 
 import fnmatch
-import glob
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dpr.core.logs import get_logger
 from dpr.embedding.source import PassageSource
 from dpr.formats.durable import MANIFEST, describe_file
 from dpr.formats.original.vectors import PickledVectors
+from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.fusion import DEFAULT_WEIGHT
 from dpr.indexer.registry import Index, IndexChoice, Texts, index_class
@@ -57,12 +57,11 @@ def build_retriever(
     words = index_choice(replace(config.indexer, kind="bm25"))
     lexical = LexicalRetriever(open_text_index(words, sources, config.bm25_index_path))
     weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
-    fusion = Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth)
-    return HybridRetriever(dense, lexical, fusion)
+    return HybridRetriever(dense, lexical, Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth))
 
 
 def index_choice(config: IndexerConfig) -> IndexChoice:
-    """The index that the settings name; those of a kind that has a name stand beside each other, those of a user's class in ``options``."""
+    """The index that the settings name. A built-in kind has its settings beside ``kind``, a user-defined class in ``options``."""
     if config.kind not in KINDS:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
     names = [item.name for item in fields(index_class(config.kind).Settings)]
@@ -72,7 +71,7 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
 def open_vector_index(
     config: RetrievalConfig, choice: IndexChoice, model: BiEncoder, sources: Sequence[PassageSource], device: torch.device | str
 ) -> Index:
-    """An index of the vectors: opened from ``index_path`` where that is there, else built, and saved there.
+    """An index of the vectors: opened from ``index_path`` if it exists, else built, and saved there.
 
     Raises:
         InputError: the vectors are of another model, or the saved index is of other vectors.
@@ -93,7 +92,7 @@ def open_vector_index(
 
 
 def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
-    """An index of the corpus's words: opened from ``path`` where that is there, else built, and saved there."""
+    """An index of the corpus's words: opened from ``path`` if it exists, else built, and saved there."""
     if not sources:
         raise ConfigError(f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]")
     # Words are searched without the prefix of what is embedded.
@@ -103,8 +102,7 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
 
 def _open_vectors(patterns: Sequence[str], model: BiEncoder, model_file: str) -> list[VectorShard] | list[PickledVectors]:
     """Shards, or the original's embedding files where all that is named are files."""
-    named = [Path(pattern).expanduser() for pattern in patterns]
-    found = [[item] if item.exists() else [Path(match) for match in sorted(glob.glob(str(item)))] for item in named]
+    found = [matching_paths(pattern) for pattern in patterns]
     paths = list(dict.fromkeys(path for matches in found for path in matches))
     if not all(found) or not paths or not all(path.is_file() for path in paths):
         shards = open_shards(patterns) if patterns else []

@@ -13,6 +13,7 @@ from dpr.assembly.catalogue import Catalogue, published_form
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Question
+from dpr.core.settings import listed
 from dpr.data.settings import DataSetSettings
 from dpr.embedding.settings import PassageSourceConfig
 from dpr.embedding.source import PassageSource
@@ -69,7 +70,7 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
         ConfigError: a name is unknown, a file is missing, an option is unknown or of the wrong type.
     """
     sources: dict[str, NamedSource] = {}
-    for name in names if isinstance(names, list | tuple) else [] if names is None else [names]:
+    for name in listed(names):
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{name!r} is not a data set; give names of the catalogue, paths, or a list of them")
         short_name, files, options = _resolve(name, catalogue)
@@ -102,7 +103,7 @@ def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
     if options.reader is not None and options.file is None:
         return ()
     files: list[Path] = []
-    for entry in options.file if isinstance(options.file, list | tuple) else [options.file]:
+    for entry in [None] if options.file is None else listed(options.file):
         if not isinstance(entry, str) or not entry:
             raise ConfigError(f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>")
         published = published_form(Path(entry).expanduser(), options.source)

@@ -1,4 +1,4 @@
-"""Command-line tokens as users and launchers write them, made into what Hydra's override grammar takes."""
+"""Command-line tokens as users and launchers write them -> Hydra's override grammar."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def under_launcher() -> bool:
 
 @dataclass
 class Arguments:
-    """The command line, sorted: overrides (``key=value``) and Hydra's own flags, whose values follow them."""
+    """The command line, sorted: overrides (``key=value``) and Hydra's flags, whose values follow them."""
 
     overrides: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ def _quote_override(override: str, known: Mapping[str, Setting], is_sweep: bool)
 
 
 def _quote_texts(value: str) -> str:
-    """A text or a list of texts; without brackets a comma separates too, as nobody means it otherwise."""
+    """A text or a list of texts; a comma separates without brackets too."""
     in_brackets = value.startswith("[") and value.endswith("]")
     if not in_brackets and (value.startswith("{") or "," not in value):
         return value if value.startswith("{") or _PLAIN.fullmatch(value) else _quoted(value)

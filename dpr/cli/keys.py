@@ -15,8 +15,7 @@ _SHOWN = 3
 
 
 def nearest(word: str, choices: Iterable[str], *, count: int = 3) -> list[str]:
-    """The choices most like ``word``, best first: as a whole, or by the part behind the last dot."""
-
+    """The choices most similar to ``word``, best first: as a whole, or by the part after the last dot."""
     whole, leaf = difflib.SequenceMatcher(b=word.lower()), difflib.SequenceMatcher(b=word.lower().rpartition(".")[2])
 
     def likeness(choice: str) -> float:
@@ -37,12 +36,12 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
 def check_keys(
     overrides: list[str], known: Mapping[str, Setting], folders: list[Path], *, program: str = "dpr COMMAND"
 ) -> tuple[list[str], list[str]]:
-    """Returns the overrides to go on with and the warnings about old keys.
+    """Returns the overrides to use and the warnings about old keys.
 
     Args:
         overrides: ``key=value`` tokens, with Hydra's ``+``, ``++`` and ``~`` in front where the user put them.
         known: every setting of the job by its dotted key.
-        folders: where config groups are looked for.
+        folders: those that may hold config groups.
         program: how the job was called, for the message.
 
     Raises:
@@ -50,30 +49,35 @@ def check_keys(
     """
     kept, warnings, problems, follows_flag = [], [], [], False
     for override in overrides:
-        sign, key, value = _split(override)
+        sign = override[: len(override) - len(override.lstrip("+~"))]
+        key, has_value, value = (part.strip() for part in override[len(sign) :].partition("="))
+        value = value.strip("'\"")
         section = any(name.startswith(key + ".") for name in known)
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             kept.append(override)
         elif "=" not in override and sign != "~":
             if not follows_flag:
                 problems.append(_no_value(override, known))
-            # What comes next is the flag's value.
+            # The next token is the flag's value.
             follows_flag = not follows_flag and bool(same_elsewhere(key, known) or any(name.endswith(f".{key}") for name in known))
             continue
-        elif key not in known and (old := translate(key, value or "", known)):
+        elif key not in known and (old := translate(key, value, known)):
             warnings.append(old[1])
             kept.extend([old[0]] if old[0] else [])
         elif group := group_options(key.partition("@")[0], folders):
             kept.append(override)
-            if value is not None and _is_name(value) and value not in group:
+            is_name = has_value and value != "null" and not value.startswith(("[", "{", "$")) and "," not in value
+            if is_name and value not in group:
                 problems.append(f"{key}={value}: no such option{suggestion(value, group) or '; choose one of ' + ', '.join(group)}")
         elif key in known or (section and sign == "~"):
             kept.append(override)
         elif any(entry.is_open and key.startswith(entry.key + ".") for entry in known.values()):
-            # Catalogue entries may be new ones; Hydra wants that said.
+            # Catalogue entries may be new, which Hydra accepts only with ++.
             kept.append(override if sign else "++" + override)
         elif section:
-            problems.append(f"{key} is a section; set what is in it, e.g. {next(name for name in known if name.startswith(key + '.'))}=...")
+            problems.append(
+                f"{key} is a section; set one of its settings, e.g. {next(name for name in known if name.startswith(key + '.'))}=..."
+            )
         else:
             elsewhere = same_elsewhere(key, known)
             problems.append(f"unknown setting {key}" + (f"; did you mean {elsewhere}?" if elsewhere else suggestion(key, known)))
@@ -82,16 +86,6 @@ def check_keys(
         rest += [f"{program} --help lists all settings"] if any(problem.startswith("unknown") for problem in problems) else []
         raise ConfigError("\n".join(problems[:_SHOWN] + rest))
     return kept, list(dict.fromkeys(warnings))
-
-
-def _split(override: str) -> tuple[str, str, str | None]:
-    sign = override[: len(override) - len(override.lstrip("+~"))]
-    key, has_value, value = override[len(sign) :].partition("=")
-    return sign, key.strip(), value.strip().strip("'\"") if has_value else None
-
-
-def _is_name(value: str) -> bool:
-    return value != "null" and not value.startswith(("[", "{", "$")) and "," not in value
 
 
 def _no_value(token: str, known: Mapping[str, Setting]) -> str:

@@ -1,4 +1,4 @@
-"""DPR's settings whose meaning is gone: accepted, so that its command lines run, with one warning that names what replaces them."""
+"""Obsolete settings of DPR: accepted, so that its command lines run, with one warning that names the replacement."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _NAMES_ELSEWHERE: dict[str, str] = {
 
 
 def same_elsewhere(key: str, known: Collection[str]) -> str:
-    """The settings of this job for what another program calls ``key``; nothing where there is none."""
+    """The settings of this job for what another program calls ``key``, as a text; empty if there are none."""
     named = _NAMES_ELSEWHERE.get(key, _NAMES_ELSEWHERE.get(key.rpartition(".")[2], "")).split(", ")
     return ", ".join(name for name in named if name and name.partition(" ")[0].partition("=")[0] in known)
 
@@ -107,7 +107,7 @@ def with_original_defaults(overrides: list[str], known: Collection[str]) -> list
 
 
 def translate(key: str, value: str, known: Collection[str]) -> tuple[str | None, str] | None:
-    """For an old key: the override that takes its place (None: nothing does) and the warning. None when the key is not an old one."""
+    """For an old key: the override that replaces it, if any, and the warning. None when the key is not an old one."""
     if key == "fp16":
         target = next((name for name in ("train.precision", "precision") if name in known), None)
         if value.lower() in ("true", "1", "yes") and target:

@@ -16,7 +16,7 @@ _MOST_NAMED = 8
 
 
 def main(argv: list[str]) -> int:
-    """Checks each path; 0 when all are whole, 3 when one is not."""
+    """Checks each path; returns 0 when all are intact, else 3."""
     if not argv or {"--help", "-h"} & set(argv):
         print(_USAGE, end="")
         return 0 if argv else 2
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The folder itself if it has a manifest; else folders in it that have one, checkpoints, which ought to, and files with a checksum."""
+    """The folder itself if it has a manifest; else folders in it that have one or should (checkpoints), and files with a checksum."""
     from dpr.formats.durable import CHECKSUM
 
     if (folder / "manifest.json").exists():

@@ -146,6 +146,11 @@ def part_of(kind: type[Kind], *sources: Settings, **changes: Any) -> Kind:
     return kind(**{item.name: value for item in fields(kind) if (value := (found | changes).get(item.name, item)) is not item})
 
 
+def listed(value: Any) -> list[Any]:
+    """The value of a setting that takes one item or a list of them; none for null."""
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
 def flat_values(settings: Any, roles: Collection[str] = _ROLES, prefix: str = "") -> dict[str, Any]:
     """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted keys."""
     found: dict[str, Any] = {}

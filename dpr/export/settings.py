@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, setting
+from dpr.core.settings import Settings, listed, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 
 
@@ -35,5 +35,4 @@ class ExportConfig(Settings):
 
     def patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""
-        value = self.encoded_ctx_files
-        return [] if value is None else [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
+        return list(map(str, listed(self.encoded_ctx_files)))

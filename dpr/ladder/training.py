@@ -9,7 +9,7 @@ from typing import Any
 
 from dpr.assembly.sources import NamedSource
 from dpr.core.errors import ConfigError
-from dpr.core.settings import DECIDING, flat_values
+from dpr.core.settings import DECIDING, flat_values, listed
 from dpr.data.settings import DataSetSettings
 from dpr.training.command_settings import BiEncoderTrainConfig
 
@@ -42,7 +42,6 @@ def train_settings(
         global_batch_size=config.train.global_batch_size or config.train.batch_size * processes,
         sampling=replace(config.train.sampling, weights=for_each("train.sampling.weights", config.train.sampling.weights)),
     )
-    dev_names = config.dev_datasets if isinstance(config.dev_datasets, list | tuple) else [config.dev_datasets]
     values = {item.name: getattr(config, item.name) for item in fields(BiEncoderTrainConfig)}
     values |= {
         "train": train,
@@ -50,7 +49,7 @@ def train_settings(
         "train_datasets": list(entries),
         "train_sampling_rates": for_each("train_sampling_rates", config.train_sampling_rates),
         "loss_scale_factors": for_each("loss_scale_factors", config.loss_scale_factors),
-        "datasets": {name: config.datasets[name] for name in dev_names if name in config.datasets} | dict(entries),
+        "datasets": {name: config.datasets[name] for name in listed(config.dev_datasets) if name in config.datasets} | dict(entries),
     }
     return BiEncoderTrainConfig(**values)
 

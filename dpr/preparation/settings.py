@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings
+from dpr.core.settings import Settings, listed
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ResourceConfig(Settings):
 
     def beside(self) -> list[str]:
         """``also`` as a list."""
-        return [] if self.also is None else [str(item) for item in (self.also if isinstance(self.also, list | tuple) else [self.also])]
+        return list(map(str, listed(self.also)))
 
 
 @dataclass
@@ -54,5 +54,4 @@ class DownloadConfig(Settings):
 
     def keys(self) -> list[str]:
         """``resource`` as a list."""
-        value = self.resource
-        return [] if value is None else [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
+        return list(map(str, listed(self.resource)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, setting
+from dpr.core.settings import Settings, listed, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings
 
@@ -16,10 +16,10 @@ class _IndexKind(Settings):
     """How passages are searched."""
 
     kind: str = "exact"
-    """exact (blocks from disk, nothing held in memory), flat, hnsw, hnsw_sq (faiss, in memory), bm25 (words, no model), or your own
-    subclass of dpr.indexer.registry.Index as module:Class."""
+    """exact (blocks from disk, nothing held in memory), flat, hnsw, hnsw_sq (faiss, in memory), bm25 (words, no model), or a
+    user-defined subclass of dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of a class of your own."""
+    """Settings of a user-defined class."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class RetrievalConfig(Settings):
     trec_run_file: str | None = None
     """TREC run file to write."""
     metrics_file: str | None = None
-    """JSON file for the figures, the ranks of right passages and, where the texts are given, ten example questions."""
+    """JSON file for the metrics, the ranks of right passages and, where the texts are given, ten example questions."""
     search_folder: str | None = None
     """Run folder to write search.json into, so that ``dpr search <folder> "text"`` searches the same way."""
     match: str = setting("auto", choices=("auto", "string", "regex", "qrels", "none"))
@@ -135,11 +135,11 @@ class RetrievalConfig(Settings):
 
     def passage_names(self) -> list[str]:
         """``ctx_datasets`` as a list."""
-        return _listed("ctx_datasets", self.ctx_datasets if self.ctx_datasets is not None else self.ctx_datatsets)
+        return _names("ctx_datasets", self.ctx_datasets if self.ctx_datasets is not None else self.ctx_datatsets)
 
     def vector_patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""
-        return _listed("encoded_ctx_files", self.encoded_ctx_files)
+        return _names("encoded_ctx_files", self.encoded_ctx_files)
 
     def check_together(self, prefix: str) -> None:
         if not self.qa_dataset:
@@ -155,7 +155,7 @@ class RetrievalConfig(Settings):
             if self.hybrid != "none":
                 found = f"indexer=bm25 and hybrid={self.hybrid} are mutually exclusive"
                 raise ConfigError(f"{found}; hybrid adds BM25 to a dense indexer, e.g. indexer=exact")
-        elif kind in KINDS:  # a class of your own says itself what it reads
+        elif kind in KINDS:  # a user-defined class says itself what it reads
             if not self.model_file:
                 raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
             if not self.vector_patterns() and (kind == "exact" or not self.index_path):
@@ -185,8 +185,8 @@ class RetrievalConfig(Settings):
             raise ConfigError("tune_hybrid_weight=true needs answers or qrels to compare by, not match=none")
 
 
-def _listed(key: str, value: Any) -> list[str]:
-    items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+def _names(key: str, value: Any) -> list[str]:
+    items = listed(value)
     for item in items:
         if not isinstance(item, str) or not item:
             raise ConfigError(f"{key}: {item!r} is not a name or path")

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from dpr.core.errors import ConfigError
+from dpr.core.settings import listed
 from dpr.core.user_classes import call, check_class, create_object, import_object, split_entry
 from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
@@ -27,7 +28,7 @@ def user_callbacks(entries: Any) -> list[Callback]:
         ConfigError: an entry is not an import path, not a callback, or does not take its arguments.
     """
     found = list[Callback]()
-    for entry in _listed(entries):
+    for entry in listed(entries):
         path, arguments = split_entry(entry, setting=_CALLBACKS)
         named = import_object(path, setting=_CALLBACKS)
         if inspect.isclass(named):
@@ -63,11 +64,7 @@ def make_loss(entry: Any, *, candidates: str) -> Loss:
 
 def user_validations(entries: Any) -> list[Validation]:
     """The validations that ``train.validation`` names."""
-    return [create_object(entry, Validation, setting="train.validation") for entry in _listed(entries)]
-
-
-def _listed(entries: Any) -> list[Any]:
-    return list(entries) if isinstance(entries, list | tuple) else [] if entries is None else [entries]
+    return [create_object(entry, Validation, setting="train.validation") for entry in listed(entries)]
 
 
 def user_metrics(paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None) -> dict[str, QuestionMetric]:
