@@ -26,7 +26,7 @@ from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_pas
 from dpr.embedding.source import PassageSource
 from dpr.embedding.token_cache import TokenCache
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
-from dpr.models.biencoder import BiEncoder
+from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 
 logger = get_logger(__name__)
 
@@ -41,7 +41,7 @@ class EmbedSettings:
     """
 
     encoder_type: str = "ctx"
-    batch_tokens: int = 8192
+    batch_tokens: int = BATCH_TOKENS
     batch_size: int = 0
     chunk_size: int = 8192
     dtype: str = "float32"

@@ -29,6 +29,9 @@ from dpr.models.model_folders import read_folder_parts
 from dpr.models.settings import EncoderSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 
+BATCH_TOKENS = 8192
+"""Tokens of a forward pass without gradient, where the caller does not say."""
+
 
 class BiEncoderVectors(NamedTuple):
     """``questions`` (B, D), ``contexts`` (C, D), ``temperature``: () with gradient when it is learned."""
@@ -146,13 +149,13 @@ class BiEncoder(nn.Module):
         """``question`` or ``ctx``."""
         return self.question_model if encoder_type == "question" else self.ctx_model
 
-    def encode_questions(self, texts: str | Sequence[str], *, batch_tokens: int = 8192) -> np.ndarray:
+    def encode_questions(self, texts: str | Sequence[str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
         """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. TypeError for anything but texts."""
         questions = checked_items(texts, (str,), "encode_questions", "a text")
         vectors = self.encode_tokens(self.tensorizer.question_tokens(questions), encoder_type="question", batch_tokens=batch_tokens)
         return vectors[0] if isinstance(texts, str) else vectors
 
-    def encode_passages(self, passages: str | Passage | Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
+    def encode_passages(self, passages: str | Passage | Sequence[Passage | str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
         """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a single one.
 
         Raises:
@@ -163,21 +166,21 @@ class BiEncoder(nn.Module):
         vectors = self.encode_tokens(self.tensorizer.passage_tokens(records), encoder_type="ctx", batch_tokens=batch_tokens)
         return vectors[0] if isinstance(passages, str | Passage) else vectors
 
-    def encode(self, texts: str | Passage | Sequence[Passage | str], *, batch_tokens: int = 8192) -> np.ndarray:
+    def encode(self, texts: str | Passage | Sequence[Passage | str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
         """``encode_passages`` of a model with a shared tower, under the name of sentence-transformers; ConfigError with two towers."""
         if not self.settings.shared:
             raise ConfigError("this model encodes questions and passages differently; call encode_questions or encode_passages")
         return self.encode_passages(texts, batch_tokens=batch_tokens)
 
     def encode_tokens(
-        self, sequences: Sequence[list[int]], *, encoder_type: str, batch_tokens: int = 8192, positions: list[int] | None = None
+        self, sequences: Sequence[list[int]], *, encoder_type: str, batch_tokens: int = BATCH_TOKENS, positions: list[int] | None = None
     ) -> np.ndarray:
         """Encodes token id lists in length-sorted batches of at most ``batch_tokens`` tokens; (N, D) float32 in the given order."""
         tokens = TokenBatch.from_lists(list(sequences), positions)
         return self.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=batch_tokens).float().cpu().numpy()
 
     @torch.no_grad()
-    def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = 8192, max_sequences: int = 0) -> Tensor:
+    def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = BATCH_TOKENS, max_sequences: int = 0) -> Tensor:
         """As ``encode_tokens``, as a tensor on the model's device, without dropout; ``max_sequences`` = 0 is no limit."""
         tower, was_training = self.tower(encoder_type), self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)

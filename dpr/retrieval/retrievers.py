@@ -16,7 +16,7 @@ from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_ranks
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.indexer.registry import Index
-from dpr.models.biencoder import BiEncoder
+from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
 
 
 class Retriever(Protocol):
@@ -54,7 +54,7 @@ class DenseRetriever:
     """A bi-encoder's question tower in front of an index of its passage vectors."""
 
     def __init__(
-        self, model: BiEncoder, index: Index, *, form: QuestionForm | None = None, batch_size: int = 128, batch_tokens: int = 8192
+        self, model: BiEncoder, index: Index, *, form: QuestionForm | None = None, batch_size: int = 128, batch_tokens: int = BATCH_TOKENS
     ) -> None:
         self.model, self.index, self.form = model, index, form or QuestionForm()
         self.batch_size, self.batch_tokens = batch_size, batch_tokens

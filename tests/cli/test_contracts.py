@@ -12,14 +12,13 @@ from torch import Tensor
 from dpr.cli.jobs import train as main
 from dpr.core.batch import BiEncoderBatch
 from dpr.formats import checkpoints
-from dpr.formats.training_sets import write_training_set
 from dpr.losses.candidates import score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.validations.protocol import Validation
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.tiny import training_folder
 
 HERE = "tests.cli.test_contracts"
 
@@ -67,11 +66,7 @@ def code_of(argv: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("contracts")
-    encoder_folder(folder / "encoder")
-    write_training_set(folder / "train.json", make_samples(24))
-    write_training_set(folder / "dev.json", make_samples(6, seed=1))
-    return folder
+    return training_folder(tmp_path_factory.mktemp("contracts"), train=24, dev=6)
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str]:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dpr.formats import checkpoints
-from dpr.formats.training_sets import write_training_set
 from tests.helpers.patience import patient
-from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.tiny import training_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAME = "dpr_biencoder"
@@ -34,10 +33,7 @@ Injection = tuple[str, dict[str, Any]]
 
 def make_workplace(folder: Path) -> Path:
     """A tiny encoder and tiny data: 48 questions, 12 updates in two epochs, a checkpoint every second."""
-    encoder_folder(folder / "encoder")
-    write_training_set(folder / "train.json", make_samples(48))
-    write_training_set(folder / "dev.json", make_samples(6, seed=1))
-    return folder
+    return training_folder(folder, train=48, dev=6)
 
 
 def arguments(workplace: Path, output_dir: Path, *overrides: str) -> list[str]:

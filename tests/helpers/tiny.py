@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.training_sets import write_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
 
@@ -34,6 +35,14 @@ def encoder_folder(folder: Path, **config: Any) -> Path:
         "pad_token_id": 0,
     }
     BertConfig(**{**defaults, **config}).save_pretrained(str(folder))
+    return folder
+
+
+def training_folder(folder: Path, *, train: int, dev: int) -> Path:
+    """Writes a tiny encoder and training and dev sets of so many questions into the folder."""
+    encoder_folder(folder / "encoder")
+    write_training_set(folder / "train.json", make_samples(train))
+    write_training_set(folder / "dev.json", make_samples(dev, seed=1))
     return folder
 
 

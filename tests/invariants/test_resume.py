@@ -19,19 +19,14 @@ import pytest
 import torch
 
 from dpr.formats import checkpoints
-from dpr.formats.training_sets import write_training_set
-from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.tiny import training_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("resume")
-    encoder_folder(folder / "encoder")
-    write_training_set(folder / "train.json", make_samples(120))
-    write_training_set(folder / "dev.json", make_samples(11, seed=1))
-    return folder
+    return training_folder(tmp_path_factory.mktemp("resume"), train=120, dev=11)
 
 
 def command(workplace: Path, output_dir: Path, num_processes: int, *overrides: str) -> list[str]:

@@ -11,20 +11,15 @@ import pytest
 from dpr.assembly.training import build_model, run
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
-from dpr.formats.training_sets import write_training_set
 from dpr.training.command_settings import BiEncoderTrainConfig
-from tests.helpers.tiny import encoder_folder, make_samples
+from tests.helpers.tiny import training_folder
 
 TOLD = "was trained with"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("temperature")
-    encoder_folder(folder / "encoder")
-    write_training_set(folder / "train.json", make_samples(24))
-    write_training_set(folder / "dev.json", make_samples(9, seed=1))
-    return folder
+    return training_folder(tmp_path_factory.mktemp("temperature"), train=24, dev=9)
 
 
 def config_of(folder: Path, **loss: Any) -> BiEncoderTrainConfig:
