@@ -1,6 +1,6 @@
-"""Unpacking tar and zip archives of others: plain files and folders only, inside the target only, up to a count and a size.
+"""Unpacks untrusted tar and zip archives: plain files and folders only, inside the target only, up to a count and a size.
 
-The whole archive is refused at the first entry that is anything else; nothing of it stays.
+The first other entry refuses the whole archive; nothing of it stays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpr.formats.durable import durable_folder
 
 MAX_FILES = 100_000
 MAX_BYTES = 200 * 10**9
-# A header block of tar is read at once, whatever size it says it has.
+# tarfile reads a header block at once, whatever size it claims.
 _LONGEST_READ = 4 * 2**20
 _COPY = 2**20
 _DAMAGED = (
@@ -49,7 +49,7 @@ class _Entry(NamedTuple):
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the name is that of an archive (a single gzip file is none: all readers unpack it)."""
+    """Whether the name is that of an archive. (A single gzip file is not one: all readers unpack it.)"""
     return path.name.endswith((".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"))
 
 
@@ -115,7 +115,7 @@ def _tar_entries(archive: Path) -> Generator[_Entry]:
 
 
 class _ShortReads:
-    """A stream that refuses to be read by the gigabyte."""
+    """A stream that refuses to read large blocks at once."""
 
     def __init__(self, stream: IO[bytes], archive: Path) -> None:
         self._stream, self._archive = stream, archive

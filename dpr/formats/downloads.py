@@ -1,7 +1,7 @@
-"""Fetching one file over HTTP: continued where it broke off, checked, and put into place whole.
+"""Downloads of one file over HTTP: resumed after a failure, checked, and moved into place complete.
 
-1. The bytes go into ``<name>.part`` beside the target, with ``<name>.part.json`` saying of which version of which address they are.
-2. A later try asks for the rest (HTTP Range), on the condition that the server still has that version; otherwise it starts over.
+1. The bytes go into ``<name>.part`` beside the target; ``<name>.part.json`` records the address and version they come from.
+2. A later attempt asks for the rest (HTTP Range) if the server still has that version; otherwise it starts over.
 3. Size and checksum are compared, then the part is flushed and renamed.
 """
 
@@ -26,7 +26,7 @@ from dpr.formats.run_lock import held, lock_of
 logger = get_logger(__name__)
 
 _CHUNK = 2**20
-_TELL_EVERY_S = 15.0
+_LOG_EVERY_S = 15.0
 _TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
 
 
@@ -38,10 +38,10 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def download(url: str, target: Path, *, sha256: str | None = None, attempts: int = 5, pause_s: float = 2.0, timeout_s: float = 60) -> bool:
-    """Fetches ``url`` as the file ``target``; False when it is there already (then compared with ``sha256`` where that is known).
+    """Fetches ``url`` as the file ``target``; False if it exists already (then it is compared with ``sha256`` if that is given).
 
     Raises:
-        InputError: the server refuses or answers nonsense, the connection fails ``attempts`` times in a row without progress, the disk is
+        InputError: the server refuses or answers invalidly, the connection fails ``attempts`` times in a row without progress, the disk is
             too small, the content differs from ``sha256`` or is no gzip although it should be.
         OutputError: it cannot be written.
         CheckpointError: another process is fetching the same file.
@@ -66,7 +66,7 @@ def download(url: str, target: Path, *, sha256: str | None = None, attempts: int
             try:
                 _check(part, url, sha256)
             except InputError:
-                file.truncate(0)  # what is wrong cannot be continued
+                file.truncate(0)  # wrong content cannot be resumed
                 raise
         with writing(target):
             os.replace(part, target)
@@ -85,11 +85,11 @@ def _fetch_all(url: str, file: IO[bytes], part: Path, attempts: int, pause_s: fl
 
 
 def _try(url: str, file: IO[bytes], part: Path, timeout_s: float, *, is_last: bool) -> bool:
-    """One connection; whether the file is complete now."""
+    """Makes one connection; returns whether the file is complete now."""
     try:
         return _fetch(url, file, part, timeout_s)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing behind what we have, or another file
+        if error.code == 416:  # no more bytes than we have, or another file
             file.truncate(0)
             return False
         if error.code < 500 and error.code != 429:
@@ -123,16 +123,18 @@ def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
         headers |= {"Range": f"bytes={start}-", "If-Range": notes["version"]}
     opener = urllib.request.build_opener(_SafeRedirects)
     with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
-        if response.status != 206 or _range_start(response.headers.get("Content-Range", "")) != start:
-            if response.status == 206:
+        if response.status == 206:
+            sent = re.fullmatch(r"bytes (\d{1,18})-\d+/(?:\d+|\*)", response.headers.get("Content-Range", ""), re.ASCII)
+            if sent is None or int(sent[1]) != start:
                 raise InputError("the server sent another part than asked for", file=url)
+        else:
             file.truncate(0)
             start = 0
         length = response.headers.get("Content-Length")
         if length is not None and not re.fullmatch(r"\d{1,18}", length, re.ASCII):
             raise InputError(f"the server announces a Content-Length of {length!a}", file=url, expected="a number of bytes")
         expected = None if length is None else start + int(length)
-        # Weak tags do not promise equal bytes, so they are no use for continuing.
+        # Weak tags do not promise equal bytes, so they do not allow resuming.
         tags = (response.headers.get("ETag"), response.headers.get("Last-Modified"))
         version = next((tag for tag in tags if tag and not tag.startswith("W/")), None)
         write_json(_notes_of(part), {"url": url, "version": version, "bytes": expected})
@@ -145,19 +147,13 @@ def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
 
 
 def _copy(response: Any, file: IO[bytes], size: int, expected: int | None) -> None:
-    """Writes what comes, and says every quarter of a minute how far it is."""
-    told = time.monotonic()
+    logged = time.monotonic()
     while chunk := response.read(_CHUNK):
         file.write(chunk)
         size += len(chunk)
-        if time.monotonic() - told > _TELL_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - logged > _LOG_EVERY_S:
+            logged = time.monotonic()
             logger.info("%.1f MB%s", size / 1e6, f" of {expected / 1e6:.1f}" if expected else "")
-
-
-def _range_start(header: str) -> int:
-    match = re.fullmatch(r"bytes (\d{1,18})-\d+/(?:\d+|\*)", header, re.ASCII)
-    return int(match[1]) if match else -1
 
 
 def _require_space(part: Path, expected: int | None, start: int) -> None:

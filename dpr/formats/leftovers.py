@@ -1,4 +1,4 @@
-"""Whose a file is: processes by name, temporary files named after theirs, and what killed processes left cleared away."""
+"""Names of processes, temporary files named after their process, and removal of those that killed processes left."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _cleared: set[tuple[int, Path]] = set()
 
 @dataclass(frozen=True)
 class ProcessName:
-    """A process, so that no later one with the same number is taken for it."""
+    """Identifies a process; a later one with the same number is not mistaken for it."""
 
     host: str
     pid: int
     start: int
-    """Its start in clock ticks since the machine started; 0 where that is not to be had."""
+    """Its start in clock ticks since the machine started; 0 where that is unavailable."""
 
     def is_gone(self) -> bool | None:
         """Whether it has ended; None for a process of another machine."""
@@ -40,15 +40,15 @@ def this_process() -> ProcessName:
 
 
 def temporary_beside(target: Path, kind: str = _TEMPORARY) -> Path:
-    """Where this process writes what is to become ``target``, or puts what is to be replaced."""
+    """Where this process writes the future ``target``, or moves a file or folder that it replaces."""
     process = this_process()
     return target.parent / f"{kind}{target.name}-{process.pid}.{process.start}@{_in_a_name(process.host)}"
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Clears what killed writers left in ``parent``. Leaves alone what a living process, or one on another host, is writing.
+    """Removes what killed writers left in ``parent``, but nothing of a living process or one on another host.
 
-    A folder that was moved aside to be replaced comes back when the replacement never arrived.
+    A folder that was moved aside to be replaced is restored if the replacement never arrived.
     """
     with suppress(OSError):
         for path in sorted(Path(parent).iterdir()):
@@ -67,7 +67,7 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def remove_leftovers_once(parent: Path) -> None:
-    """``remove_leftovers``, the first time that this process is about to write in ``parent``."""
+    """``remove_leftovers``, the first time this process is about to write in ``parent``."""
     key = (os.getpid(), parent)
     if key not in _cleared:
         _cleared.add(key)
@@ -75,7 +75,7 @@ def remove_leftovers_once(parent: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder, as far as that is possible."""
+    """Removes a file or a folder as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -92,7 +92,7 @@ def _in_a_name(host: str) -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process of this machine started, in clock ticks; 0 where that is not to be had, None when it has ended."""
+    """When a process of this machine started, in clock ticks; 0 where that is unavailable, None if it has ended."""
     if sys.platform == "win32":  # where os.kill would end it
         import ctypes
 

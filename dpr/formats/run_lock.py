@@ -1,7 +1,7 @@
-"""One run to a folder, or to an output file: a lock file names the processes that write there, and is taken over when all of them are gone.
+"""One run per folder or output file: a lock file names the processes that write there, and is taken over once all of them have ended.
 
-A process of this machine is known by its number and start time. For other machines there is only the file's age: the holder touches it
-every half minute. A lock that is not what it seems can be removed by hand; the message says so.
+A process of this machine is identified by its number and start time. For other machines only the file's age is known: the holder touches
+it every half minute. A stale lock can be removed by hand; the message says so.
 
 The file is locked (filelock) only while it is read and written. A lock held for as long as the run would be inherited by its workers,
 which outlive a killed run by seconds, and would not tell whether the run's other ranks still write.
@@ -35,10 +35,10 @@ logger = get_logger(__name__)
 
 
 class RunLock:
-    """The right to write into a run's folder, or what else is the ``target``. On rank 0, in the name of all ranks' processes.
+    """The right to write to ``target``, a run's folder or another output. Rank 0 holds it on behalf of all ranks' processes.
 
-    The lock is ``run.lock`` in the folder, or the ``file`` that is named. Held from ``acquire`` to ``release``, to the end of the process,
-    or until nobody has this object any more.
+    The lock is ``file``, or ``run.lock`` in the folder. It is held from ``acquire`` to ``release``, to the end of the process, or until
+    this object is garbage-collected.
     """
 
     def __init__(self, target: Path, *, file: Path | None = None) -> None:
@@ -63,11 +63,11 @@ class RunLock:
                 )
             time.sleep(0.2)
         done = threading.Event()
-        self._release = weakref.finalize(self, _give_back, self._file, self._token, done, os.getpid())
-        threading.Thread(target=_stay_young, args=(self._file, done), daemon=True).start()
+        self._release = weakref.finalize(self, _remove_lock, self._file, self._token, done, os.getpid())
+        threading.Thread(target=_keep_fresh, args=(self._file, done), daemon=True).start()
 
     def release(self) -> None:
-        """Gives the lock back; nothing when it is not held, or was taken by another."""
+        """Releases the lock; does nothing if it is not held, or another run has taken it over."""
         if self._release is not None:
             self._release()
 
@@ -95,7 +95,7 @@ class RunLock:
         return None if self.is_held() else "it took the folder a moment ago"
 
     def _holder(self, lock: dict[str, Any]) -> str | None:
-        """Who is alive among those a lock file names; None when it can be taken, as what is damaged can."""
+        """The first living process that a lock file names; None if the lock is free or damaged."""
         try:
             processes = [ProcessName(str(item["host"]), int(item["pid"]), int(item["start"])) for item in lock["processes"]]
         except (KeyError, TypeError, ValueError):
@@ -138,7 +138,7 @@ def lock_of(output: Path) -> Path:
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
-    """The file, made where it is missing and open for reading and writing, and whether all others are really kept out meanwhile."""
+    """The file, created if missing and open for reading and writing, and whether it is really locked against others."""
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             try:
@@ -161,14 +161,14 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return {}
 
 
-def _stay_young(file: Path, done: threading.Event) -> None:
+def _keep_fresh(file: Path, done: threading.Event) -> None:
     while not done.wait(TOUCH_EVERY_S):
         with suppress(OSError):
             os.utime(file)
 
 
-def _give_back(file: Path, token: str, done: threading.Event, owner: int) -> None:
-    if os.getpid() == owner:  # forked workers have a copy of the lock, not the right to give it back
+def _remove_lock(file: Path, token: str, done: threading.Event, owner: int) -> None:
+    if os.getpid() == owner:  # forked workers have a copy of the lock, but must not release it
         done.set()
         with suppress(OSError):
             if _token_in(file) == token:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pickle import Unpickler, _Unpickler  # the restricted subclasses below are the only ones in the package
 from typing import Any, ClassVar
 
@@ -71,13 +72,14 @@ class _Dictionary(dict[Any, Any]):
         pass
 
 
-class _Names:
-    """What a stream's names become."""
+class _Inert:
+    """Turns names in a stream into classes that do nothing."""
 
-    def __init__(self, is_allowed: Callable[[str], bool]) -> None:
-        self._is_allowed, self._found = is_allowed, dict[str, type]()
+    _is_allowed: Callable[[str], bool]
+    _found: dict[str, type]
 
-    def class_of(self, name: str) -> type:
+    def find_class(self, module: str, name: str) -> type:
+        name = f"{module}.{name}"
         if name not in self._found:
             if not self._is_allowed(name) or len(self._found) == _MAX_NAMES:
                 raise MalformedPickle(f"names {name[:120]!r}, which has no place in such a file")
@@ -86,7 +88,7 @@ class _Names:
         return self._found[name]
 
 
-class StructureReader(_Unpickler):
+class StructureReader(_Inert, _Unpickler):
     """Reads consecutive pickles, with ``load``.
 
     Args:
@@ -96,21 +98,15 @@ class StructureReader(_Unpickler):
 
     def __init__(self, stream: io.BytesIO, is_allowed: Callable[[str], bool], reference: Callable[[Any], Any]) -> None:
         super().__init__(stream)
-        self._names, self._reference = _Names(is_allowed), reference
-
-    def find_class(self, module: str, name: str) -> type:
-        return self._names.class_of(f"{module}.{name}")
+        self._is_allowed, self._found, self._reference = is_allowed, {}, reference
 
     def persistent_load(self, value: Any) -> Any:
         return self._reference(value)
 
     def load(self) -> Any:
-        """The next pickle.
-
-        Raises:
-            MalformedPickle: it is damaged, or not of plain data and allowed names.
-        """
-        return _loaded(super().load)
+        """The next pickle; MalformedPickle if it is damaged, or not of plain data and allowed names."""
+        with _refusing_damage():
+            return super().load()
 
     def _check_keys(self, code: int) -> None:
         stack: list[Any] = self.stack  # type: ignore[attr-defined]  # after a mark: only what came since
@@ -136,13 +132,10 @@ def _operation(code: int) -> Callable[[Any], None]:
 StructureReader.dispatch = {code: _operation(code) for code in (*_FIXED, *_COUNTED, _FRAME, _GLOBAL, _STOP, *_OF_STRUCTURES)}
 
 
-class _VectorReader(Unpickler):
+class _VectorReader(_Inert, Unpickler):
     def __init__(self, stream: mmap.mmap, is_allowed: Callable[[str], bool]) -> None:
         super().__init__(stream)
-        self._names = _Names(is_allowed)
-
-    def find_class(self, module: str, name: str) -> type:
-        return self._names.class_of(f"{module}.{name}")
+        self._is_allowed, self._found = is_allowed, {}
 
 
 def load_vectors(stream: mmap.mmap, is_allowed: Callable[[str], bool]) -> Any:
@@ -151,25 +144,23 @@ def load_vectors(stream: mmap.mmap, is_allowed: Callable[[str], bool]) -> Any:
     Raises:
         MalformedPickle: it is damaged, or holds anything else.
     """
-
-    def checked() -> Any:
+    with _refusing_damage():
         _check_operations(stream)
         return _VectorReader(stream, is_allowed).load()
 
-    return _loaded(checked)
 
-
-def _loaded(load: Callable[[], Any]) -> Any:
+@contextmanager
+def _refusing_damage() -> Iterator[None]:
     try:
-        return load()
+        yield
     except (MalformedPickle, OSError):
         raise
-    except Exception as error:  # the unpickler lets whatever a damaged stream causes pass
+    except Exception as error:  # the unpickler raises whatever a damaged stream causes
         raise MalformedPickle(f"damaged ({type(error).__name__})") from None
 
 
 def _check_operations(data: mmap.mmap) -> None:
-    """Walks through the operations up to the last. A vector takes some thirty turns, so the usual ones look up one number and add it."""
+    """Walks through the operations up to the last. A vector has some thirty, so the usual ones only look up a number and add it."""
     sizes = [_FIXED.get(code, -1) for code in range(256)]
     place, end, count = 0, len(data), 0
     while (code := data[place]) != _STOP:

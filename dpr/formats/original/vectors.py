@@ -1,4 +1,4 @@
-"""The original DPR's embedding files: a pickled list of (id, float32 vector), read as data. The whole file is held in memory once."""
+"""The original DPR's embedding files: a pickled list of (id, float32 vector), read as data. The whole file is held in memory."""
 
 from __future__ import annotations
 
