@@ -16,7 +16,7 @@ Segments = Sequence[int | None]
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two sequences of these lengths are kept where there is room for ``room``."""
+    """How many tokens of two sequences of these lengths are kept when ``room`` fit."""
     if first + second <= room:
         return first, second
     shorter = min(first, second)
@@ -28,7 +28,7 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def crop_window(title: int, text: int, room: int, generator: np.random.Generator) -> tuple[int, slice]:
-    """Where a text of ``text`` tokens is cut out when only ``room`` fit: at most half of them for the title, then a random window."""
+    """Tokens kept of the title, at most half of ``room``, and a random window of the text for the rest."""
     kept_title = min(title, room // 2)
     window = room - kept_title
     start = int(generator.integers(max(text - window, 0) + 1))
@@ -80,7 +80,7 @@ class JoinRule:
 
 
 def _specials(tokens: Sequence[int], segments: Segments, *, count: int) -> list[list[int]] | None:
-    """The special tokens before, between and after ``count`` sequences that follow each other, each with a token of its own."""
+    """The special tokens before, between and after ``count`` consecutive sequences; None unless each has a token."""
     parts: list[list[int]] = [[]]
     seen: list[int] = []
     for token, segment in zip(tokens, segments, strict=True):

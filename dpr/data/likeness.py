@@ -1,4 +1,4 @@
-"""When two passages say the same: equal but for case and spacing, or nearly all words in common."""
+"""When two passages count as the same: equal except for case and spacing, or with nearly all words in common."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORD = re.compile(r"\w+")
 
 
 def plain(text: str) -> str:
-    """A text without what its case and spacing say."""
+    """A text without differences of case and spacing."""
     return " ".join(text.casefold().split())
 
 

@@ -1,4 +1,4 @@
-"""Text clean-up as DPR does it, which checkpoints were trained with."""
+"""Text clean-up as in DPR, which checkpoints were trained with."""
 
 from __future__ import annotations
 
@@ -29,16 +29,12 @@ def decorate_question(text: str, *, prefix: str | None = None, suffix: str | Non
 
 
 def decorate_passage(title: str, text: str, *, prefix: str) -> tuple[str, str]:
-    """Title and text of a passage with ``prefix`` at its beginning: before the title or, where there is none, before the text."""
+    """Title and text of a passage with ``prefix`` at its beginning: before the title or, without one, before the text."""
     return (prefix + title, text) if title else ("", prefix + text.strip())
 
 
 def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: str) -> list[Any]:
-    """One item, or several, as a list.
-
-    Raises:
-        TypeError: what the method got that it does not take, and where.
-    """
+    """One item, or several, as a list. Raises TypeError for anything of another kind."""
     if isinstance(given, kinds):
         return [given]
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):

@@ -1,4 +1,4 @@
-"""Checks of a model folder's small files before the libraries that panic, or take all memory, over some damages see them."""
+"""Checks a model folder's small files before libraries read them that panic, or take all memory, over some damage."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ _TOKENIZER = "tokenizer.json"
 _CONFIG = "config.json"
 _OBJECTS = (_TOKENIZER, _CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 _MAX_ID = 1 << 24
-# Numbers of parts that are made one by one, and the most there may be; a config of 100 bytes could ask for all memory.
+# Patterns of settings that count parts, and the largest value allowed; a config of 100 bytes could ask for all memory.
 _MOST = {r"(.*_)?(layers?|blocks|depth)": 1000, r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000, r".*": 1 << 31}
 _NODES_AT_ONCE = 4096
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Refuses files of a folder that are not JSON objects, a vocabulary of another kind, and tables that point outside themselves.
-
-    Raises:
-        InputError: names the file.
-    """
+    """Raises InputError for files that are not JSON objects, an unknown kind of vocabulary, and tables that point outside themselves."""
     for name in _OBJECTS:
         if (folder / name).is_file():
             state = read_json(folder / name)
@@ -42,11 +38,7 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def check_numbers(values: Any, file: str | Path) -> None:
-    """Refuses numbers of a config that take more memory than there is as soon as an object is made of them.
-
-    Raises:
-        InputError: also where ``values`` is not an object.
-    """
+    """Raises InputError for numbers of a config that would exhaust memory when a model is made, and for what is not an object."""
     if not isinstance(values, dict):
         raise InputError(f"is {describe(values)}", file=file, expected="an object")
     parts = [values]

@@ -1,4 +1,4 @@
-"""``dpr prepare SOURCE``: training data of any known format made into DPR's, or into another format that is written."""
+"""``dpr prepare SOURCE``: converts training data of any known format to DPR's, or to another format that can be written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def convert(
     max_bad_rows: int | None = None,
     overwrite: bool = False,
 ) -> ConversionCounts | None:
-    """Reads ``sources`` one after the other and writes them as ``out``, holding one record at a time; None where that was done before.
+    """Reads ``sources`` one after the other and writes them as ``out``, holding one record at a time; None if that was done before.
 
     Bad rows end the conversion, or with ``skip_bad_rows`` are listed in ``<out>.rejected.jsonl``: up to ``max_bad_rows``, by default 100
     or a thousandth of the rows read so far, whichever is more.
@@ -51,7 +51,7 @@ def convert(
     Raises:
         InputError: a bad row, too many of them, no usable row, or ``out`` exists, made of something else, and ``overwrite`` is false.
         OutputError: ``out`` cannot be written.
-        ConfigError: an unknown format, or one that is not written.
+        ConfigError: an unknown format, or one that cannot be written.
     """
     writer = format_named(to, to_write=True).write
     made_of = {

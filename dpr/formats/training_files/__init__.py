@@ -1,1 +1,1 @@
-"""Training data in the formats of others, one module each: read as a stream of samples, and written where that loses nothing it needs."""
+"""Training data in many formats: read as a stream of samples, and written where the format holds all that training needs."""

@@ -35,7 +35,7 @@ def arrow_rows(path: Path, *, split: str = "") -> Iterator[tuple[Path, int, dict
 
     Raises:
         InputError: a damaged file; the split does not exist.
-        ConfigError: none is chosen of several splits without ``train``, or of a test set alone.
+        ConfigError: see ``chosen_split``.
     """
     for file in arrow_files(path, split):
         with _reading(file):
@@ -79,7 +79,7 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
 
 
 def _plain_names(file: Path, key: str) -> list[str]:
-    """The names that a description of a folder lists, each of something in the folder itself."""
+    """The file or folder names that a description of a folder lists, all directly inside it."""
     value = read_json(file)
     listed = value.get(key) if isinstance(value, dict) else None
     names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in listed] if isinstance(listed, list) else []

@@ -1,7 +1,6 @@
 """Records with columns for question, positive and negative: JSON lines, tables with a header, Parquet, Hugging Face ``datasets`` folders.
 
-Columns are found by the names that people give them, or named by role. Rows that follow each other with the same question become one
-sample.
+Columns are found by their usual names, or named by role. Consecutive rows with the same question become one sample.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _OTHER_FORMATS = {"pos", "positive_passages", "positive_ctxs", "positive_documen
 
 
 def has_columns(keys: Iterable[str], *, is_json: bool) -> bool:
-    """Whether records with these keys can be read without being told which column is what."""
+    """Whether the columns of records with these keys can be found by their names."""
     names = set(keys) - (_OTHER_FORMATS if is_json else set())
     if "paragraphs" in names:  # SQuAD's, where questions lie deeper
         return False
@@ -55,10 +54,10 @@ def is_header(fields: Sequence[str]) -> bool:
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """Rows of all columns' values; texts, lists of texts, objects with text and title, or, with a corpus, ids."""
+    """Rows whose columns hold texts, lists of texts, objects with text and title, or, with a corpus, ids."""
     unknown = set(options.columns) - set(ROLES)
     if unknown:
-        raise ConfigError(f"no such role of a column: {', '.join(sorted(unknown))}; there are {', '.join(ROLES)}")
+        raise ConfigError(f"unknown role of a column: {', '.join(sorted(unknown))}; choose one of {', '.join(ROLES)}")
     parser = _Parser(path, options, *open_lookups(options))
     if is_arrow(path):
         return joined(_arrow_rows(path, options, parser))
@@ -109,7 +108,7 @@ class _Parser:
         positives = self._passages(record, "positive", _POSITIVES, _POSITIVE_IDS, title)
         negatives, has_negatives = self._negatives(record)
         label = self.options.columns.get("label") or next((name for name in _LABELS if record.get(name) is not None), "")
-        if label and has_negatives:  # then a number is a teacher's score or margin: it does not say which passage is which
+        if label and has_negatives:  # then a number is a teacher's score or margin and does not tell positives from negatives
             self.options.unread.warn(label, "training uses no teacher's scores", file=self.path)
         elif label:
             positives, negatives = split_by_grade(positives, _at(record, label), label, self.options.min_grade)
@@ -128,7 +127,7 @@ class _Parser:
         return passages_of(_at(record, name), name, self.corpus, title=title)
 
     def _negatives(self, record: dict[str, Any]) -> tuple[tuple[Passage, ...], bool]:
-        """The negatives, and whether the record has a place for them."""
+        """The negatives, and whether the record has a column for them."""
         if name := self.options.columns.get("negative"):
             return passages_of(_flat(_at(record, name)), name, self.corpus), True
         pattern = _NEGATIVE_IDS if self.corpus else _NEGATIVES

@@ -1,9 +1,9 @@
-"""Passages and questions by id, from a file of any length that is stored once in the cache in a form that can be looked into.
+"""Passages and questions by id, from a file of any length that is stored once in the cache.
 
 rows.arrow   id, text, title, answers, as an Arrow stream of record batches
 index.npy    (n, 2) uint64: hash of the id and row, sorted by hash
 
-Both are mapped, so memory does not grow with the file; while it is stored, 24 bytes per passage and one batch are held.
+Both are mapped, so memory does not grow with the file; storing it takes 24 bytes per passage and one batch.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Lookup:
         with pa.memory_map(str(folder / _ROWS)) as source, pa.ipc.open_stream(source) as stream:
             self._batches = list(stream)
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
-        # A plain view: every element that is taken from a memmap makes another memmap, for some microseconds.
+        # A plain view: taking an element of a memmap makes another memmap, which costs some microseconds.
         self._index = np.load(folder / _INDEX, mmap_mode="r", allow_pickle=False).view(np.ndarray)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def passages(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
-        """The passages number ``start`` to ``stop``, in the order of the file."""
+        """Passages ``start`` to ``stop``, in the order of the file."""
         stop = len(self) if stop is None else min(stop, len(self))
         while start < stop:
             batch, place = self._place(start)
@@ -73,12 +73,12 @@ class Lookup:
         return str(batch.column("id")[place].as_py())
 
     def passage(self, key: str) -> Passage:
-        """The passage with this id; ValueError where there is none."""
+        """The passage with this id. Raises ValueError if there is none."""
         batch, place = self._find(key, "passage")
         return Passage(batch.column("text")[place].as_py(), batch.column("title")[place].as_py(), key)
 
     def question(self, key: str) -> tuple[str, tuple[str, ...]]:
-        """The question with this id and its answers; ValueError where there is none."""
+        """The question with this id and its answers. Raises ValueError if there is none."""
         batch, place = self._find(key, "question")
         return batch.column("text")[place].as_py(), tuple(batch.column("answers")[place].as_py())
 

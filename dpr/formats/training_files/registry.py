@@ -1,4 +1,4 @@
-"""All formats of training data by name; which one a file has, by its content; and reading and writing by name."""
+"""All formats of training data by name, and the format that the content of a file shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpr.formats.training_files.values import number_of
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """What the beginning of a file or folder shows: ``kind`` is folder, arrow, json or table; keys of the first record, or its columns."""
+    """What the beginning of a file shows: ``kind`` is folder, arrow, json, table or empty; keys of the first record, or its fields."""
 
     path: Path
     kind: str
@@ -196,7 +196,7 @@ def files_read(path: Path) -> list[Path]:
 
 
 def look_at(path: Path) -> Glimpse:
-    """Looks at the beginning of a file, or at a folder's names."""
+    """Reads the beginning of a file, or a folder's names."""
     if path.is_dir():
         return Glimpse(path, "folder" if (path / "qrels").is_dir() or not arrow_rows.is_arrow(path) else "arrow")
     if arrow_rows.is_arrow(path):

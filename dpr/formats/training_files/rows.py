@@ -1,4 +1,4 @@
-"""What every reader gives: one item per row of a file, good or bad, and never a row less."""
+"""What every reader yields: one item per row of a file, good or bad, without exception."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Note = Mapping[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a file does not say of itself."""
+    """What the content of a file does not show."""
 
     corpus: Path | None = None
     """Passages that rows name by id."""
@@ -41,7 +41,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A row, or rows that follow each other and ask the same: ``sample``, or ``error`` and the hash of the text that is wrong."""
+    """A row, or consecutive rows with the same question: ``sample``, or ``error`` and the hash of the faulty text."""
 
     file: Path
     line: int
@@ -78,7 +78,7 @@ def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample], opt
 
 
 def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
-    """Joins rows that follow each other and have the same question: their passages become one sample's, each once."""
+    """Joins consecutive rows with the same question: their passages become one sample's, each once."""
     group: list[tuple[SourceRow, TrainingSample]] = []
     for row in rows:
         if row.sample is None:
@@ -93,11 +93,11 @@ def joined(rows: Iterable[SourceRow]) -> Iterator[SourceRow]:
 
 
 def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
-    """The part of a folder to read: ``split``, else train, else the only one, which a test set must be asked for.
+    """The part of a folder to read: ``split``, else train, else the only one; a test set must be named.
 
     Raises:
         InputError: the folder has no such split.
-        ConfigError: the choice is open.
+        ConfigError: several splits without ``train``, or only a test set, and none is named.
     """
     shown = ", ".join(names)[:300]
     if split and split not in names:

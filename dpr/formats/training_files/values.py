@@ -1,4 +1,4 @@
-"""Values of foreign records -> questions and passages, checked, with the place of what is wrong."""
+"""Checks values of records and makes questions and passages of them; errors name the place inside the record."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ _ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")
 
 
 def text_of(value: Any, where: str) -> str:
-    """A string that holds more than spaces.
-
-    Raises:
-        ValueError: something else, or half a character.
-    """
+    """A string that holds more than spaces. Raises ValueError for anything else, or half a character."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {describe_value(value)}, expected a string")
     if not value.strip():
@@ -30,7 +26,7 @@ def text_of(value: Any, where: str) -> str:
 
 
 def id_of(value: Any, where: str) -> str:
-    """An id: a string that is not empty, or an integer."""
+    """An id as a string. Raises ValueError unless it is a non-empty string or an integer."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value or has_lone_surrogate(value):
@@ -41,8 +37,7 @@ def id_of(value: Any, where: str) -> str:
 def passages_of(value: Any, where: str, corpus: Lookup | None = None, *, title: str = "") -> tuple[Passage, ...]:
     """Passages given as a text, an object with a text (and title, id), or a list of these; with ``corpus``, ids in place of texts.
 
-    Raises:
-        ValueError: what was found, where.
+    Raises ValueError for anything else.
     """
     if value is None:
         return ()
@@ -52,7 +47,7 @@ def passages_of(value: Any, where: str, corpus: Lookup | None = None, *, title: 
 
 
 def title_of(value: Any, where: str) -> str:
-    """A title; null is none."""
+    """A title; empty for null."""
     if value is None:
         return ""
     if not isinstance(value, str) or has_lone_surrogate(value):
@@ -61,7 +56,7 @@ def title_of(value: Any, where: str) -> str:
 
 
 def number_of(value: Any) -> float | None:
-    """A grade, label or score as a number; None for what is none. Texts of tables are read as numbers."""
+    """A grade, label or score as a finite number, read from text too; None for anything else."""
     if isinstance(value, str):
         try:
             value = float(value) if len(value) <= 40 else None
@@ -96,7 +91,7 @@ def split_by_grade(
 
 
 def describe_value(value: Any) -> str:
-    """A value as error messages show it, those of Parquet columns that JSON does not know by their type."""
+    """A value as error messages show it; values of Parquet columns that JSON does not know by their type."""
     is_json = value is None or isinstance(value, str | int | float | bool | list | dict)
     return describe(value) if is_json else f"of type {type(value).__name__}"
 
