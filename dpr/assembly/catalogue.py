@@ -27,7 +27,7 @@ class Catalogue(Generic[Options]):
         options: the dataclass of an entry's options.
         what: what an entry is, for messages.
         targets: ``_target_`` values of the original that mean this kind of entry; any other is refused.
-        told_apart: what takes the place of ``_target_``, for the message.
+        instead: what is used instead of ``_target_``, for the message.
         without_effect: options of the original that are accepted and ignored.
     """
 
@@ -35,7 +35,7 @@ class Catalogue(Generic[Options]):
     options: type[Options]
     what: str
     targets: tuple[str, ...]
-    told_apart: str
+    instead: str
     without_effect: tuple[str, ...] = ()
 
     def resolve_file(self, name: str, entries: Mapping[str, Any], *, setting: str = "") -> tuple[str, Path, Options]:
@@ -72,7 +72,7 @@ class Catalogue(Generic[Options]):
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{key} is not a set of options such as file=<path>")
         if (target := entry.get("_target_")) is not None and target not in self.targets:
-            raise ConfigError(f"{key}._target_={target} is not supported; leave _target_ out, {self.told_apart}")
+            raise ConfigError(f"{key}._target_={target} is not supported; leave _target_ out, {self.instead}")
         known = [item.name for item in fields(self.options)]
         given = {option: value for option, value in entry.items() if option not in ("_target_", *self.without_effect)}
         for option in given:

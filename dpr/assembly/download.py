@@ -18,7 +18,7 @@ from dpr.preparation.settings import DownloadConfig, ResourceConfig
 
 logger = get_logger(__name__)
 
-_CATALOGUE = Catalogue("resources", ResourceConfig, "resource", targets=(), told_apart="it has no meaning here")
+_CATALOGUE = Catalogue("resources", ResourceConfig, "resource", targets=(), instead="it has no meaning here")
 
 
 def run(config: DownloadConfig) -> None:
@@ -50,7 +50,7 @@ def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
         if not keys:
             near = difflib.get_close_matches(name, resources, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "dpr download lists all"
-            raise ConfigError(f"{name} is no key of resources; {hint}")
+            raise ConfigError(f"{name} is not a key of resources; {hint}")
         found |= dict.fromkeys(keys)
     return list(found)
 
@@ -60,7 +60,7 @@ def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str
     url = str(resource.url)
     *folders, name = key.split(".")
     if any(part in ("", "..") or "/" in part or "\\" in part for part in (*folders, name)):
-        raise ConfigError(f"the key {key!a} makes no file name")
+        raise ConfigError(f"the key {key!a} cannot be used as a file name")
     beside = folder.joinpath(*folders)
     suffixes = PurePosixPath(urlsplit(url).path).suffixes
     published = "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])

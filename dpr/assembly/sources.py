@@ -29,7 +29,7 @@ _TRAINING_SETS = Catalogue(
     "data set",
     # DPR's dataset classes say how a file is read; here its content does.
     targets=("dpr.data.biencoder_data.JsonQADataset", "dpr.data.biencoder_data.JsonlQADataset"),
-    told_apart="JSON and JSONL files are told apart by suffix",
+    instead="JSON and JSONL files are told apart by suffix",
     # Settings of those classes that need no counterpart: the rows of a JSONL file are always counted.
     without_effect=("total_data_size", "data_range_start"),
 )
@@ -38,14 +38,14 @@ _QUESTION_SETS = Catalogue(
     QuestionSetConfig,
     "question set",
     targets=("dpr.data.retriever_data.CsvQASrc", "dpr.data.retriever_data.JsonlQASrc"),
-    told_apart="CSV and JSON lines are told apart by suffix",
+    instead="CSV and JSON lines are told apart by suffix",
 )
 _PASSAGES = Catalogue(
     "ctx_sources",
     PassageSourceConfig,
     "passage collection",
     targets=("dpr.data.retriever_data.CsvCtxSrc",),
-    told_apart="formats are told apart by suffix",
+    instead="formats are told apart by suffix",
 )
 _READ_OPTIONS = ("question_col", "answers_col", "id_col", "question_attr", "answers_attr", "id_attr")
 

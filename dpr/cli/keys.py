@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def _no_value(token: str, known: Mapping[str, Setting]) -> str:
     if token in known:
         return f"{token} needs a value: {token}=..."
     if elsewhere := same_elsewhere(token, known):
-        return f"--{token} is no flag here; settings read key=value: {elsewhere.partition(',')[0].partition(' ')[0].partition('=')[0]}=..."
+        return f"--{token} is not a flag here; settings read key=value: {re.split('[, =]', elsewhere)[0]}=..."
     taker = next((entry.key for entry in known.values() if entry.takes_texts), None)
     example = f"; for a file, e.g. {taker}={token}" if taker and ("/" in token or "." in token) else suggestion(token, known)
     return f"{token!r} is not a setting; settings read key=value" + example

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "embed": ("dpr.cli.jobs", "turn a corpus into vectors, in shards"),
     "retrieve": ("dpr.cli.jobs", "search with a set of questions and evaluate the results"),
     "compare": ("dpr.cli.compare", "a table of several retrieval results"),
-    "report": ("dpr.cli.report", "a page of curves, figures and example questions of a run"),
+    "report": ("dpr.cli.report", "a page of curves, metrics and example questions of a run"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
     "export": ("dpr.cli.jobs", "write a model in another program's format"),
     "verify": ("dpr.cli.verify", "check output folders and files against their checksums"),

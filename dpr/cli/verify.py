@@ -7,10 +7,10 @@ from pathlib import Path
 
 _USAGE = """Usage: dpr verify PATH [PATH ...]
 
-Compares every file of a folder with the size and SHA-256 in its manifest.json; of a folder without one, such as that of a run, all
-parts that have one or ought to, and the files that have a NAME.sha256 beside them, and names the rest, of which nothing can be said.
-A file is compared with its NAME.sha256, the metrics.jsonl of a run with what it was at the last checkpoint. Ends with 3 when one
-differs, or when nothing can be said at all.
+Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without one, such as that of a run, it
+checks all parts that have one or should have one, and the files that have a NAME.sha256 beside them; it lists the files that have no
+checksum. The metrics.jsonl of a run is compared with its state at the last checkpoint. Exits with 3 when a file differs, or when no file
+has a checksum.
 """
 _MOST_NAMED = 8
 

@@ -1,1 +1,1 @@
-"""Stages that follow each other: each a command, done once, remembered, and done anew only when what it was made of has changed."""
+"""Commands run one after another as stages: each runs once, and again only when its settings or inputs have changed."""

@@ -74,7 +74,7 @@ def differing(config: Any, default: Any) -> dict[str, Any]:
 
 
 def _names_files(key: str, value: Any) -> bool:
-    """Whether a catalogue key is an entry's file; an entry that is no more than a file is one itself."""
+    """Whether a catalogue key is an entry's file; an entry may itself be a file."""
     return key.endswith((".file", ".source")) or (key.count(".") == 1 and isinstance(value, str | list | tuple))
 
 

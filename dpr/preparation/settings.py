@@ -42,7 +42,7 @@ class DownloadConfig(Settings):
     """Downloads published data. ``dpr download KEY ...`` is short for ``resource=[KEY,...]``."""
 
     resource: Any = None
-    """Keys of ``resources``; the beginning of a key stands for all that begin so. Absent: the keys are listed."""
+    """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
     output_dir: str = "downloads"
     """Folder to write; the parts of a key are folders in it, where the settings of data sets look for them."""
     resources: dict[str, Any] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class TrackingConfig(Settings):
 
 @dataclass
 class RunConfig(Settings):
-    """What is trained on, and where it goes."""
+    """The data sets and the output folder."""
 
     train_datasets: Any = setting(None, on_resume=CONTENT)
     """One name or path, a glob, or a list of them; a name is a key of ``datasets``."""

@@ -38,7 +38,7 @@ def test_keys_of_other_trainers_get_the_right_suggestion(typed: str, answer: str
 def test_flags_of_the_first_version_are_answered_with_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--train_file", "train.json", "--dev_file", "dev.json", "--batch_size", "16")[0] == 2
     error = capsys.readouterr().err
-    assert "--train_file is no flag here; settings read key=value: train_datasets=..." in error
+    assert "--train_file is not a flag here; settings read key=value: train_datasets=..." in error
     assert "train.json" not in error and "'16'" not in error
 
 
