@@ -29,7 +29,7 @@ from benchmarks.sides import our_batches
 from benchmarks.workload import load_texts, write_encoder
 from dpr.core import distributed
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import PendingRows, barrier, current_ranks, gather_rows
+from dpr.core.distributed import barrier, current_ranks, gather_rows
 from dpr.losses.candidates import find_candidates
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
@@ -152,6 +152,11 @@ def seconds_of_steps(folder: str, pool: int, steps: int, cores: Sequence[int]) -
     return seconds, {name: value / steps for name, value in (training.watch.seconds | {"whole": whole}).items()}
 
 
+def _gather_at_once(local: Tensor) -> Callable[[], Tensor]:
+    rows = gather_rows(local)
+    return lambda: rows
+
+
 def both_ways(folder: str, pool: int, rounds: int) -> list[float]:
     """How many times longer a step takes that waits for its gather at once, by round."""
     training, start_gather = Training(folder, pool), pool_gather.start_gather
@@ -159,7 +164,7 @@ def both_ways(folder: str, pool: int, rounds: int) -> list[float]:
     for number in range(rounds + 2):
         seconds = []
         for blocking in (True, False):
-            pool_gather.start_gather = (lambda local: PendingRows(gather_rows(local))) if blocking else start_gather
+            pool_gather.start_gather = _gather_at_once if blocking else start_gather
             seconds.append(sum(training.step() for _ in range(2)))
         if number >= 2:
             ratios.append(seconds[0] / seconds[1])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,29 +131,16 @@ class _Finish(torch.autograd.Function):
         return grad, None  # nothing reads it: returned so that it lives until the sums have arrived
 
 
-class PendingRows:
-    """Rows of all ranks that are being gathered (``start_gather``). ``wait`` is called once."""
-
-    def __init__(self, rows: Tensor, transfer: _Transfer | None = None) -> None:
-        self._rows, self._transfer = rows, transfer
-
-    def wait(self) -> Tensor:
-        """The rows of all ranks in rank order, (W*n, ...)."""
-        if self._transfer is None:
-            return self._rows
-        return _Finish.apply(self._rows, self._transfer)
-
-
-def start_gather(local: Tensor) -> PendingRows:
-    """As ``gather_rows``, but what is computed before ``wait()`` overlaps with the transfer.
+def start_gather(local: Tensor) -> Callable[[], Tensor]:
+    """As ``gather_rows``, but returns a function that waits for the rows, to be called once; what is computed before overlaps.
 
     Backward overlaps too: of all ready nodes autograd runs the one that was created last, so it starts the reduce-scatter (``_Finish``),
     goes through what was computed in between, and only then asks for the result (``_Start``).
     """
     if current_ranks().world_size == 1:
-        return PendingRows(local)
+        return lambda: local
     transfer = _Transfer()
-    return PendingRows(_Start.apply(local, transfer), transfer)
+    return partial(_Finish.apply, _Start.apply(local, transfer), transfer)
 
 
 def gather_rows(local: Tensor) -> Tensor:
@@ -160,7 +148,7 @@ def gather_rows(local: Tensor) -> Tensor:
 
     Differentiable: backward sums the gradient over ranks and returns this rank's rows.
     """
-    return start_gather(local).wait()
+    return start_gather(local)()
 
 
 def gather_uneven_rows(local: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class StopSignals(SignalBlock):
         self._launcher = os.getppid() if is_launched else None
 
     def requested(self) -> int:
-        """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0 when nobody asks."""
+        """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0 without a request."""
         if not self._number and self._launcher is not None and os.getppid() != self._launcher:
             return int(signal.SIGHUP)
         return self._number

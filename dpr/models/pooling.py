@@ -109,9 +109,9 @@ class WeightedMeanPooling(MeanPooling):
 
 
 class IdfPooling(MeanPooling, nn.Module):
-    """The mean over all tokens of their states times a weight of the token that is learnt: sum of w_t h_t over the tokens / their number.
+    """The mean over all tokens of their states times a learned weight of the token: the sum of w_t h_t over the number of tokens.
 
-    The weights (V,) begin with those of ``TokenFrequencies.idf`` where the corpus was counted, else with 1, the mean.
+    The weights (V,) start from ``TokenFrequencies.idf`` if the corpus was counted, else from 1, the mean.
     """
 
     def __init__(self, hidden_size: int, vocab_size: int) -> None:

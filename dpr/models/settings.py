@@ -31,7 +31,7 @@ class EncoderSettings(Settings):
 
     pooling: str = setting("cls", choices=("cls", "mean", "last", "max", "weighted_mean", "idf"), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
-    weighted_mean (token i counts i times), idf (every token has a weight that is learnt), or user-defined: module:Class
+    weighted_mean (token i counts i times), idf (every token has a learned weight), or user-defined: module:Class
     (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""

@@ -17,11 +17,13 @@ do not interfere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import PendingRows, Ranks, start_gather
+from dpr.core.distributed import Ranks, start_gather
 from dpr.losses.candidates import find_candidates
 from dpr.losses.protocol import CONTEXTS, QUESTIONS, Loss, Pool
 
@@ -37,7 +39,7 @@ class PoolGather:
     def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
         self._batch, self._loss, self._ranks = batch, loss, ranks
         self._facts = self._sent(torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1), CONTEXTS)
-        self._vectors: PendingRows | None = None
+        self._vectors: Callable[[], Tensor] | None = None
 
     def start(self, contexts: Tensor) -> None:
         """Spreads the vectors of this rank's distinct contexts (C, D) over the slots (N, D) that list them, and sends them."""
@@ -59,7 +61,7 @@ class PoolGather:
         """The pool of this rank's question vectors (B, D)."""
         assert self._vectors is not None, "the vectors were not started"
         batch, pending = self._batch, self._sent(questions, QUESTIONS)
-        facts = self._facts.wait()
+        facts = self._facts()
         own_contexts, own_questions = self._own(len(batch.context_ids), CONTEXTS), self._own(len(batch), QUESTIONS)
         candidates = find_candidates(
             self._loss.candidates if CONTEXTS in self._loss.needs else "dpr",  # what is distinct in a share depends on the ranks
@@ -70,12 +72,12 @@ class PoolGather:
             batch.known_positive_valid,
         ).to(questions.device)
         # The order of waiting is the order of backward's collectives, reversed: equal on all ranks.
-        contexts, all_questions = self._vectors.wait(), pending.wait()
+        contexts, all_questions = self._vectors(), pending()
         self._vectors = None  # the caller may free them before this object
         return Pool(contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2])
 
-    def _sent(self, rows: Tensor, what: str) -> PendingRows:
-        return start_gather(rows) if what in self._loss.needs else PendingRows(rows)
+    def _sent(self, rows: Tensor, what: str) -> Callable[[], Tensor]:
+        return start_gather(rows) if what in self._loss.needs else lambda: rows
 
     def _own(self, size: int, what: str) -> slice:
         start = self._ranks.rank * size if what in self._loss.needs else 0

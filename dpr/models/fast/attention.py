@@ -265,7 +265,7 @@ def enable_packing(backbone: Any) -> int | None:
     scores, ...) are left as they were, with one warning.
     """
     register()
-    original, reason = backbone.config._attn_implementation, "it computes attention in a way of its own"
+    original, reason = backbone.config._attn_implementation, "its packed attention gives other states"
     try:
         with trial(backbone):
             batch = sample_batch(backbone, (past_the_windows(backbone), *LENGTHS[1:]))

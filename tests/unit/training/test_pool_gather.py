@@ -147,7 +147,7 @@ def gathered_both_ways(seed: int) -> list[torch.Tensor]:
     local = torch.randn(3, 4, dtype=torch.float64, generator=generator).t().requires_grad_()  # not contiguous
     weights = torch.arange(4.0 * ranks.world_size * 3).view(-1, 3).double() * (ranks.rank + 1)
     results = []
-    for wait in (lambda: start_gather(local).wait(), lambda: gather_rows(local)):
+    for wait in (lambda: start_gather(local)(), lambda: gather_rows(local)):
         rows = wait()
         (gradient,) = torch.autograd.grad((rows * weights).sum(), local)
         results += [rows.detach(), gradient]
@@ -173,8 +173,8 @@ def rows_left_after_a_step() -> int:
     for _ in range(10):
         local = torch.randn(4, 8, requires_grad=True)
         pending = start_gather(local * 2)
-        rows = pending.wait()
-        references += [weakref.ref(rows.untyped_storage()), weakref.ref(rows.grad_fn), weakref.ref(pending._rows)]
+        rows = pending()
+        references += [weakref.ref(rows.untyped_storage()), weakref.ref(rows.grad_fn), weakref.ref(pending.args[0])]
         rows.square().sum().backward()
         assert local.grad is not None and bool(local.grad.any())
         del rows, pending, local
