@@ -1,4 +1,4 @@
-"""Does a passage hold an answer? DPR's rules, so that figures can be compared with published ones.
+"""Does a passage hold an answer? DPR's rules, so that metrics can be compared with published ones.
 
 Only the passage's text counts, not its title. Text and answers are NFD-normalised, accents are kept.
 
@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from multiprocessing import get_context
 
 import regex
@@ -43,15 +43,21 @@ def match_hits(
     Args:
         hits: Passage ids of each question, best first.
         texts: Text of every passage in ``hits``. Each passage is tokenised once, for all questions that found it.
-        workers: Processes; used only where there is enough to do. The result does not depend on it.
+        workers: Processes, used only if there is enough work. The result does not depend on it.
     """
     asked: dict[str, list[tuple[int, int]]] = {}
     for question, found in enumerate(hits):
         for rank, passage_id in enumerate(found):
             asked.setdefault(passage_id, []).append((question, rank))
-    work = [(texts[passage_id], [tuple(answers[question]) for question, _ in places], kind) for passage_id, places in asked.items()]
+    passages = [texts[passage_id] for passage_id in asked]
+    askers = [[tuple(answers[question]) for question, _ in places] for places in asked.values()]
+    if workers <= 1 or sum(map(len, hits)) < _POOL_PAIRS:
+        results = list(map(_match_text, passages, askers, repeat(kind)))
+    else:  # spawned, not forked: a fork after torch has started its threads can hang
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            results = list(pool.map(_match_text, passages, askers, repeat(kind), chunksize=max(1, len(passages) // (workers * 8))))
     matched = [[False] * len(found) for found in hits]
-    for places, flags in zip(asked.values(), _run(work, workers, sum(map(len, hits))), strict=True):
+    for places, flags in zip(asked.values(), results, strict=True):
         for (question, rank), flag in zip(places, flags, strict=True):
             matched[question][rank] = flag
     return matched
@@ -64,23 +70,6 @@ def top_k_hits(matched: Sequence[Sequence[bool]], num_docs: int) -> list[int]:
         if True in flags[:num_docs]:
             first[list(flags).index(True)] += 1
     return list(accumulate(first))
-
-
-def top_k_accuracy(matched: Sequence[Sequence[bool]], ks: Iterable[int]) -> dict[int, float]:
-    """Share of questions with an answer among their first k passages; 0 where there are no questions."""
-    return {k: sum(True in flags[:k] for flags in matched) / max(len(matched), 1) for k in ks}
-
-
-def _run(work: list[tuple[str, list[tuple[str, ...]], str]], workers: int, num_pairs: int) -> Iterable[list[bool]]:
-    if workers <= 1 or num_pairs < _POOL_PAIRS:
-        return [_match_text(*item) for item in work]
-    # Spawned, not forked: a fork after torch has started its threads can hang.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_match_item, work, chunksize=max(1, len(work) // (workers * 8))))
-
-
-def _match_item(item: tuple[str, list[tuple[str, ...]], str]) -> list[bool]:
-    return _match_text(*item)
 
 
 def _match_text(text: str, askers: list[tuple[str, ...]], kind: str) -> list[bool]:

@@ -62,7 +62,7 @@ def evaluate_questions(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS)
 
 
 def metric_names(cutoffs: Iterable[int]) -> list[str]:
-    """Names of what ``evaluate_run`` measures."""
+    """Names of the metrics of ``evaluate_run``."""
     return [f"{kind}@{k}" for k in sorted(set(cutoffs)) for kind in ("accuracy", "recall", "mrr", "ndcg")] + ["map"]
 
 

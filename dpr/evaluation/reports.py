@@ -1,4 +1,4 @@
-"""Figures as plain text, for terminals and logs."""
+"""Metrics as plain text, for terminals and logs."""
 
 from __future__ import annotations
 

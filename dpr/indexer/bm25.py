@@ -40,7 +40,7 @@ def lexical_tokens(text: str) -> list[str]:
 
 
 class Bm25Index(Index):
-    """An index in memory (or memory-mapped, when opened)."""
+    """An index in memory, or memory-mapped if it was opened."""
 
     reads = "texts"
     Settings = Bm25Settings
@@ -83,7 +83,7 @@ class Bm25Index(Index):
         """The ``k`` passages with the highest score for each question, those with score 0 left out; none where no word is known."""
         if k < 1:
             raise ValueError(f"k={k}; at least one passage must be asked for")
-        hits = [self._search_one(question, k) for question in questions]
+        hits = [self._best(self._scores(question), k) for question in questions]
         scores = np.full((len(hits), max((len(rows) for rows, _ in hits), default=0)), -np.inf, dtype=np.float32)
         for line, (rows, found) in zip(scores, hits, strict=True):
             line[: len(rows)] = found
@@ -92,27 +92,20 @@ class Bm25Index(Index):
     def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[list[tuple[str, float]], list[float]]:
         """The ``k`` best passages of one question with their scores, and the scores of those that were the ``rows``-th to be indexed."""
         scores = self._scores(question)
-        if scores is None:
-            return [], [0.0] * len(rows)
-        best = self._best(scores, k)
-        return list(zip(decode_ids(self._ids[best]), scores[best].tolist(), strict=True)), [float(scores[row]) for row in rows]
+        best, found = self._best(scores, k)
+        return list(zip(decode_ids(self._ids[best]), found.tolist(), strict=True)), [float(scores[row]) for row in rows]
 
-    def _search_one(self, question: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        scores = self._scores(question)
-        if scores is None:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        rows = self._best(scores, k)
-        return rows, scores[rows]
-
-    def _scores(self, question: str) -> np.ndarray | None:
+    def _scores(self, question: str) -> np.ndarray:
         words = self._engine.get_tokens_ids(list(dict.fromkeys(lexical_tokens(question))))
-        return np.asarray(self._engine.get_scores_from_ids(words)) if words else None
+        return np.asarray(self._engine.get_scores_from_ids(words)) if words else np.zeros(len(self._ids), dtype=np.float32)
 
-    def _best(self, scores: np.ndarray, k: int) -> np.ndarray:
+    def _best(self, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the ``k`` best passages, and their scores."""
         rows = np.nonzero(scores > 0)[0]
         if len(rows) > k:
             rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
-        return np.asarray(rows[np.lexsort((self._id_order[rows], -scores[rows]))[:k]])
+        rows = rows[np.lexsort((self._id_order[rows], -scores[rows]))[:k]]
+        return rows, scores[rows]
 
     def save(self, folder: Path) -> None:
         self._engine.save(folder, show_progress=False)

@@ -1,4 +1,4 @@
-"""Exact inner-product search over vectors that need not fit into memory: the truth other indexes are judged by.
+"""Exact inner-product search over vectors that need not fit into memory: the reference for other indexes.
 
 1. The corpus is read in blocks, each once; a block is scored against all queries by matrix products in float32 or, where the
    processor multiplies that faster, in bfloat16 (dpr/indexer/products.py).
@@ -39,8 +39,8 @@ class ExactIndex(Index):
     """Searches shards of vectors, or arrays, by brute force.
 
     Args:
-        sources: Vector shards, all of one dimension. Their ids must differ, and their vectors stay as they are while the index is used:
-            how long the longest of a block is, the first search finds out for all.
+        sources: Vector shards, all of one dimension. Ids must be unique, and vectors must not change while the index is used,
+            because the first search measures the lengths of a block for all later ones.
         device: Where the matrix products run; the result does not depend on it.
         block_rows, query_rows: Passages and queries that are compared at a time; block_rows * (6 * D + 5 * query_rows) bytes are in use.
     """
@@ -53,7 +53,6 @@ class ExactIndex(Index):
     ) -> None:
         self.sources = list(sources)
         self.dimension = common_dimension(sources)
-        self.num_vectors = sum(source.num_vectors for source in sources)
         self.device = torch.device(device)
         self.block_rows, self.query_rows = block_rows, query_rows
         self._lengths: defaultdict[int, dict[bool, Tensor]] = defaultdict(dict)
@@ -64,7 +63,7 @@ class ExactIndex(Index):
 
     @property
     def num_passages(self) -> int:
-        return self.num_vectors
+        return sum(source.num_vectors for source in self.sources)
 
     @classmethod
     def from_arrays(
@@ -81,14 +80,14 @@ class ExactIndex(Index):
             InputError: a query or passage vector holds NaN or infinity, or is so long that a float32 score overflows.
         """
         queries = check_queries(queries, self.dimension)
-        best = RunningTopK(queries.shape[0], min(k, max(self.num_vectors, 1)))
+        best = RunningTopK(queries.shape[0], min(k, max(self.num_passages, 1)))
         if not queries.shape[0]:
             return best.result()
         tiles = [slice(start, min(start + self.query_rows, len(queries))) for start in range(0, queries.shape[0], self.query_rows)]
         products = Products(
             torch.from_numpy(queries).to(self.device),
             best.k,
-            block_rows=min(self.block_rows, max(self.num_vectors, 1)),
+            block_rows=min(self.block_rows, max(self.num_passages, 1)),
             tile_rows=min(self.query_rows, len(queries)),
         )
         for number, (ids, vectors) in enumerate(blocks(self.sources, self.block_rows)):
@@ -98,7 +97,7 @@ class ExactIndex(Index):
                 try:
                     rows, columns = products.candidates(tile, least)
                 except InputError:
-                    check_finite(ids, vectors)  # which vector it is, where one is to blame
+                    check_finite(ids, vectors)  # names the vector, if it is one
                     raise
                 best.add(rows + tile.start, paired_dots(queries[tile], rows, vectors, columns), ids[columns])
         return best.result()

@@ -1,9 +1,9 @@
-"""Which passages may be among the best of a query: matrix products of low precision, and what their rounding can hide.
+"""Which passages may be among the best of a query: matrix products of low precision, with a bound of their rounding error.
 
-1. A block is multiplied in cells that stay in the processor's cache. What else a cell is read for (the length of its rows, its rows in
-   bfloat16, the scores that reach far enough) is done while it is there.
-2. Where a trial shows that the processor multiplies bfloat16 faster than float32, products are in bfloat16, unless its wider bound names
-   many passages more. Either bound holds: what is named differs, what is found does not.
+1. A block is multiplied in cells that fit into the processor's cache. Everything else that reads a cell (row lengths, conversion to
+   bfloat16, comparing scores) happens while it is there.
+2. If a trial shows that the processor multiplies bfloat16 faster than float32, products are in bfloat16, unless its wider bound yields
+   many more candidates. Both bounds hold: candidates differ, results do not.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Places = tuple[Tensor, Tensor]
 
 
 class Products:
-    """Scores of tiles of queries and blocks of passages, in memory that is used again for every pair of them.
+    """Scores of tiles of queries and blocks of passages, in memory that is reused for every pair of them.
 
     Args:
         queries: (Q, D) float32, on the device where the products run.
-        k: How many passages a query is to find.
+        k: Passages to find for each query.
         block_rows, tile_rows: The largest block and tile; at most block_rows * (2 * D + 4 * tile_rows) bytes are held.
     """
 
@@ -57,7 +57,7 @@ class Products:
             self._half_block = torch.empty(block_rows, queries.shape[1], dtype=torch.bfloat16)
 
     def load(self, block: Tensor, known: dict[bool, Tensor]) -> None:
-        """Takes the passages (n, D) that are multiplied next, and what an earlier search has found out about them."""
+        """Sets the passages (n, D) to multiply next, and what earlier searches learned about their lengths."""
         self._block, self._known = block, known
         self._half = self._half_fits and len(block) > 8 * self._k
         size = len(block)
@@ -69,7 +69,7 @@ class Products:
         self._num_converted = 0
 
     def candidates(self, tile: slice, least: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the tile and of the block that may belong to the best, where these have to reach ``least`` (q,) at any rate.
+        """Rows of the tile and of the block that may belong to the best, which must reach at least ``least`` (q,).
 
         Raises:
             InputError: a product of a query and a passage may overflow, or one of them is not finite.
@@ -87,7 +87,7 @@ class Products:
         return columns.cpu().numpy(), rows.cpu().numpy()
 
     def multiply(self, tile: slice, number: int, out: Tensor) -> None:
-        """Dot products (n, q) of a cell and a tile; the first time, also the lengths of the cell."""
+        """Dot products (n, q) of a cell and a tile; the first time also computes the lengths of the cell."""
         cell = self._cells[number]
         block, queries = (self._half_block, self._half_queries) if self._half else (self._block, self._queries)
         if self._half and number == self._num_converted:
@@ -108,7 +108,7 @@ class Products:
         bound = self._norms[tile] * lengths[0]
         refuse_overflow(float((bound * dimension).max()))
         unit = (dimension + 8) * 2.0**-23
-        if self._half:  # of rounded factors; the rounding of the product to bfloat16 is left to who compares it
+        if self._half:  # of rounded factors; whoever compares the product allows for its own rounding to bfloat16
             lost = self._half_norms[tile] * lengths[0] + self._norms[tile] * lengths[1]
             return (lost + bound * unit) * (1 + 2.0**-7) + _HALF_UNDERFLOW
         if torch.get_float32_matmul_precision() != "highest":
@@ -116,7 +116,7 @@ class Products:
         return bound * unit
 
     def _named(self, tile: slice, least: Tensor) -> Places | None:
-        """Candidates; None where bfloat16 names too many, or cannot tell."""
+        """Candidates; None if bfloat16 yields too many or cannot tell."""
         products = self._scores.view(torch.bfloat16 if self._half else torch.float32)
         products = products[: len(self._block) * len(least)].view(-1, len(least))
         scores = products.view(torch.int16) if self._half else products  # has the order of positive ones, is faster to compare
@@ -126,15 +126,16 @@ class Products:
             maxima.append(_maxima(scores[cell]))
         error = self.rounding_error(tile, self._of_block())
         reach = least - error
-        is_raised = bool((least == -torch.inf).any())
-        if is_raised:
-            reach = torch.maximum(reach, self._reached(scores, maxima) - 2 * error)
-        found = self._reaching(scores, maxima, reach)
-        limit = 4 * self._k * len(least)
-        if not is_raised and found is not None and _count(found) > limit:  # a corpus in an unlucky order
-            reach = torch.maximum(reach, self._reached(scores, maxima) - 2 * error)
+        limit, num_found = 4 * self._k * len(least), 0
+        found: list[Places] | None = []
+        for is_raised in [True] if bool((least == -torch.inf).any()) else [False, True]:
+            if is_raised:
+                reach = torch.maximum(reach, self._reached(scores, maxima) - 2 * error)
             found = self._reaching(scores, maxima, reach)
-        if found is None or (self._half and _count(found) > limit):
+            num_found = sum(len(rows) for rows, _ in found or ())
+            if num_found <= limit:  # else the corpus is in an unlucky order
+                break
+        if found is None or (self._half and num_found > limit):
             return None
         rows, columns = zip(*found, strict=True)
         return torch.cat(rows), torch.cat(columns)
@@ -149,7 +150,7 @@ class Products:
         return reached - reached.abs() * 2.0**-7 if self._half else reached
 
     def _reaching(self, scores: Tensor, maxima: list[Tensor], reach: Tensor) -> list[Places] | None:
-        """The scores that are, or were before they were rounded to bfloat16, at least ``reach`` (q,); None where its bits do not tell."""
+        """The scores that were at least ``reach`` (q,) before rounding to bfloat16; None if its bits cannot tell."""
         if self._half and not (bool((reach > 0).all()) and float(self._of_block()[0]) < _HALF_LONGEST):
             return None
         least = reach.bfloat16().view(torch.int16) - 1 if self._half else reach
@@ -229,7 +230,3 @@ def _row_lengths(vectors: Tensor) -> Tensor:
 def _divided(places: Tensor, by: int) -> Places:
     quotient = torch.div(places, by, rounding_mode="floor")
     return quotient, places - quotient * by
-
-
-def _count(found: list[Places]) -> int:
-    return sum(len(rows) for rows, _ in found)

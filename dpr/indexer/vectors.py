@@ -54,7 +54,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class PrefixedSource:
-    """A source whose ids get a prefix where they lack it, as DPR does for passage sources with an ``id_prefix``."""
+    """A source whose ids get a prefix if they lack it, as DPR does for passage sources with an ``id_prefix``."""
 
     source: VectorSource
     prefix: str
@@ -77,42 +77,36 @@ class PrefixedSource:
 def blocks(sources: Iterable[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields ids and float32 vectors of all sources in order, at most ``block_rows`` at a time.
 
-    Small chunks are joined; large ones are not copied, and may be mapped from a file that is not to be written.
+    Small chunks are joined; large ones are not copied and may be read-only memory maps.
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
-    num_held = 0
-    for ids, vectors in _pieces(sources, block_rows):
-        if held and num_held + len(ids) > block_rows:
-            yield _joined(held)
-            held, num_held = [], 0
-        held.append((ids, np.ascontiguousarray(vectors, dtype=np.float32)))
-        num_held += len(ids)
+    for ids, vectors in (chunk for source in sources for chunk in source.chunks()):
+        for start in range(0, len(vectors), block_rows):
+            part = slice(start, start + block_rows)
+            if held and sum(len(taken) for taken, _ in held) + len(ids[part]) > block_rows:
+                yield _joined(held)
+                held = []
+            held.append((ids[part], np.ascontiguousarray(vectors[part], dtype=np.float32)))
     if held:
         yield _joined(held)
-
-
-def _pieces(sources: Iterable[VectorSource], rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for source in sources:
-        for ids, vectors in source.chunks():
-            for start in range(0, vectors.shape[0], rows):
-                yield ids[start : start + rows], vectors[start : start + rows]
 
 
 def _joined(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     if len(pieces) == 1:
         return pieces[0]
-    return np.concatenate([ids for ids, _ in pieces]), np.concatenate([vectors for _, vectors in pieces])
+    ids, vectors = zip(*pieces, strict=True)
+    return np.concatenate(ids), np.concatenate(vectors)
 
 
 def as_tensor(vectors: np.ndarray) -> Tensor:
-    """The same memory as a tensor, to be read only: torch has no such tensors, and warns of arrays that are mapped from a file."""
+    """The same memory as a tensor, which must not be written: torch has no read-only tensors and warns about read-only arrays."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(vectors)
 
 
 def common_dimension(sources: Sequence[VectorSource]) -> int:
-    """The dimension of all sources; raises InputError where they differ, or there are none."""
+    """The dimension of all sources; raises InputError if they differ or there are none."""
     dimensions = {source.dimension for source in sources}
     if len(dimensions) != 1:
         raise InputError(f"vectors of dimensions {sorted(dimensions)}" if dimensions else "no vectors to search", expected="one dimension")
@@ -120,7 +114,7 @@ def common_dimension(sources: Sequence[VectorSource]) -> int:
 
 
 def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
-    """Raises InputError where a vector holds NaN or infinity; names the first id."""
+    """Raises InputError, which names the first id, if a vector holds NaN or infinity."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         first = decode_ids(ids[~finite][:1])[0]
@@ -131,7 +125,7 @@ def check_finite(ids: np.ndarray, vectors: np.ndarray) -> None:
 
 
 def refuse_overflow(bound: float) -> None:
-    """Raises InputError where numbers up to ``bound`` do not fit into float32: what overflows is neither found nor ordered."""
+    """Raises InputError if numbers up to ``bound`` overflow float32, because overflowed scores cannot be ordered."""
     if not bound < float(np.finfo(np.float32).max):
         raise InputError("the product of a query and a passage vector is too large for float32", hint="the model has diverged")
 

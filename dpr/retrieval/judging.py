@@ -10,7 +10,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
-from dpr.evaluation.answer_match import match_hits, top_k_accuracy, top_k_hits
+from dpr.evaluation.answer_match import match_hits, top_k_hits
 from dpr.evaluation.ranking_metrics import CUTOFFS, Coverage, Qrels, coverage, evaluate_run
 from dpr.formats.results import Hit, RetrievedQuestion
 from dpr.indexer.ranking import Ranking
@@ -27,7 +27,7 @@ class Judged:
     notes: tuple[str, ...] = ()
     """Lines for the log."""
     right: list[list[bool]] | None = None
-    """Whether each hit is right by the judgement behind ``metrics``; with answers and judgements, by the judgements."""
+    """Whether each hit is right by the judgement behind ``metrics``: judgements before answers."""
     rows: tuple[int, ...] = ()
     """Positions of the questions that ``metrics`` are taken over."""
 
@@ -65,8 +65,8 @@ def judge_by_answers(
     counts = top_k_hits(matched, num_docs)
     shares = [round(count / len(questions), 6) for count in counts]
     notes = (f"Validation results: top k documents hits {counts}", f"Validation results: top k documents hits accuracy {shares}")
-    accuracy = top_k_accuracy(matched, cutoffs_up_to(num_docs))
-    return Judged(matched, {f"accuracy@{k}": value for k, value in accuracy.items()}, notes, matched, tuple(range(len(questions))))
+    metrics = {f"accuracy@{k}": counts[k - 1] / len(questions) for k in cutoffs_up_to(num_docs)}
+    return Judged(matched, metrics, notes, matched, tuple(range(len(questions))))
 
 
 def judge_by_qrels(
@@ -95,7 +95,7 @@ def judge_by_qrels(
 
 
 def _refuse_foreign_judgements(fit: Coverage, asked: Qrels, rankings: Sequence[Ranking], is_any_found: bool) -> None:
-    """Judgements whose ids are not those of the corpus give 0 for every metric, which nobody should take for a measurement."""
+    """Judgements whose ids are not in the corpus give 0 for every metric, which is not a measurement."""
     relevant = relevant_ids(asked)
     retrieved = next((ranking[0][0] for ranking in rankings if ranking), None)
     ids = f"a passage judged relevant is {min(relevant)!r}, a retrieved one {retrieved!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
@@ -15,7 +16,7 @@ def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dic
     """The passages with these ids; ids that no source has are left out. Reads each file at most once, up to the last passage wanted."""
     wanted = set(ids)
     found: dict[str, Passage] = {}
-    for passage in _all(sources):
+    for passage in chain.from_iterable(source.read() for source in sources):
         if passage.id in wanted:
             found.setdefault(passage.id, passage)
             if len(found) == len(wanted):
@@ -42,8 +43,8 @@ def require_passages(sources: Sequence[PassageSource], ids: Collection[str], *, 
 
 def lexical_texts(sources: Sequence[PassageSource]) -> tuple[list[str], Iterator[str]]:
     """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice, holds the ids."""
-    ids = [str(passage.id) for passage in _all(sources)]
-    return ids, (f"{passage.title} {passage.text}" for passage in _all(sources))
+    ids = [str(passage.id) for source in sources for passage in source.read()]
+    return ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read())
 
 
 class PassageLookup:
@@ -53,15 +54,10 @@ class PassageLookup:
         self._sources = list(sources)
         self._held: dict[str, Passage] | None = None
         if sum(source.file.stat().st_size for source in self._sources) <= in_memory_bytes:
-            self._held = {str(passage.id): passage for passage in _all(self._sources)}
+            self._held = {str(passage.id): passage for source in self._sources for passage in source.read()}
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""
         if self._held is None:
             return find_passages(self._sources, set(ids))
         return {passage_id: self._held[passage_id] for passage_id in ids if passage_id in self._held}
-
-
-def _all(sources: Sequence[PassageSource]) -> Iterator[Passage]:
-    for source in sources:
-        yield from source.read()
