@@ -33,7 +33,7 @@ _LAYOUT = 1
 
 
 class TokenCache:
-    """Tokenises chunks of passages, each once. A chunk that is damaged is made anew; where nothing can be written, nothing is kept."""
+    """Tokenises chunks of passages, each once. A damaged chunk is tokenised again; if the folder is not writable, nothing is kept."""
 
     def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
         self._folder, self._tensorizer = folder, tensorizer
@@ -70,7 +70,7 @@ class TokenCache:
 
 
 def _read(folder: Path) -> TokenBatch | None:
-    """The tokens that are stored there; None where there are none, or not as they were written."""
+    """The tokens stored there; None if they are missing or damaged."""
     if not folder.is_dir() or verify_folder(folder):
         return None
     tokens, lengths = (

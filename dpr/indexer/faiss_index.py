@@ -99,7 +99,7 @@ class FlatIndex(Index):
 
     @classmethod
     def open(cls, folder: Path, settings: Any) -> FlatIndex:
-        """The saved index. faiss loads most damaged files without a word, so everything its search relies on is compared here."""
+        """The saved index. faiss loads most damaged files silently, so everything its search relies on is checked here."""
         import faiss
 
         file = folder / _INDEX_FILE

@@ -1,4 +1,4 @@
-"""Settings of the indexes, one class for each; the configuration is put together of them, so that every key stands once."""
+"""Settings of the indexes, one class for each; the configuration is composed of them, so every key is declared once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = {
     "hnsw_sq": "dpr.indexer.faiss_index:HnswSqIndex",
     "bm25": "dpr.indexer.bm25:Bm25Index",
 }
-"""Names of the indexes there are; any other kind is an import path, ``module:Class``."""
+"""Built-in indexes; any other kind is an import path, ``module:Class``."""
 
 
 @dataclass

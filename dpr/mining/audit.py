@@ -1,4 +1,4 @@
-"""What was mined, in figures: how much was left out and why, how the negatives compare with the positives, five examples."""
+"""Statistics of mining: how much was left out and why, how negatives compare with positives, five examples."""
 
 from __future__ import annotations
 

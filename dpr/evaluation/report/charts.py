@@ -1,4 +1,4 @@
-"""Curves and bars as numbers for templates/figure.html: where everything lies, and what the ticks and hints say."""
+"""The geometry of curves and bars for templates/figure.html: positions, tick labels and hints."""
 
 from __future__ import annotations
 

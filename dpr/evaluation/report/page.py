@@ -30,7 +30,7 @@ _METRICS = {
     "mrr@10": "MRR@10",
     "ndcg@10": "nDCG@10",
 }
-# What XML cannot carry at all, and the controls that turn the reading direction of everything after them.
+# Characters that XML cannot hold, and controls that change the reading direction of everything after them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
 
 
@@ -46,7 +46,7 @@ class Report:
 
 
 def build_page(report: Report) -> str:
-    """The HTML text, below ``LARGEST`` bytes: the hits of the examples are cut shorter, and then left out, where it would be more."""
+    """The HTML text, below ``LARGEST`` bytes: if it would be longer, hits of the examples are shortened and finally omitted."""
     training = report.training
     content = {
         "title": cut(report.title, 150) or "run",

@@ -1,4 +1,4 @@
-"""What a report is made of, read from run folders, metrics files and results. Whatever is absent or damaged becomes a note."""
+"""The data of a report, read from run folders, metrics files and results. Whatever is missing or damaged becomes a note."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SECRET_KEY = re.compile(
     r"secret|passw|credential|(?:^|[_.])(?:api|auth|access|hf|wandb|hub)_?(?:key|token)|(?:^|[_.])token$", re.IGNORECASE
 )
 _SECRET_TEXT = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s@]+@")
-# Of an absolute path the last part says which file it was; the rest says whose machine.
+# The last part of an absolute path names the file; the rest reveals whose machine it is on.
 _ABSOLUTE = re.compile(r"(?<![\w.:/~*-])(?:~|[A-Za-z]:)?[/\\]+(?:[^/\\\s\"',\[\]]+[/\\]+)*(?=[^/\\\s\"',\[\]])")
 
 
 @dataclass
 class Training:
-    """A training run: logged figures by step, validations, settings."""
+    """A training run: logged metrics by step, validations, settings."""
 
     name: str
     logs: list[dict[str, float]] = field(default_factory=list)
@@ -44,13 +44,13 @@ class Training:
 
     @property
     def step(self) -> float:
-        """The last step that a checkpoint, a validation or a log line is about."""
+        """The last step of any checkpoint, validation or log line."""
         return max([self.saved_step, *(entry["step"] for entry in (*self.logs[-1:], *self.validations[-1:]))])
 
 
 @dataclass
 class Retrieval:
-    """Figures of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r + 1."""
+    """Metrics of one retrieval run. ``rank_counts[r]``: questions whose first right passage has rank r + 1."""
 
     label: str
     question_set: str
@@ -99,12 +99,12 @@ def read_training(folder: Path) -> Training | None:
 
 
 def _read_evaluation(folder: Path) -> Training | None:
-    """What evaluation-only mode left: one validation, no steps."""
+    """The result of evaluation-only mode: one validation, no steps."""
     notes: list[str] = []
-    figures = {key: value for key, value in _object(folder / METRICS_FILE, notes).items() if key.startswith("eval/")}
-    if not figures:
+    metrics = {key: value for key, value in _object(folder / METRICS_FILE, notes).items() if key.startswith("eval/")}
+    if not metrics:
         return None
-    numbers = {key: float(value) if is_finite_number(value) else math.nan for key, value in figures.items()}
+    numbers = {key: float(value) if is_finite_number(value) else math.nan for key, value in metrics.items()}
     notes.append("an evaluation without training, so there are no curves")
     return Training(folder.resolve().name, validations=[{"step": 0.0, **numbers}], notes=notes)
 
@@ -118,7 +118,7 @@ def _read_run(folder: Path) -> Training:
         lines = []
         run.notes.append(f"{METRICS_LINES} cannot be read: {error.strerror}")
     for line in lines:
-        entry = _figures(line)
+        entry = _metrics_of(line)
         if entry is None:
             damaged += 1
             continue
@@ -180,7 +180,7 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
 
 
 def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
-    """Figures and examples by the ``has_answer`` marks of the hits."""
+    """Metrics and examples by the ``has_answer`` marks of the hits."""
     counts: list[int] = []
     total = without = judged = 0
     digest = hashlib.sha256()
@@ -208,7 +208,7 @@ def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as ``section.key`` -> text, without what a page should not tell."""
+    """Nested settings as ``section.key`` -> text, without what a page must not show."""
     flat: dict[str, str] = {}
     for key, entry in value.items():
         name = f"{prefix}{key}"
@@ -231,8 +231,8 @@ def printable(value: Any) -> str:
     return _ABSOLUTE.sub(".../", _SECRET_TEXT.sub("(hidden)", text))
 
 
-def _figures(line: str) -> dict[str, float] | None:
-    """The numbers of a line of metrics; a figure that was not finite (null) is NaN."""
+def _metrics_of(line: str) -> dict[str, float] | None:
+    """The numbers of a line of metrics; null, which stands for NaN or infinity, is NaN."""
     try:
         entry = json.loads(line)
         step = float(entry["step"])

@@ -22,7 +22,7 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
     """Writes ``report.html`` about a run folder and the retrieval runs given as (label, file); returns its path.
 
     Raises:
-        InputError: a retrieval file is missing or is none.
+        InputError: a retrieval file is missing or is not one.
         OutputError: the page cannot be written.
     """
     folder = Path(folder)
@@ -44,7 +44,7 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
 
 @cache
 def versions() -> dict[str, str]:
-    """Of this package, Python and what figures can depend on. Nothing about the user or the machine's name."""
+    """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the host."""
     found = {"dpr": dpr.__version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     for name in _PACKAGES:
         try:
