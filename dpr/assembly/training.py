@@ -22,7 +22,8 @@ from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
-from dpr.models.settings import EncoderSettings
+from dpr.models.pretrained import read_config
+from dpr.models.settings import EncoderSettings, TowerSettings
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
@@ -90,6 +91,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             message = "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model"
             logger.warning(message, stated, config.model_file, stored)
         return model
+    _check_kind(encoder)
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
         settings,
@@ -98,7 +100,18 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         do_lower_case=config.do_lower_case,
         special_tokens=config.special_tokens or (),
         options=options,
+        token_frequencies=encoder.token_frequencies,
     )
+
+
+def _check_kind(encoder: TowerSettings) -> None:
+    """What is asked to be a static encoder must be one: it learns at rates that would ruin any other."""
+    folder = Path(encoder.pretrained_model_cfg)
+    if encoder.encoder_model_type == "static" and not ((folder / "config.json").is_file() and read_config(folder).model_type == "static"):
+        raise ConfigError(
+            f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static encoder; make one with "
+            f"dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=512 (tokenizer={folder} takes the tokenizer of a model)"
+        )
 
 
 def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:

@@ -9,7 +9,7 @@ passed on to all (``on_main``).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -171,12 +171,16 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return total
 
 
-def average_gradients(parameters: Iterable[Tensor], *, bucket_size: int = 1 << 23) -> None:
+def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor] = (), bucket_size: int = 1 << 23) -> None:
     """Replaces each gradient by its mean over ranks; a missing gradient becomes zeros first.
 
-    Gradients travel ``bucket_size`` elements at a time. All ranks must call it with the same parameters.
+    Gradients travel ``bucket_size`` elements at a time; those of the parameters ``by_rows`` are sparse and travel by the rows that any rank
+    has. All ranks must call it with the same parameters.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for table in by_rows:
+        table.grad = _average_rows(table)
+    sparse = set(map(id, by_rows))
+    trained = [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in sparse]
     for parameter in trained:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -197,6 +201,21 @@ def average_gradients(parameters: Iterable[Tensor], *, bucket_size: int = 1 << 2
             for part, mean in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
                 part.copy_(mean.view_as(part))
             bucket = []
+
+
+@torch.no_grad()
+def _average_rows(table: Tensor) -> Tensor:
+    """The mean over ranks of a gradient by rows, coalesced: rows in order, each once."""
+    none = torch.zeros(1, 0, dtype=torch.int64, device=table.device), table.new_zeros(0, *table.shape[1:])
+    own = (torch.sparse_coo_tensor(*none, table.shape) if table.grad is None else table.grad).coalesce()
+    world_size = current_ranks().world_size
+    if world_size == 1:
+        return own
+    rows = torch.unique(gather_uneven_rows(own.indices()[0]))
+    sums = table.new_zeros(len(rows), *table.shape[1:])
+    sums[torch.searchsorted(rows, own.indices()[0])] = own.values()
+    dist.all_reduce(sums)
+    return torch.sparse_coo_tensor(rows[None], sums / world_size, table.shape, is_coalesced=True)
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from dpr.models.backbones import backbone_from_config, distinct_weights, load_ba
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
 from dpr.models.model_folders import read_folder_parts
+from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 
@@ -309,11 +310,17 @@ class BiEncoder(nn.Module):
         do_lower_case: bool | None = None,
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
+        token_frequencies: str | None = None,
     ) -> BiEncoder:
-        """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random weights."""
+        """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random weights.
+
+        ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by default the encoder's.
+        """
         settings, options = settings or EncoderSettings(), options or TowerOptions()
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
         towers = build_towers(partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts), settings, options)
+        for tower in dict.fromkeys(towers):
+            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder))
         tensorizer = Tensorizer.load(
             name_or_folder,
             sequence_length=settings.sequence_length,

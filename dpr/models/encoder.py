@@ -12,7 +12,7 @@ from dpr.core.errors import ConfigError
 from dpr.models.fast import accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.trials import check_vectors, first_position, longest_sequence, pad_id
+from dpr.models.trials import check_vectors, first_position, is_static, longest_sequence, pad_id
 
 
 class _LastToken(NamedTuple):
@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         """
         first = self.fast.first_position if self.is_packed else first_position(self.backbone)
         sees_near_only = any(getattr(self.config, name, None) for name in ("local_attention", "sliding_window", "attention_window"))
-        if first is None or sees_near_only:
+        if first is None or sees_near_only or is_static(self.backbone):
             raise ConfigError(f"encoder.dpr_trailing_sep=true: {type(self.backbone).__name__} cannot see that far; set it to false")
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and position + first >= limit:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import ConfigError, first_line
+from dpr.core.logs import get_logger
 from dpr.core.user_classes import create_object
+from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+
+logger = get_logger(__name__)
 
 _SETTING = "encoder.pooling"
 
@@ -123,6 +128,24 @@ class IdfPooling(MeanPooling, nn.Module):
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
         return super().packed(hidden * self.token_weights[tokens][:, None], tokens, lengths, position)
+
+
+@torch.no_grad()
+def begin_with_idf(pooling: Pooling, folder: Path) -> None:
+    """Sets the weights of ``IdfPooling`` to the inverse document frequencies of the corpus that ``folder`` was made for.
+
+    Without them the weights stay 1, with a warning.
+
+    Raises:
+        InputError: the frequencies are damaged or those of another vocabulary.
+    """
+    if not isinstance(pooling, IdfPooling):
+        return
+    frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
+    if frequencies is None:
+        logger.warning("%s has no %s, so all token weights of encoder.pooling=idf begin with 1", folder, TOKEN_FREQUENCIES_FILE)
+    else:
+        pooling.token_weights.copy_(torch.from_numpy(frequencies.idf()))
 
 
 def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ def read_config(source: str | Path) -> Any:
     """
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
+    import dpr.models.static  # noqa: F401 (makes its family known to transformers)
+
     folder = Path(source)
     file: str | Path = folder / CONFIG if folder.is_dir() else source
     try:

@@ -15,12 +15,15 @@ PRETRAINED_MODEL = "bert-base-uncased"
 class BackboneSettings(Settings):
     """What the towers are made from. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
 
-    encoder_model_type: str = setting("hf_bert", choices=("hf_bert", "hf_roberta", "hf_auto"), on_resume=START)
-    """DPR's key; has no effect, since ``AutoModel`` loads any Hugging Face encoder (hf_bert, hf_roberta, hf_auto)."""
+    encoder_model_type: str = setting("hf_bert", choices=("hf_bert", "hf_roberta", "hf_auto", "static"), on_resume=START)
+    """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face encoder. static: the folder
+    must be that of a static encoder."""
     pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=START)
     """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START)
     """False: random weights from the folder's config.json."""
+    token_frequencies: str | None = setting(None, on_resume=START)
+    """Folder whose token_frequencies.json the weights of encoder.pooling=idf begin with; absent = pretrained_model_cfg."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=TOLD)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 

@@ -163,6 +163,11 @@ def longest_sequence(backbone: Any, length: int) -> int:
         hook.remove()
 
 
+def is_static(backbone: Any) -> bool:
+    """Whether a token's state is its row of a table (``dpr.models.static``)."""
+    return bool(backbone.config.model_type == "static")
+
+
 def layers_of(backbone: nn.Module) -> list[nn.Module]:
     """The repeated layers: the members of the backbone's longest list of modules."""
     return list(max((module for module in backbone.modules() if isinstance(module, nn.ModuleList)), key=len, default=[]))

@@ -1,4 +1,4 @@
-"""``dpr new-encoder``: a small BERT and a WordPiece vocabulary learned from the corpus it is for. Weights come with training.
+"""``dpr new-encoder``: a small encoder and a WordPiece vocabulary learned from the corpus it is for. Weights come with training.
 
 The vocabulary is the same from run to run. The trainer of the ``tokenizers`` package breaks ties by token number, and numbers its first
 tokens in the order of a randomly seeded hash table, so two runs on one text differ. Here all single characters get their numbers
@@ -16,11 +16,14 @@ from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.core.records import Passage
+from dpr.data.tensorizer import load_tokenizer
 from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import read_passages
 from dpr.formats.durable import durable_folder, read_json, write_json
 from dpr.formats.outputs import output
 from dpr.formats.question_sets import read_questions
+from dpr.preparation.token_counts import count_tokens
 
 logger = get_logger(__name__)
 
@@ -31,7 +34,7 @@ _MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others 
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """Size of a BERT encoder and its vocabulary. ``num_heads`` 0 means one head per 64 of ``hidden_size``."""
+    """Size of a BERT encoder (without layers: of a static one) and vocabulary. ``num_heads`` 0 is one head per 64 of ``hidden_size``."""
 
     num_layers: int = 1
     hidden_size: int = 256
@@ -43,15 +46,23 @@ class EncoderShape:
 
     def heads(self) -> int:
         """The number of attention heads. Raises ConfigError if the width is not a multiple of it."""
-        if min(self.num_layers, self.hidden_size, self.max_positions) < 1:
-            raise ConfigError("--layers, --hidden and --max-positions must be at least 1")
+        if min(self.hidden_size, self.max_positions) < 1 or self.num_layers < 0:
+            raise ConfigError("--hidden and --max-positions must be at least 1, --layers 0 or more")
         heads = self.num_heads or max(1, self.hidden_size // 64)
         if self.hidden_size % heads:
             raise ConfigError(f"--hidden {self.hidden_size} is not a multiple of --heads {heads}")
         return heads
 
 
-def new_encoder(out: Path, corpus: Path, question_files: Sequence[Path] = (), *, shape: EncoderShape, overwrite: bool = False) -> int:
+def new_encoder(
+    out: Path,
+    corpus: Path,
+    question_files: Sequence[Path] = (),
+    *,
+    shape: EncoderShape,
+    tokenizer: str | None = None,
+    overwrite: bool = False,
+) -> int:
     """``write_encoder`` from a corpus and questions (train questions only); does nothing if ``out`` was made of the same before.
 
     Raises:
@@ -60,9 +71,12 @@ def new_encoder(out: Path, corpus: Path, question_files: Sequence[Path] = (), *,
         OutputError: ``out`` cannot be written.
     """
     made_of = {"texts": [content_sha256(file) for file in (corpus, *question_files)], **asdict(shape)}
+    made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
+    texts, passages = partial(_texts_of, corpus, question_files), partial(read_passages, corpus)
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if is_missing:
-            return write_encoder(out, partial(_texts_of, corpus, question_files), shape=shape, overwrite=overwrite, made_of=made_of)
+            made_as: dict[str, Any] = {"passages": passages, "tokenizer": tokenizer, "overwrite": overwrite, "made_of": made_of}
+            return write_encoder(out, texts, shape=shape, **made_as)
         return int(read_json(out / "config.json")["vocab_size"])
 
 
@@ -71,12 +85,15 @@ def write_encoder(
     texts: Callable[[], Iterable[str]],
     *,
     shape: EncoderShape,
+    passages: Callable[[], Iterable[Passage]] | None = None,
+    tokenizer: str | None = None,
     overwrite: bool = False,
     made_of: Mapping[str, Any] | None = None,
 ) -> int:
     """Writes a folder that Hugging Face's AutoConfig and AutoTokenizer read (no weights), and returns the size of its vocabulary.
 
-    Equal texts and settings give equal files.
+    Equal texts and settings give equal files. With ``tokenizer``, the name or folder of a model, no vocabulary is learned. The tokens of
+    ``passages`` are counted for ``idf`` pooling.
 
     Raises:
         ConfigError: sizes that do not fit.
@@ -84,13 +101,20 @@ def write_encoder(
     """
     heads = shape.heads()
     with durable_folder(out, overwrite=overwrite, metadata={"kind": "encoder without weights", "made_of": made_of}) as folder:
-        vocabulary = train_vocabulary(texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused)
-        if len(vocabulary) < shape.vocab_size:
-            logger.warning("the text holds only %d different pieces, fewer than --vocab-size %d", len(vocabulary), shape.vocab_size)
-        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
-        _write_tokenizer(folder, vocabulary, shape)
-        write_json(folder / "config.json", _bert_config(shape, heads, vocabulary))
-    return len(vocabulary)
+        if tokenizer is None:
+            vocabulary = train_vocabulary(texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused)
+            if len(vocabulary) < shape.vocab_size:
+                logger.warning("the text holds only %d different pieces, fewer than --vocab-size %d", len(vocabulary), shape.vocab_size)
+            (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
+            _write_tokenizer(folder, vocabulary, shape)
+        else:
+            load_tokenizer(tokenizer).save_pretrained(str(folder))
+        loaded = load_tokenizer(folder)
+        size, pad = len(loaded), loaded.pad_token_id or 0
+        write_json(folder / "config.json", _bert_config(shape, heads, size, pad) if shape.num_layers else _static_config(shape, size, pad))
+        if passages is not None:
+            count_tokens(loaded, passages(), vocab_size=size).write(folder)
+    return size
 
 
 def reserved_tokens(num_unused: int) -> list[str]:
@@ -159,12 +183,23 @@ def _write_tokenizer(folder: Path, vocabulary: list[str], shape: EncoderShape) -
     write_json(folder / "tokenizer_config.json", names | {"tokenizer_class": "BertTokenizer", "do_lower_case": shape.lower_case} | lengths)
 
 
-def _bert_config(shape: EncoderShape, heads: int, vocabulary: list[str]) -> dict[str, object]:
+def _static_config(shape: EncoderShape, vocab_size: int, pad: int) -> dict[str, object]:
+    return {
+        "architectures": ["StaticBackbone"],
+        "model_type": "static",
+        "vocab_size": vocab_size,
+        "pad_token_id": pad,
+        "hidden_size": shape.hidden_size,
+        "initializer_range": 1.0,
+    }
+
+
+def _bert_config(shape: EncoderShape, heads: int, vocab_size: int, pad: int) -> dict[str, object]:
     return {
         "architectures": ["BertModel"],
         "model_type": "bert",
-        "vocab_size": len(vocabulary),
-        "pad_token_id": vocabulary.index(PAD),
+        "vocab_size": vocab_size,
+        "pad_token_id": pad,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": heads,

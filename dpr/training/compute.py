@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpr.core.distributed import Ranks
+from dpr.core.distributed import Ranks, copy_from_main
 from dpr.core.logs import get_logger
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.fast.compilation import checkpoint_activations, compile_towers
 from dpr.training.grad_cache import CachedStep
+from dpr.training.rows import row_tables
 from dpr.training.settings import ComputeSettings
 from dpr.training.step import DirectStep, Step
 from dpr.training.trial import evaluating, tokens_within, total, trial_tokens
@@ -56,8 +57,12 @@ def make_step(model: BiEncoder, loss: Loss, settings: ComputeSettings, *, ranks:
 
 
 def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device) -> nn.Module:
-    """The model, wrapped so that gradients are averaged over ranks; with one rank, the model itself."""
-    if ranks.world_size == 1:
+    """The model, wrapped so that gradients are averaged over ranks; with one rank, the model itself.
+
+    So is a model with tables that learn by rows, which DDP would send whole: its steps average the gradients themselves.
+    """
+    if ranks.world_size == 1 or row_tables(model):
+        copy_from_main(model.parameters())
         return model
     device_ids = [device.index] if device.type == "cuda" else None
     # Buffers (position numbers) are equal everywhere; torch 2.13 renamed the switch that leaves them alone.

@@ -79,7 +79,7 @@ class CachedStep(Step):
                     gradients["ctx"] = gather.fold(gradients["ctx"], len(batch.contexts))
                 self._carry_on(batch, chunks, gradients, graphs, seed)
                 if is_last:
-                    average_gradients(self.model.parameters())
+                    average_gradients(self.model.parameters(), by_rows=self._by_rows)
         return sums
 
     def _encode_all(
@@ -157,7 +157,8 @@ class CachedStep(Step):
 
     def _word_tables(self) -> list[nn.Embedding]:
         words = [tower.backbone.get_input_embeddings() for tower in (self.model.question_model, self.model.ctx_model)]
-        return [table for table in words if isinstance(table, nn.Embedding)]
+        by_rows = set(map(id, self._by_rows))  # theirs are sparse in any case
+        return [table for table in words if isinstance(table, nn.Embedding) and id(table.weight) not in by_rows]
 
     def _chunks(self, batch: BiEncoderBatch) -> Iterator[_Chunk]:
         """Both sides in chunks, contexts first, in the order in which they are encoded, sequences of similar length together.

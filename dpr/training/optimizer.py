@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError
 from dpr.models.biencoder import BiEncoder
+from dpr.training.rows import RowAdamW
 from dpr.training.settings import OptimizerSettings
 
 
@@ -39,7 +40,7 @@ class Schedule:
         return self.min_ratio + (1.0 - self.min_ratio) * falling
 
 
-def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> torch.optim.AdamW:
+def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> RowAdamW:
     """AdamW over the trained parameters. Weight decay leaves out biases, normalisation weights and scalars (fewer than two axes)."""
     embeddings = {id(table) for table in model.token_embeddings()}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -48,7 +49,7 @@ def make_optimizer(model: BiEncoder, settings: OptimizerSettings) -> torch.optim
             decay = settings.weight_decay if parameter.dim() > 1 else 0.0
             factor = settings.embedding_lr_factor if id(parameter) in embeddings else 1.0
             groups.setdefault((decay, factor), []).append(parameter)
-    return torch.optim.AdamW(
+    return RowAdamW(
         [
             {"params": parameters, "weight_decay": decay, "lr_factor": factor, "lr": settings.learning_rate * factor}
             for (decay, factor), parameters in groups.items()

@@ -12,12 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import Ranks
+from dpr.core.distributed import Ranks, average_gradients
 from dpr.core.errors import ConfigError
 from dpr.core.precision import autocast
 from dpr.losses.protocol import Loss, LossResult
 from dpr.models.biencoder import BiEncoderVectors
 from dpr.training.pool_gather import PoolGather
+from dpr.training.rows import row_tables
 
 
 class StepResult(NamedTuple):
@@ -34,6 +35,7 @@ class Step(ABC):
     def __init__(self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
         self.model, self.loss, self.ranks, self.device, self._precision = model, loss, ranks, device, precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self._by_rows = row_tables(model)
 
     @abstractmethod
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
@@ -77,4 +79,6 @@ class DirectStep(Step):
             result = pool_loss(self.loss, vectors.questions, gather, batch, vectors.temperature)
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
+                if self._by_rows and is_last:
+                    average_gradients(self.model.parameters(), by_rows=self._by_rows)
         return StepResult(result.loss.detach(), result.num_correct, len(batch))

@@ -31,6 +31,7 @@ from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import Plan, log_summary, make_plan
+from dpr.training.rows import clip_gradients
 from dpr.training.run import Progress, Run
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
@@ -223,7 +224,7 @@ class BiEncoderTrainer(Run):
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.step.scaler.unscale_(self.optimizer)
         limit = self.settings.gradient_limit(self.ranks.world_size)
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
+        self.grad_norm = clip_gradients(parameters, limit or float("inf"))
         self.guard.check(self.optimizer, self.grad_norm)
         start = self.progress.schedule_start
         factor = self.schedule.factor(self.progress.step - start, self.total_steps - start)

@@ -13,9 +13,11 @@ from dpr.core.errors import ConfigError
 from dpr.data.packing import plan_packs
 from dpr.models.fast import varlen
 from dpr.models.fast.attention import Layout, PackedLayout, enable_packing, packed_states
+from dpr.models.fast.bags import bag_vectors
 from dpr.models.fast.cpu_modules import replace_dropout, replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_pruning
 from dpr.models.pooling import Pooling
+from dpr.models.trials import is_static
 
 # Tokens per forward on a CPU, so that the activations of a layer stay in its cache. A GPU takes a whole batch at once.
 CPU_FORWARD_TOKENS = 2048
@@ -28,12 +30,14 @@ class Capabilities:
     """What a backbone can do.
 
     ``first_position`` is the number of the first position of a packed forward, None if the backbone cannot be packed;
-    ``prunes_last_layer``: the last layer can compute only the tokens that are read; ``attention`` is sdpa or varlen.
+    ``prunes_last_layer``: the last layer can compute only the tokens that are read; ``attention`` is sdpa or varlen. Without
+    layers a token's state is its row of the word table.
     """
 
     first_position: int | None
     prunes_last_layer: bool
     attention: str
+    has_layers: bool = True
 
 
 def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: bool) -> Capabilities:
@@ -46,6 +50,8 @@ def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: 
     """
     if attention not in varlen.KERNELS:
         raise ConfigError(f"encoder.attention={attention} is not one of {', '.join(varlen.KERNELS)}")
+    if packed and is_static(backbone):
+        return Capabilities(0, prunes_last_layer=False, attention=attention, has_layers=False)
     replace_dropout(backbone)
     replace_gelu(backbone)
     first_position = enable_packing(backbone) if packed else None
@@ -59,6 +65,8 @@ def packed_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling, able: Cap
     Sequences are sorted by length and cut into packs; each pack is one row of tokens whose positions restart with every sequence.
     ``last`` is a token and its position, which every shorter sequence attends to.
     """
+    if not able.has_layers:
+        return bag_vectors(backbone, batch, pooling)
     device = batch.tokens.device
     # Lengths stay on the host: what follows from them (order, packs, shapes) must not wait for the device.
     lengths = batch.lengths.cpu()

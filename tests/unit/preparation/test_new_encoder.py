@@ -41,7 +41,7 @@ def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> Non
         arguments = ["--corpus", str(corpus), "--out", str(tmp_path / name), "--vocab-size", "300", "--hidden", "32", "--heads", "2"]
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert files == ["config.json", "manifest.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    assert files == ["config.json", "manifest.json", "token_frequencies.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     for name in files:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
     assert verify_folder(tmp_path / "first") == []

@@ -1,0 +1,26 @@
+"""The vectors of a backbone without layers: each distinct token of a batch is looked up once, and a text is the sum over its bag.
+
+No state is ever made for a token of a text, so that a batch costs its distinct tokens times the width, and one addition a token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpr.core.batch import TokenBatch
+from dpr.models.pooling import IdfPooling, MeanPooling, Pooling
+
+
+def bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
+    """Pooled vectors (N, V) in the order of ``batch``. On a GPU it waits once, for the number of distinct tokens."""
+    lengths = batch.lengths.to(batch.tokens.device, non_blocking=True)
+    distinct, place = torch.unique(batch.tokens, return_inverse=True)
+    rows: Tensor = backbone.get_input_embeddings()(distinct)
+    if isinstance(pooling, IdfPooling):
+        rows = rows * pooling.token_weights[distinct][:, None]
+    elif type(pooling) is not MeanPooling:
+        return pooling.packed(rows[place], batch.tokens, lengths, batch.position)
+    return nn.functional.embedding_bag(place, rows, torch.cumsum(lengths, 0) - lengths, mode="mean")

@@ -1,0 +1,56 @@
+"""A backbone without layers: the state of a token is its row of a table, whatever stands around it.
+
+transformers knows it as any other family (``model_type`` static), so that it is made, loaded and saved as those are. Importing this module
+tells it; ``dpr.models.pretrained`` does so before it reads a config.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+MODEL_TYPE = "static"
+
+
+class StaticConfig(PretrainedConfig):
+    """``vocab_size`` rows of ``hidden_size``; the table begins with normally distributed numbers of ``initializer_range``."""
+
+    model_type = MODEL_TYPE
+
+    def __init__(
+        self, vocab_size: int = 30000, hidden_size: int = 512, pad_token_id: int | None = 0, initializer_range: float = 1.0, **others: Any
+    ) -> None:
+        self.vocab_size, self.hidden_size, self.initializer_range = vocab_size, hidden_size, initializer_range
+        self.pad_token_id = pad_token_id
+        super().__init__(**others)
+
+
+class StaticBackbone(PreTrainedModel):
+    """The table, a look-up, and nothing else. Its gradient holds the rows that were read (``dpr.training.rows``)."""
+
+    config_class = StaticConfig
+
+    def __init__(self, config: StaticConfig) -> None:
+        super().__init__(config)
+        self.words = nn.Embedding(config.vocab_size, config.hidden_size, sparse=True)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.words
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
+        """States (N, L, D) of ``input_ids`` (N, L)."""
+        return BaseModelOutput(last_hidden_state=self.words(input_ids))
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+
+
+AutoConfig.register(MODEL_TYPE, StaticConfig, exist_ok=True)
+AutoModel.register(StaticConfig, StaticBackbone, exist_ok=True)

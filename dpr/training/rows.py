@@ -1,0 +1,92 @@
+"""Gradient and update of tables by rows: a step costs the rows that were read, whatever the size of the vocabulary.
+
+The gradient of such a table (``nn.Embedding`` with ``sparse``) is a sparse tensor of these rows. Rows are joined over ranks and summed once
+per update, and the update changes these rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Rows per pass of an update: what is computed of them then stays in the cache of a CPU.
+_ROWS_AT_ONCE = 256
+
+
+def row_tables(model: nn.Module) -> list[nn.Parameter]:
+    """The tables of a model that learn by rows."""
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse]
+    return [table for table in dict.fromkeys(tables) if isinstance(table, nn.Parameter) and table.requires_grad]
+
+
+def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced; returns the norm, ()."""
+    if not any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
+        return torch.nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = [_numbers(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)
+    return norm
+
+
+def _numbers(gradient: Tensor) -> Tensor:
+    return gradient.values() if gradient.is_sparse else gradient
+
+
+class RowAdamW(torch.optim.AdamW):
+    """AdamW, and for tables whose gradient is by rows an AdamW for each row, which lives in the steps that have a gradient for it.
+
+    So a row that a step does not read keeps its weights and its moments, and its bias correction counts its own steps. A row whose gradient
+    is zero throughout counts as not read: which rows are read for nothing depends on how a pool is shared out to ranks.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update; ``found_inf`` (), where a ``FiniteGuard`` or a gradient scaler has set it, keeps everything as it was."""
+        by_rows = [
+            (group, parameter, parameter.grad)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None and parameter.grad.is_sparse
+        ]
+        for _, parameter, _ in by_rows:
+            parameter.grad = None
+        super().step(closure)
+        for group, parameter, gradient in by_rows:
+            parameter.grad = gradient
+            self._update_rows(group, parameter, gradient.coalesce())
+
+    def _update_rows(self, group: dict[str, Any], table: Tensor, gradient: Tensor) -> None:
+        state = self.state[table]
+        if not state:
+            state["step"] = torch.zeros(len(table), dtype=torch.float32, device=table.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+        skipped = getattr(self, "found_inf", None)
+        is_kept = None if skipped is None else skipped.bool()
+        rows, values = gradient.indices()[0], gradient.values()
+        is_read = (values != 0).any(1)
+        rows, values = rows[is_read], values[is_read]
+        size = _ROWS_AT_ONCE if table.device.type == "cpu" else max(1, len(rows))
+        for part, numbers in zip(rows.split(size), values.split(size), strict=True):
+            new = _adamw(group, [tensor[part] for tensor in (table, state["exp_avg"], state["exp_avg_sq"], state["step"])], numbers)
+            for tensor, changed in zip((table, state["exp_avg"], state["exp_avg_sq"], state["step"]), new, strict=True):
+                tensor[part] = changed if is_kept is None else torch.where(is_kept, tensor[part], changed)
+
+
+def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+    """Weights, both moments (n, D) and step numbers (n,) of rows after an update."""
+    weights, mean, square, step = of_rows
+    (first, second), rate = group["betas"], group["lr"]
+    step = step + 1
+    mean.lerp_(gradient, 1 - first)
+    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    counted = step.double()[:, None]
+    size = (rate / (1 - first**counted)).to(weights.dtype)
+    scale = (1 - second**counted).rsqrt().to(weights.dtype)
+    change = mean / (square.sqrt().mul_(scale)).add_(group["eps"])
+    return weights.mul_(1 - rate * group["weight_decay"]).addcmul_(change, size, value=-1), mean, square, step
