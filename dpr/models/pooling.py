@@ -132,7 +132,8 @@ class IdfPooling(MeanPooling, nn.Module):
 
 @torch.no_grad()
 def begin_with_idf(pooling: Pooling, folder: Path) -> None:
-    """Sets the weights of ``IdfPooling`` to the inverse document frequencies of the corpus that ``folder`` was made for.
+    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder`` was made for, divided by their
+    mean, so that weights are of the size of 1, as rates of learning expect it.
 
     Without them the weights stay 1, with a warning.
 
@@ -145,7 +146,8 @@ def begin_with_idf(pooling: Pooling, folder: Path) -> None:
     if frequencies is None:
         logger.warning("%s has no %s, so all token weights of encoder.pooling=idf begin with 1", folder, TOKEN_FREQUENCIES_FILE)
     else:
-        pooling.token_weights.copy_(torch.from_numpy(frequencies.idf()))
+        idf = torch.from_numpy(frequencies.idf())
+        pooling.token_weights.copy_(idf / idf.mean())
 
 
 def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:

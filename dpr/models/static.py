@@ -22,7 +22,7 @@ class StaticConfig(PretrainedConfig):
     model_type = MODEL_TYPE
 
     def __init__(
-        self, vocab_size: int = 30000, hidden_size: int = 512, pad_token_id: int | None = 0, initializer_range: float = 1.0, **others: Any
+        self, vocab_size: int = 30000, hidden_size: int = 512, pad_token_id: int | None = 0, initializer_range: float = 0.1, **others: Any
     ) -> None:
         self.vocab_size, self.hidden_size, self.initializer_range = vocab_size, hidden_size, initializer_range
         self.pad_token_id = pad_token_id

@@ -190,7 +190,7 @@ def _static_config(shape: EncoderShape, vocab_size: int, pad: int) -> dict[str, 
         "vocab_size": vocab_size,
         "pad_token_id": pad,
         "hidden_size": shape.hidden_size,
-        "initializer_range": 1.0,
+        "initializer_range": 0.1,
     }
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.formats.training_sets import write_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
@@ -43,6 +46,18 @@ def training_folder(folder: Path, *, train: int, dev: int) -> Path:
     encoder_folder(folder / "encoder")
     write_training_set(folder / "train.json", make_samples(train))
     write_training_set(folder / "dev.json", make_samples(dev, seed=1))
+
+    return folder
+
+
+def static_folder(folder: Path, *, width: int = 16, counted: bool = True) -> Path:
+    """Writes the folder of a static encoder with a tokenizer and, where ``counted``, made-up frequencies of its tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    (folder / "config.json").write_text(json.dumps({"model_type": "static", "vocab_size": len(VOCABULARY), "hidden_size": width}))
+    if counted:
+        TokenFrequencies(100, np.arange(len(VOCABULARY)) % 100).write(folder)
     return folder
 
 

@@ -79,7 +79,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
         loss, correct = loss + result.loss_sum, correct + result.num_correct
-    gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    gradient = {name: parameter.grad.to_dense().clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     return {"loss": sum_over_ranks(loss) / (POOL * ACCUMULATION), "correct": sum_over_ranks(correct), **gradient}
 
 

@@ -1,0 +1,89 @@
+"""Static encoders keep the promises: one gradient and one model on any number of processes, cached as direct, resumed bit for bit.
+
+pytest tests/invariants/test_static.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training.callbacks import Callback
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
+from tests.helpers.training import make_trainer
+from tests.invariants.test_one_gradient import gradient_of_a_step
+
+SHARED: dict[str, Any] = {"shared": True, "normalize": True, "pooling": "idf"}
+CASES: dict[str, dict[str, Any]] = {
+    "packed": {"settings": SHARED, "options": {"temperature": 0.05}},
+    "padded": {"settings": SHARED, "options": {"temperature": 0.05, "packed": False}},
+    "cached": {"settings": SHARED, "options": {"temperature": 0.05}, "grad_cache_tokens": 40},
+    "two towers": {"settings": {"pooling": "mean", "projection_dim": 6}, "options": {"temperature": 0.05, "learn_temperature": True}},
+    "two towers, cached": {
+        "settings": {"pooling": "mean", "projection_dim": 6},
+        "options": {"temperature": 0.05, "learn_temperature": True},
+        "grad_cache_tokens": 40,
+    },
+    "one side through the other's tower": {"settings": {"pooling": "mean"}, "encoder_type": "question"},
+}
+SAME_AS = {"padded": "packed", "cached": "packed", "two towers, cached": "two towers"}
+
+
+def every_gradient_and_model(folder: Path) -> dict[str, dict[str, Tensor]]:
+    found = {name: gradient_of_a_step(folder, case) for name, case in CASES.items()}
+    found["run"] = trained(folder, folder / "runs" / "direct")
+    found["run, cached"] = trained(folder, folder / "runs" / "cached", grad_cache_tokens=40)
+    return found
+
+
+class StopAt(Callback):
+    def on_step_end(self, run: Any) -> None:
+        if run.progress.step == 3:
+            run.request_stop("test")
+
+
+def trained(folder: Path, out: Path, *callbacks: Callback, **options: Any) -> dict[str, Tensor]:
+    """Weights after 8 updates of 2 pools of 8."""
+    model = tiny_model(folder, options=TowerOptions(temperature=0.05), **SHARED)
+    # The largest gradients are about 1: updates then do not magnify the rounding of small ones.
+    options = {"global_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 8, "adam_eps": 0.01, **options}
+    make_trainer(model, [ListSource(make_samples(70))], [], out, *callbacks, learning_rate=0.05, weight_decay=0.1, **options).train()
+    return {name: weight.detach().clone() for name, weight in model.weights().items()}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, Tensor]]]]:
+    results = {}
+    for world_size in (1, 2, 4):
+        folder = static_folder(tmp_path_factory.mktemp(f"ranks{world_size}"))
+        results[world_size] = run_on_ranks(every_gradient_and_model, world_size, folder)
+    return results
+
+
+@pytest.mark.parametrize("name", [*CASES, "run", "run, cached"])
+def test_gradients_and_weights_do_not_depend_on_processes_or_chunks(found: dict[int, Any], name: str) -> None:
+    expected = found[1][0][SAME_AS.get(name, name.removesuffix(", cached"))]
+    assert max(float(tensor.abs().max()) for key, tensor in expected.items() if key not in ("loss", "correct")) > 1e-3
+    for world_size, ranks in found.items():
+        for results in ranks:
+            assert results[name].keys() == expected.keys()
+            for key, tensor in expected.items():
+                torch.testing.assert_close(results[name][key], tensor, rtol=0, atol=1e-10, msg=f"{key}, {world_size} ranks")
+
+
+def test_a_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    folder = static_folder(tmp_path / "encoder")
+    whole = trained(folder, tmp_path / "whole")
+    trained(folder, tmp_path / "halves", StopAt())
+    resumed = trained(folder, tmp_path / "halves")
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+    start = tiny_model(folder, **SHARED).weights()
+    assert all(not torch.equal(weight, start[name]) for name, weight in whole.items())
+    stored = BiEncoder.load(tmp_path / "whole")
+    assert all(torch.equal(weight, whole[name].float()) for name, weight in stored.weights().items())

@@ -1,0 +1,109 @@
+"""A static encoder is a table, weights of tokens and a mean: packed as padded, as its formula says, and kept by its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpr.assembly.training import build_model
+from dpr.core.batch import TokenBatch
+from dpr.core.errors import ConfigError, InputError
+from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training.command_settings import BiEncoderTrainConfig
+from tests.helpers.tiny import VOCABULARY, encoder_folder, static_folder, tiny_model
+
+BATCH = TokenBatch.from_lists([[5, 9, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41, 9]])
+# The gradient of a maximum that two states share has no one right answer.
+DISTINCT = TokenBatch.from_lists([[5, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41]])
+
+
+@pytest.mark.parametrize("pooling", ["idf", "mean", "max", "weighted_mean", "last"])
+def test_packed_equals_padded_in_vectors_and_gradients(tmp_path: Path, pooling: str) -> None:
+    folder = static_folder(tmp_path)
+    results = []
+    for packed in (True, False):
+        model = tiny_model(folder, shared=True, pooling=pooling, normalize=True, options=TowerOptions(packed=packed))
+        tower = model.question_model
+        assert tower.is_packed == packed
+        vectors = tower(DISTINCT if pooling == "max" else BATCH)
+        (vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)).sum().backward()
+        results.append([vectors.detach(), *(weight.grad.to_dense() for weight in tower.parameters() if weight.grad is not None)])
+    assert len(results[0]) == (3 if pooling == "idf" else 2)
+    for packed_tensor, padded_tensor in zip(*results, strict=True):
+        torch.testing.assert_close(packed_tensor, padded_tensor, rtol=0, atol=1e-13)
+
+
+def test_a_vector_is_the_mean_of_rows_times_idf(tmp_path: Path) -> None:
+    folder = static_folder(tmp_path)
+    tower = tiny_model(folder, shared=True, pooling="idf").question_model
+    count = torch.arange(len(VOCABULARY), dtype=torch.float64) % 100
+    idf = torch.log1p((100 - count + 0.5) / (count + 0.5))
+    idf = idf / idf.mean()
+    expected = [(idf[tokens, None] * tower.backbone.words.weight[tokens]).mean(0) for tokens in BATCH.tokens.split(BATCH.lengths.tolist())]
+    torch.testing.assert_close(tower(BATCH), torch.stack(expected), rtol=0, atol=1e-6)
+    torch.testing.assert_close(tower.pooling.token_weights.detach(), idf, rtol=1e-6, atol=0)
+
+
+def test_the_gradient_holds_the_tokens_of_the_batch_alone(tmp_path: Path) -> None:
+    tower = tiny_model(static_folder(tmp_path), shared=True, pooling="idf").question_model
+    tower(BATCH).sum().backward()
+    gradient = tower.backbone.words.weight.grad
+    assert gradient.is_sparse and gradient._indices().tolist() == [sorted(set(BATCH.tokens.tolist()))]
+
+
+def test_its_folder_keeps_everything(tmp_path: Path) -> None:
+    model = tiny_model(
+        static_folder(tmp_path / "encoder"), shared=True, pooling="idf", normalize=True, options=TowerOptions(temperature=0.05)
+    )
+    nn.init.normal_(model.question_model.pooling.token_weights)
+    model.float().save(tmp_path / "model")
+    loaded = BiEncoder.load(tmp_path / "model")
+    assert loaded.fingerprint == model.fingerprint and loaded.stored_temperature == 0.05
+    assert (loaded.encode(["ba be bi", ""]) == model.encode(["ba be bi", ""])).all()
+
+
+def test_without_frequencies_all_tokens_begin_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(static_folder(tmp_path / "uncounted", counted=False), shared=True, pooling="idf")
+    assert "token weights of encoder.pooling=idf begin with 1" in caplog.text
+    assert (model.question_model.pooling.token_weights == 1).all()
+    counted = BiEncoder.from_pretrained(
+        str(tmp_path / "uncounted"), model.settings, pretrained=False, token_frequencies=str(static_folder(tmp_path / "counted"))
+    )
+    assert (counted.question_model.pooling.token_weights != 1).any()
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        ({"passages": 3}, "expected passages and passages_with"),
+        ({"passages": 3, "passages_with": [1]}, "1 tokens are counted"),
+        ({"passages": 3, "passages_with": [4] * len(VOCABULARY)}, "more often than there are passages"),
+    ],
+)
+def test_damaged_frequencies_are_refused(tmp_path: Path, stored: object, found: str) -> None:
+    static_folder(tmp_path)
+    (tmp_path / TOKEN_FREQUENCIES_FILE).write_text(json.dumps(stored))
+    with pytest.raises(InputError, match=found):
+        TokenFrequencies.read(tmp_path, vocab_size=len(VOCABULARY))
+
+
+def test_idf_is_positive_and_greatest_for_what_was_never_seen() -> None:
+    idf = TokenFrequencies(10, np.array([0, 1, 5, 10])).idf()
+    assert (np.diff(idf) < 0).all() and 0 < idf[-1] < 0.05
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dpr_trailing_sep"):
+        tiny_model(static_folder(tmp_path / "static"), pooling="mean", dpr_trailing_sep=True)
+    with pytest.raises(ConfigError, match=r"encoder\.pooling=cls"):
+        tiny_model(tmp_path / "static")
+    config = BiEncoderTrainConfig()
+    config.encoder.encoder_model_type, config.encoder.pretrained_model_cfg = "static", str(encoder_folder(tmp_path / "bert"))
+    with pytest.raises(ConfigError, match="not the folder of a static encoder; make one with dpr new-encoder"):
+        build_model(config)
