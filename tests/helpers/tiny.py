@@ -46,7 +46,6 @@ def training_folder(folder: Path, *, train: int, dev: int) -> Path:
     encoder_folder(folder / "encoder")
     write_training_set(folder / "train.json", make_samples(train))
     write_training_set(folder / "dev.json", make_samples(dev, seed=1))
-
     return folder
 
 

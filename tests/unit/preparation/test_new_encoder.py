@@ -95,7 +95,7 @@ def test_a_cased_vocabulary_keeps_case() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--vocab-size", "20"], "--vocab-size 20"), (["--hidden", "33"], "--hidden 33"), (["--layers", "0"], "--layers")],
+    [(["--vocab-size", "20"], "--vocab-size 20"), (["--hidden", "33"], "--hidden 33"), (["--layers", "-1"], "--layers")],
 )
 def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(corpus: Path, tmp_path: Path, options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -106,3 +106,16 @@ def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(corpus: Path
 def test_a_corpus_without_text_is_refused() -> None:
     with pytest.raises(InputError, match="no text"):
         train_vocabulary(lambda: ["", "  "], size=100)
+
+
+def test_without_layers_it_is_static_with_any_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    assert make(corpus, tmp_path / "bert") == 0
+    assert make(corpus, tmp_path / "static", "--layers", "0", "--tokenizer", str(tmp_path / "bert")) == 0
+    model = BiEncoder.from_pretrained(str(tmp_path / "static"), EncoderSettings(sequence_length=32, pooling="idf"), pretrained=False)
+    assert model.question_model.config.model_type == "static" and model.encode_questions("baba").shape == (32,)
+    counts = json.loads((tmp_path / "static" / "token_frequencies.json").read_text())
+    tokenizer = model.tensorizer.tokenizer
+    assert counts["passages"] == 200 and len(counts["passages_with"]) == len(tokenizer) == 300
+    # [CLS] and the comma stand in every passage, [MASK] in none.
+    found = [counts["passages_with"][tokenizer.convert_tokens_to_ids(token)] for token in ("[CLS]", ",", "[MASK]")]
+    assert found == [200, 200, 0]
