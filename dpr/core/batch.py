@@ -138,9 +138,10 @@ class BiEncoderBatch(_Batch):
     that only pad the shape. N is the same on all ranks. ``context_ids`` (N, 2) int64 is the judgement identity of each slot.
     ``positive_idx`` (B,) is the slot of each question's positive. ``known_positive_ids`` (B, K, 2) with ``known_positive_valid`` (B, K) are
     the identities of all passages known to answer the question. ``loss_weights`` (B,) float64 multiply the loss of each question.
+    ``teacher_scores`` (N,) float32 is what a teacher gave each slot for its question, NaN where it gave none; None if the data have none.
 
     ``context_valid`` to ``known_positive_valid`` always stay on the host, as lengths do: candidates are found there
-    (``dpr.losses.candidates``).
+    (``dpr.losses.candidates``). So do ``teacher_scores``, whose spread is checked there.
     """
 
     questions: TokenBatch
@@ -156,6 +157,7 @@ class BiEncoderBatch(_Batch):
     datasets: tuple[int, ...] = field(default=())
     """The data set of each question and, in ``rows``, its row number there; used to explain a step, not in training."""
     rows: tuple[int, ...] = field(default=())
+    teacher_scores: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.questions)
