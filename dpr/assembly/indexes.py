@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.embedding.source import PassageSource
 from dpr.formats.durable import MANIFEST, describe_file
@@ -144,4 +144,4 @@ def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[Ve
 
 
 def _hash(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return text_sha256("\n".join(parts))[:32]

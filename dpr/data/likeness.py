@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from hashlib import blake2b
 
 NEAR_DUPLICATE = 0.8
 """Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
@@ -13,11 +12,6 @@ _WORD = re.compile(r"\w+")
 def plain(text: str) -> str:
     """A text without differences of case and spacing."""
     return " ".join(text.casefold().split())
-
-
-def text_hash(text: str) -> int:
-    """64 bits of a text, the same in every process."""
-    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def words_of(text: str) -> frozenset[str]:

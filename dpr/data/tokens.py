@@ -7,7 +7,6 @@ masking) is drawn as from the text.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.records import Passage, TrainingSample
@@ -98,7 +98,7 @@ def open_tokens(
         logger.info("%s: trained from the text, since this tokenizer puts special tokens between those of a text", text.name)
         return text
     facts = store_facts(text, tensorizer, options)
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    key = text_sha256(json.dumps(facts, sort_keys=True))[:32]
     target = (cache_root(None) if folder is None else Path(folder).expanduser()) / f"tokens-{key}"
     problem_of = partial(_problem_of, facts)
     try:

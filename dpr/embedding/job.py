@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 
 from dpr.core.distributed import barrier, current_ranks, from_main, largest_over_ranks, on_main, sum_over_ranks
 from dpr.core.errors import InputError, LostRankError
+from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.embedding.chunks import chunk_rows, prepared_chunks
@@ -119,7 +119,7 @@ def shard_metadata(
     tokens += [source.passage_prefix] if source.passage_prefix else []
     return {
         "model_fingerprint": model.fingerprint,
-        "settings_fingerprint": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()[:32],
+        "settings_fingerprint": text_sha256(json.dumps(tokens, sort_keys=True))[:32],
         "encoder_type": settings.encoder_type,
         "similarity": "dot",
         "precision": settings.precision,

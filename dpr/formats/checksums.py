@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.core.hashes import text_sha256
 from dpr.formats.durable import CHECKSUM, MADE_OF, describe_file, durable_file
 
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
@@ -43,16 +44,16 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
         listed = [[file.relative_to(path).as_posix(), _cached_sha256(file)] for file in files]
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or path) from None
-    return _sha256(json.dumps(listed))
+    return text_sha256(json.dumps(listed))
 
 
 def _cached_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         start, seen = time.time_ns(), _identity(file.fileno())
-        note = cache_root(None) / "contents" / _sha256(seen)[:32]
+        note = cache_root(None) / "contents" / text_sha256(seen)[:32]
         with suppress(OSError, ValueError):
             found, check = note.read_text("ascii").split()
-            if check == _sha256(seen + found):  # otherwise the note is damaged, or of another file
+            if check == text_sha256(seen + found):  # otherwise the note is damaged, or of another file
                 return found
         found = hashlib.file_digest(file, "sha256").hexdigest()
         status = os.fstat(file.fileno())
@@ -60,17 +61,13 @@ def _cached_sha256(path: Path) -> str:
             raise InputError("changed while it was read", file=path, hint="rerun the same command when it is complete")
     if start - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
         with suppress(OSError), durable_file(note) as out:  # without a cache the file is read again next time
-            out.write(f"{found} {_sha256(seen + found)}\n")
+            out.write(f"{found} {text_sha256(seen + found)}\n")
     return found
 
 
 def _identity(descriptor: int) -> str:
     status = os.fstat(descriptor)
     return repr((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def verify_file(path: Path) -> list[str]:

@@ -89,7 +89,7 @@ def _try(url: str, file: IO[bytes], part: Path, timeout_s: float, *, is_last: bo
     try:
         return _fetch(url, file, part, timeout_s)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # no more bytes than we have, or another file
+        if error.code == 416 and file.seek(0, os.SEEK_END):  # no more bytes than we have, or another file
             file.truncate(0)
             return False
         if error.code < 500 and error.code != 429:

@@ -7,7 +7,6 @@ where a record does not end inside it.
 from __future__ import annotations
 
 import codecs
-import hashlib
 import io
 import json
 import math
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.core.hashes import text_sha256
 from dpr.formats.text_input import BOM, MAX_LINE_BYTES, NulWarning, decode_line, iter_raw_lines, open_input
 
 _WINDOW = 2**20
@@ -39,7 +39,7 @@ class JsonRecord:
 
     def sha256(self) -> str:
         """Hash of the record's text, to find it again."""
-        return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()
+        return text_sha256(self.text)
 
 
 def iter_json_records(path: Path) -> Iterator[JsonRecord]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.formats.checksums import content_sha256, made_of_in, verify_file
 from dpr.formats.durable import MANIFEST, read_manifest, verify_folder, writing
@@ -100,7 +100,7 @@ def cache_key(paths: Sequence[Path], facts: Sequence[Any]) -> str:
         InputError: a file cannot be read.
     """
     known = [*facts, *([path.name, content_sha256(path)] for path in paths)]
-    return hashlib.sha256(json.dumps(known).encode(errors="surrogatepass")).hexdigest()[:32]
+    return text_sha256(json.dumps(known))[:32]
 
 
 def cached_problem(folder: Path) -> str | None:

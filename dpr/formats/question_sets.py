@@ -82,23 +82,9 @@ def read_qrels(path: str | Path) -> Qrels:
     """
     file = Path(path)
     qrels: Qrels = {}
-    may_be_header = True
-    for line, text in iter_lines(file):
-        columns = text.split("\t") if "\t" in text else text.split()
-        if not text.strip():
-            continue
+    for line, _, columns in judgement_lines(file):
         with located(file, line):
-            if len(columns) not in (3, 4):
-                raise ValueError(f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade)")
-            question, passage, grade = columns[0].strip(), columns[-2].strip(), grade_of(columns[-1])
-            is_header = may_be_header and grade is None and len(columns) == 3
-            may_be_header = False
-            if is_header:
-                continue
-            if grade is None:
-                raise ValueError(f"the grade {columns[-1].strip()!a} is no integer")
-            if not question or not passage:
-                raise ValueError("an empty id")
+            question, passage, grade = judgement(columns)
             if qrels.setdefault(question, {}).setdefault(passage, grade) != grade:
                 raise ValueError(f"a second, different grade for ({question!r}, {passage!r})")
     if not qrels:
@@ -124,8 +110,29 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
                 out.write(f"{question}\t{passage}\t{grade}\n" if is_beir else f"{question} 0 {passage} {grade}\n")
 
 
+def judgement_lines(file: Path) -> Iterator[tuple[int, str, list[str]]]:
+    """Line number, text and columns of every judgement in a file; empty lines and BEIR's header are left out."""
+    lines = ((line, text) for line, text in iter_lines(file) if text.strip())
+    for place, (line, text) in enumerate(lines):
+        columns = [column.strip() for column in (text.split("\t") if "\t" in text else text.split())]
+        if place or len(columns) != 3 or grade_of(columns[-1]) is not None:
+            yield line, text, columns
+
+
+def judgement(columns: list[str]) -> tuple[str, str, int]:
+    """Question id, passage id and grade. Raises ValueError for other columns, an empty id, or a grade that is not an integer."""
+    if len(columns) not in (3, 4):
+        raise ValueError(f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade)")
+    question, passage, grade = columns[0], columns[-2], grade_of(columns[-1])
+    if grade is None:
+        raise ValueError(f"the grade {columns[-1]!a} is not an integer")
+    if not question or not passage:
+        raise ValueError("an empty id")
+    return question, passage, grade
+
+
 def grade_of(text: str) -> int | None:
-    """The grade of a judgement; None if it is no integer."""
+    """The grade of a judgement; None if it is not an integer."""
     try:
         number = float(text) if len(text) <= 20 else float("nan")
         return int(number) if number == int(number) else None

@@ -6,7 +6,6 @@ It is written when the stage starts and again when it ends.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.core.hashes import text_sha256
 from dpr.formats.checksums import content_sha256
 from dpr.formats.durable import MANIFEST, describe_file, read_json, read_manifest, write_json
 
@@ -142,7 +142,7 @@ def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _combined(parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return text_sha256(json.dumps(parts, sort_keys=True))
 
 
 def _files(path: Path) -> list[Path]:

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
-from dpr.data.likeness import plain, text_hash
+from dpr.data.likeness import plain
 from dpr.embedding.source import PassageSource
 from dpr.formats.durable import durable_file, durable_folder
 from dpr.formats.training_files.lookup import Lookup, open_lookup

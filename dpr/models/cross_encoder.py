@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from dpr.core.errors import CheckpointError, InputError
+from dpr.core.hashes import text_sha256
 from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
@@ -80,7 +80,7 @@ class CrossEncoder:
         except InputError as error:
             raise CheckpointError(error.found, file=error.file, expected=error.expected or EXPECTED) from error
         files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
-        digest = hashlib.sha256(json.dumps([files, precision]).encode()).hexdigest()[:32]
+        digest = text_sha256(json.dumps([files, precision]))[:32]
         return cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
 
 

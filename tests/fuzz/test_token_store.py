@@ -18,7 +18,7 @@ from dpr.core.records import TrainingSample
 from dpr.data.collator import SetOptions
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats import training_store
+from dpr.formats import arrow_batches
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from tests.fuzz.mutations import BYTES, JSON, mutate
 from tests.fuzz.test_readers import CASES, FIRST
@@ -31,7 +31,7 @@ OPTIONS = SetOptions("tiny", query_prefix="ba")
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingSet:
     """24 rows in two parts."""
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(training_store, "_BATCH_ROWS", 3)
+    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 3)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     write_training_set(tmp_path / "train.jsonl", make_samples(24, seed=4))

@@ -11,8 +11,7 @@ from pathlib import Path
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.durable import durable_folder
-from dpr.formats.question_sets import grade_of
-from dpr.formats.text_input import iter_lines
+from dpr.formats.question_sets import judgement, judgement_lines
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, joined, parsed_row
 from dpr.formats.training_files.values import text_of
@@ -97,34 +96,22 @@ def _beside(folder: Path, name: str, path: Path) -> Path:
 
 def _rows(qrels: Path, corpus: Lookup, queries: Lookup, min_grade: float) -> Iterator[SourceRow]:
     parse = partial(_sample, corpus, queries, min_grade)
-    for _, group in groupby(_judgement_lines(qrels), key=lambda item: item[2][0]):
+    for _, group in groupby(judgement_lines(qrels), key=lambda item: item[2][0]):
         graded: list[tuple[int, SourceRow]] = []
         for line, text, columns in group:
             row = parsed_row(qrels, line, lambda _, columns=columns: parse(columns), text)  # type: ignore[misc]
             if row.sample is None:
                 yield row
             else:
-                graded.append((grade_of(columns[-1]) or 0, row))
+                graded.append((judgement(columns)[2], row))
         graded.sort(key=lambda item: -item[0])
         yield from joined(row for _, row in graded)
 
 
-def _judgement_lines(qrels: Path) -> Iterator[tuple[int, str, list[str]]]:
-    for line, text in iter_lines(qrels):
-        columns = [column.strip() for column in (text.split("\t") if "\t" in text else text.split())]
-        is_header = line == 1 and len(columns) == 3 and grade_of(columns[-1]) is None
-        if text.strip() and not is_header:
-            yield line, text, columns
-
-
 def _sample(corpus: Lookup, queries: Lookup, min_grade: float, columns: list[str]) -> TrainingSample:
-    if len(columns) not in (3, 4):
-        raise ValueError(f"{len(columns)} columns, expected 3 (question, passage, grade) or 4 (question, 0, passage, grade)")
-    grade = grade_of(columns[-1])
-    if grade is None:
-        raise ValueError(f"the grade {columns[-1]!a} is not an integer")
-    text, answers = queries.question(columns[0])
-    passage = corpus.passage(columns[-2])
+    question, key, grade = judgement(columns)
+    text, answers = queries.question(question)
+    passage = corpus.passage(key)
     if not passage.text.strip():
         raise ValueError(f"the passage {passage.id!a} has an empty text, expected some text")
     positives = (passage,) if grade >= min_grade else ()

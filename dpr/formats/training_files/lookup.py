@@ -8,7 +8,6 @@ Both are mapped, so memory does not grow with the file; storing it takes 24 byte
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from dpr.core.errors import InputError
+from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
+from dpr.formats.arrow_batches import MappedBatches, write_batches
 from dpr.formats.checksums import cache_root
 from dpr.formats.corpora import is_json_name, read_passages
 from dpr.formats.durable import durable_folder
-from dpr.formats.json_records import iter_json_records
+from dpr.formats.json_records import iter_json_objects
 from dpr.formats.outputs import cache_key, ensure_built
-from dpr.formats.text_input import has_lone_surrogate, iter_lines
+from dpr.formats.text_input import has_lone_surrogate, iter_lines, located
 from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_records import checked_answers
@@ -32,31 +33,25 @@ from dpr.formats.training_records import checked_answers
 _VERSION = 1
 _ROWS, _INDEX = "rows.arrow", "index.npy"
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string(), "title": pa.string(), "answers": pa.list_(pa.string())})
-_BATCH_CHARACTERS = 4 * 2**20
 _IDS = ("_id", "docid", "query_id", "passage_id", "id", "qid", "pid")
 _TEXTS = ("text", "document_text", "query_text", "query", "question", "passage", "contents")
 Entry = tuple[str, str, str, tuple[str, ...]]
 
 
-class Lookup:
+class Lookup(MappedBatches):
     """The texts of one file by id."""
 
     def __init__(self, folder: Path, path: Path) -> None:
+        super().__init__(folder / _ROWS)
         self.path = path
-        with pa.memory_map(str(folder / _ROWS)) as source, pa.ipc.open_stream(source) as stream:
-            self._batches = list(stream)
-        self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
         # A plain view: taking an element of a memmap makes another memmap, which costs some microseconds.
         self._index = np.load(folder / _INDEX, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
 
     def passages(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Passages ``start`` to ``stop``, in the order of the file."""
         stop = len(self) if stop is None else min(stop, len(self))
         while start < stop:
-            batch, place = self._place(start)
+            batch, place = self.find(start)
             taken = min(batch.num_rows - place, stop - start)
             columns = (batch.column(name).slice(place, taken).to_pylist() for name in ("text", "title", "id"))
             yield from (Passage(*values) for values in zip(*columns, strict=True))
@@ -64,37 +59,33 @@ class Lookup:
 
     def ids(self) -> Iterator[str]:
         """All ids, in the order of the file."""
-        for batch in self._batches:
+        for batch in self.batches:
             yield from batch.column("id").to_pylist()
 
     def id_at(self, row: int) -> str:
         """The id of the ``row``-th record of the file."""
-        batch, place = self._place(row)
+        batch, place = self.find(row)
         return str(batch.column("id")[place].as_py())
 
     def passage(self, key: str) -> Passage:
         """The passage with this id. Raises ValueError if there is none."""
-        batch, place = self._find(key, "passage")
+        batch, place = self._with_id(key, "passage")
         return Passage(batch.column("text")[place].as_py(), batch.column("title")[place].as_py(), key)
 
     def question(self, key: str) -> tuple[str, tuple[str, ...]]:
         """The question with this id and its answers. Raises ValueError if there is none."""
-        batch, place = self._find(key, "question")
+        batch, place = self._with_id(key, "question")
         return batch.column("text")[place].as_py(), tuple(batch.column("answers")[place].as_py())
 
-    def _find(self, key: str, what: str) -> tuple[pa.RecordBatch, int]:
-        wanted = _hash(key)
+    def _with_id(self, key: str, what: str) -> tuple[pa.RecordBatch, int]:
+        wanted = text_hash(key)
         start = int(np.searchsorted(self._index[:, 0], np.uint64(wanted)))
         while start < len(self._index) and self._index[start, 0] == wanted:
-            batch, place = self._place(int(self._index[start, 1]))
+            batch, place = self.find(int(self._index[start, 1]))
             if batch.column("id")[place].as_py() == key:
                 return batch, place
             start += 1
         raise ValueError(f"the {what} id {key!a} is not in {self.path}")
-
-    def _place(self, row: int) -> tuple[pa.RecordBatch, int]:
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        return self._batches[number], row - (int(self._ends[number - 1]) if number else 0)
 
 
 def open_lookup(path: Path, cache_dir: Path | None) -> Lookup:
@@ -124,10 +115,8 @@ def _entries(path: Path) -> Iterator[Entry]:
         for file, number, value in arrow_rows(path):
             yield _entry(value, file, number)
     elif is_json_name(path):
-        for record in iter_json_records(path):
-            if record.error is not None:
-                raise record.error
-            yield _entry(record.value, path, record.line)
+        for line, value in iter_json_objects(path):
+            yield _entry(value, path, line)
     elif next(iter_lines(path), (1, ""))[1].count("\t") == 1:  # MS MARCO's collection and queries: no header, no titles, no quoting
         for line, text in iter_lines(path):
             fields = text.split("\t")
@@ -152,26 +141,20 @@ def _entry(value: dict[str, Any], path: Path, line: int) -> Entry:
         raise InputError("half of a character (lone surrogate)", file=path, line=line, expected="valid Unicode")
     metadata = value.get("metadata")
     answers = value.get("answers") or (metadata.get("answers") if isinstance(metadata, dict) else None)
-    try:
+    with located(path, line):
         return key, text, title, checked_answers(answers)
-    except ValueError as error:
-        raise InputError(str(error), file=path, line=line) from None
 
 
 def _store(path: Path, folder: Path) -> None:
     hashes = array("Q")
     with durable_folder(folder, overwrite=True, metadata={"kind": "lookup", "file": str(path), "cache": folder.name}) as temporary:
-        with pa.OSFile(str(temporary / _ROWS), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-            rows: list[Entry] = []
-            characters = 0
+
+        def entries() -> Iterator[Entry]:
             for entry in _entries(path):
-                hashes.append(_hash(entry[0]))
-                rows.append(entry)
-                characters += len(entry[1]) + 50
-                if characters >= _BATCH_CHARACTERS:
-                    _write_batch(writer, rows)
-                    rows, characters = [], 0
-            _write_batch(writer, rows)
+                hashes.append(text_hash(entry[0]))
+                yield entry
+
+        write_batches(temporary / _ROWS, _SCHEMA, entries(), lambda entry: len(entry[1]) + len(entry[2]))
         index = np.empty((len(hashes), 2), dtype=np.uint64)
         unsorted = np.frombuffer(hashes, dtype=np.uint64)
         index[:, 1] = np.argsort(unsorted, kind="stable")
@@ -180,19 +163,8 @@ def _store(path: Path, folder: Path) -> None:
         _refuse_repeats(Lookup(temporary, path), index)
 
 
-def _write_batch(writer: Any, rows: list[Entry]) -> None:
-    if rows:
-        columns = [pa.array(values, type=field.type) for values, field in zip(zip(*rows, strict=True), _SCHEMA, strict=True)]
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
-
-
 def _refuse_repeats(lookup: Lookup, index: np.ndarray) -> None:
     for place in np.flatnonzero(index[1:, 0] == index[:-1, 0]):
-        batches = [lookup._place(int(index[place + step, 1])) for step in (0, 1)]
-        first, second = (batch.column("id")[row].as_py() for batch, row in batches)
+        first, second = (lookup.id_at(int(index[place + step, 1])) for step in (0, 1))
         if first == second:
             raise InputError(f"the id {first!a} occurs twice", file=lookup.path, expected="unique ids")
-
-
-def _hash(key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

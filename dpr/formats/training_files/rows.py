@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_sha256
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.json_records import JsonRecord, iter_json_records
 from dpr.formats.training_files.unread_keys import KnownKeys, UnreadKeys
@@ -110,11 +110,7 @@ def chosen_split(names: Sequence[str], split: str, path: Path) -> str:
 
 def content_id(passage: Passage) -> str:
     """The id of a passage, or one made of its title and text where it has none."""
-    return passage.id if passage.id is not None else _text_hash(f"{passage.title}\0{passage.text}")[:20]
-
-
-def _text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return passage.id if passage.id is not None else text_sha256(f"{passage.title}\0{passage.text}")[:20]
 
 
 def _source_hash(value: Any) -> str:
@@ -122,7 +118,7 @@ def _source_hash(value: Any) -> str:
         return value.sha256()
     if isinstance(value, list):
         value = "\t".join(value)
-    return _text_hash(value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str))
+    return text_sha256(value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str))
 
 
 def _merged(group: list[tuple[SourceRow, TrainingSample]]) -> SourceRow:

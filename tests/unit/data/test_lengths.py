@@ -12,7 +12,7 @@ from dpr.data.collator import SetOptions
 from dpr.data.lengths import row_lengths
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats import training_store
+from dpr.formats import arrow_batches
 from dpr.formats.training_sets import open_training_set, write_training_set
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 
@@ -34,7 +34,7 @@ def test_a_row_counts_what_it_draws_on_average() -> None:
 
 def test_text_stored_tokens_and_rows_read_one_by_one_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(training_store, "_BATCH_ROWS", 7)  # several batches
+    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 7)  # several batches
     samples = make_samples(40, seed=3)
     samples[5] = TrainingSample(
         "\N{SNOWMAN}\N{CJK UNIFIED IDEOGRAPH-4E00}", (Passage("\N{GRINNING FACE}a", "\N{LATIN SMALL LETTER E WITH ACUTE}"),)

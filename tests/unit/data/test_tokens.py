@@ -22,7 +22,7 @@ from dpr.data.collator import Augmentation, Collator, SetOptions
 from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
-from dpr.formats import training_store
+from dpr.formats import arrow_batches
 from dpr.formats.durable import verify_folder
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from tests.helpers.tiny import encoder_folder, make_samples
@@ -44,7 +44,7 @@ def many_samples(count: int = 60) -> list[TrainingSample]:
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingSet:
     """60 rows in blocks of 5, so in parts of 20."""
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(training_store, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 5)
     write_training_set(tmp_path / "train.jsonl", many_samples())
     return open_training_set(tmp_path / "train.jsonl", name="tiny")
 

@@ -30,6 +30,7 @@ class Server:
     tag: str | None = '"one"'
     break_after: list[int] = field(default_factory=list)
     fail_first: int = 0
+    refuse_with: int = 0
     redirect: str = ""
     with_length: bool = True
     length: str = ""
@@ -48,6 +49,8 @@ def handler(state: Server) -> type[BaseHTTPRequestHandler]:
             if state.fail_first > 0:
                 state.fail_first -= 1
                 self.send_error(503)
+            elif state.refuse_with:
+                self.send_error(state.refuse_with)
             elif state.redirect:
                 self.send_response(302)
                 self.send_header("Location", state.redirect)
@@ -162,6 +165,16 @@ def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the connection fails"):
         fetch(server, tmp_path / "y.bin", attempts=3)
     assert len(server.asked) == 4 + 3
+
+
+def test_a_server_that_knows_no_range_at_all_is_refused(server: Server, tmp_path: Path) -> None:
+    server.break_after = [1_000_000]
+    with pytest.raises(InputError, match="bytes are kept"):
+        fetch(server, tmp_path / "x.bin", attempts=1)
+    server.refuse_with = 416
+    with pytest.raises(InputError, match="the server answers 416"):
+        fetch(server, tmp_path / "x.bin")
+    assert server.asked == [None, "bytes=1000000-", None]
 
 
 def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("1 d1\n", "qrels:1: 2 columns, expected 3"),
-        ("q\tc\ts\n1\td1\thigh\n", "qrels:2: the grade 'high' is no integer"),
-        ("1 0 d1 1.5\n", "qrels:1: the grade '1.5' is no integer"),
+        ("q\tc\ts\n1\td1\thigh\n", "qrels:2: the grade 'high' is not an integer"),
+        ("1 0 d1 1.5\n", "qrels:1: the grade '1.5' is not an integer"),
         ("1\td1\t1\n1\td1\t2\n", "qrels:2: a second, different grade"),
         ("\td1\t1\n", "qrels:1: an empty id"),
         ("q\tc\ts\n", "qrels: no rows"),

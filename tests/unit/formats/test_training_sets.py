@@ -221,7 +221,7 @@ def test_known_positives_join_rows_with_the_very_same_question(tmp_path: Path) -
 def test_questions_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpr.formats import training_store
 
-    monkeypatch.setattr(training_store, "_hash", lambda text: 1)
+    monkeypatch.setattr(training_store, "text_hash", lambda text: 1)
     samples = [TrainingSample(question, (Passage(text),)) for question, text in (("x", "a"), ("y", "b"), ("x", "c"), ("z", "d"))]
     write_training_set(tmp_path / "t.json", samples)
     data = opened(tmp_path / "t.json")
@@ -362,9 +362,9 @@ def test_ranks_that_start_together_build_one_cache(tmp_path: Path) -> None:
 
 
 def test_rows_span_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpr.formats import training_store
+    from dpr.formats import arrow_batches
 
-    monkeypatch.setattr(training_store, "_BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(arrow_batches, "BATCH_CHARACTERS", 50)
     samples = [TrainingSample(f"q{number}", (Passage("p" * (number % 40 + 1), id=str(number)),)) for number in range(101)]
     write_training_set(tmp_path / "t.jsonl", samples)
     data = opened(tmp_path / "t.jsonl")
