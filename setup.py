@@ -60,11 +60,13 @@ setup(
     extras_require={
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
+        "lora": ["peft>=0.19,<0.23"],
         "bench": ["sentence-transformers>=5.3,<7"],
         "dev": [
             "hypothesis",
             "ir-measures",
             "mypy",
+            "peft>=0.19,<0.23",
             "pytest>=9",
             "ruff",
             "setuptools>=77",

@@ -21,6 +21,7 @@ _CORE = (
 )
 _EXTRAS = {
     "tensorboard": ("tb", "curves in TensorBoard (tracking.tensorboard=true)"),
+    "peft": ("lora", "adapters (encoder.adapter=lora)"),
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
     "sentence-transformers": ("bench", "the benchmarks' other side (make bench)"),
     "pytest": ("dev", "the tests (make test)"),

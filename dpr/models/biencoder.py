@@ -22,6 +22,7 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
+from dpr.models.adapters import BaseModel, check_start, is_stored, load_base, update_digest
 from dpr.models.backbones import backbone_from_config, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
@@ -29,6 +30,7 @@ from dpr.models.model_folders import read_folder_parts
 from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
+from dpr.models.towers import build_towers
 
 BATCH_TOKENS = 8192
 """Tokens of a forward pass without gradient, where the caller does not say."""
@@ -141,9 +143,8 @@ class BiEncoder(nn.Module):
     def fingerprint(self) -> str:
         """Changes with any weight of the towers or any setting that changes vectors."""
         digest = sha256(repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode())
-        for name, tensor in sorted(self.weights().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(b"" if self.base is None else self.base.fingerprint.encode())
+        update_digest(digest, self.weights())
         return digest.hexdigest()[:32]
 
     def tower(self, encoder_type: str) -> Encoder:
@@ -205,7 +206,13 @@ class BiEncoder(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Weights by name; those that modules share (a tower, a table) appear once, under their first name."""
-        return distinct_weights(self)
+        weights = distinct_weights(self)
+        return weights if self.base is None else {name: tensor for name, tensor in weights.items() if is_stored(name)}
+
+    @property
+    def base(self) -> BaseModel | None:
+        """The frozen model that the towers' adapters belong to; None without adapters."""
+        return None if self.question_model.adapter is None else self.question_model.adapter.base
 
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
         """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed temperature.
@@ -246,7 +253,9 @@ class BiEncoder(nn.Module):
         self.question_model.config.save_pretrained(str(encoder_folder))
         self.tensorizer.save(encoder_folder)
         # For a learned temperature this is the initial value; the learned one is among the weights.
-        others = {"temperature": self.options.temperature, "format_version": checkpoints.FORMAT_VERSION}
+        others: dict[str, Any] = {"temperature": self.options.temperature, "format_version": checkpoints.FORMAT_VERSION}
+        if self.base is not None:
+            others["base"] = self.base._asdict()
         checkpoints.write_json_file(folder, checkpoints.SETTINGS_FILE, self.settings.as_dict() | others)
 
     @classmethod
@@ -281,6 +290,7 @@ class BiEncoder(nn.Module):
         else:
             source = checkpoints.resolve_checkpoint(Path(path))
             parts = read_folder_parts(source, path, settings or EncoderSettings())
+        check_start(settings, parts.settings)
         settings, options, weights = parts.settings, options or TowerOptions(), dict(parts.weights)
         stored = parts.learned_temperature or parts.temperature
         if options.temperature is None:
@@ -288,8 +298,11 @@ class BiEncoder(nn.Module):
         else:
             weights.pop("log_temperature", None)
         try:
-            of_config = partial(backbone_from_config, parts.config, dropout=dropout, attention_dropout=options.attention_dropout)
-            towers = build_towers(of_config, settings, options)
+            make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
+            if parts.base is not None:
+                make = partial(load_base, parts.base, source, pretrained_model_cfg)
+            make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
+            towers = build_towers(make, settings, options, parts.base or BaseModel(str(path), ""))
         except DprError:
             raise
         except Exception as error:  # model classes raise anything for an inconsistent config
@@ -318,7 +331,8 @@ class BiEncoder(nn.Module):
         """
         settings, options = settings or EncoderSettings(), options or TowerOptions()
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
-        towers = build_towers(partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts), settings, options)
+        make = partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts)
+        towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
             begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder))
         tensorizer = Tensorizer.load(
@@ -332,12 +346,3 @@ class BiEncoder(nn.Module):
         if settings.pooling == "last":
             tensorizer.check_end_token()
         return cls(*towers, tensorizer, settings, options)
-
-
-def build_towers(make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions) -> tuple[Encoder, Encoder]:
-    """The question and the context tower, which are the same object if shared."""
-    # All backbones before the projections: random weights are drawn in this order.
-    backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
-    outputs: dict[str, Any] = {"pooling": settings.pooling, "projection_dim": settings.projection_dim, "normalize": settings.normalize}
-    towers = [Encoder(backbone, **outputs, packed=options.packed, attention=options.attention) for backbone in backbones]
-    return towers[0], towers[-1]

@@ -13,6 +13,7 @@ from dpr.core.errors import CheckpointError, InputError
 from dpr.core.offline import no_downloads
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
+from dpr.models.adapters import BaseModel
 from dpr.models.pretrained import read_config
 from dpr.models.settings import EncoderSettings
 
@@ -32,6 +33,8 @@ class ModelParts(NamedTuple):
     weights: dict[str, Tensor]
     temperature: float | None = None
     learned_temperature: float | None = None
+    base: BaseModel | None = None
+    """Where the weights are adapters: the model they belong to."""
 
 
 def _toolkit_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
-from dpr.models.fast import accelerate, packed_vectors
+from dpr.models.adapters import Adapter
+from dpr.models.fast import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 from dpr.models.trials import check_vectors, first_position, is_static, longest_sequence, pad_id
@@ -29,7 +31,7 @@ class Encoder(nn.Module):
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path (``dpr.models.pooling``). With
     ``packed``, if the backbone supports it, no padding is computed; otherwise sequences are padded to the longest of the batch.
     ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
-    read.
+    read. A second tower over the same backbone gets ``fast`` from the first; each has its ``adapter``.
 
     Raises:
         ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on the text.
@@ -44,6 +46,8 @@ class Encoder(nn.Module):
         normalize: bool = False,
         packed: bool = True,
         attention: str = "sdpa",
+        fast: Capabilities | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.config = backbone, backbone.config
@@ -54,9 +58,10 @@ class Encoder(nn.Module):
         self.dimension = projection_dim or width
         nothing = torch.zeros(0, dtype=torch.int64)
         reads_one_token = self.pooling.token_read(nothing, nothing) is not None
-        self.fast = accelerate(backbone, packed=packed, attention=attention, reads_one_token=reads_one_token)
+        self.fast = fast or accelerate(backbone, packed=packed, attention=attention, reads_one_token=reads_one_token)
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
+        self.adapter = adapter
 
     def attend_to_last(self, token: int, position: int) -> None:
         """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``, as the original DPR does.
@@ -86,10 +91,11 @@ class Encoder(nn.Module):
         return self.fast.first_position is not None
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        if self.is_packed:
-            vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2])
-        else:
-            vectors = self._padded_vectors(batch)
+        with self.adapter.active() if self.adapter else nullcontext():
+            if self.is_packed:
+                vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2])
+            else:
+                vectors = self._padded_vectors(batch)
         if self.encode_proj is not None:
             vectors = self.encode_proj(vectors)
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))

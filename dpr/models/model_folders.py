@@ -16,6 +16,7 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
+from dpr.models.adapters import BaseModel
 from dpr.models.backbones import distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import ModelParts
 from dpr.models.pooling import POOLINGS, is_user_defined
@@ -57,10 +58,22 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     encoder = folder / checkpoints.ENCODER_FOLDER
     weights = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
     config = read_config(encoder)
-    refuse_impossible_sizes(config, {name: tuple(tensor.shape) for name, tensor in weights.items()}, encoder / CONFIG)
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    base = None if settings.adapter == "none" else _base(stored.get("base"), settings, shapes, file)
+    if base is None:
+        refuse_impossible_sizes(config, shapes, encoder / CONFIG)
     tensorizer = _tensorizer(encoder, settings)
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
-    return ModelParts(settings, config, tensorizer, weights, temperature, _temperature(learned, folder / checkpoints.MODEL_FILE))
+    return ModelParts(settings, config, tensorizer, weights, temperature, _temperature(learned, folder / checkpoints.MODEL_FILE), base)
+
+
+def _base(stored: Any, settings: EncoderSettings, shapes: Mapping[str, tuple[int, ...]], file: Path) -> BaseModel:
+    """The model that adapters belong to, by name and fingerprint; they may not be larger than the weights beside it."""
+    if not isinstance(stored, dict) or not all(isinstance(stored.get(key), str) and stored[key] for key in BaseModel._fields):
+        raise CheckpointError(f"base is {describe(stored)}", file=file, expected="name and fingerprint of the model its adapters belong to")
+    if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
+        raise CheckpointError(f"lora_rank is {settings.lora_rank}", file=file, expected="that of the weights")
+    return BaseModel(stored["name"], stored["fingerprint"])
 
 
 def _tensorizer(folder: Path, settings: EncoderSettings) -> Tensorizer:
@@ -105,7 +118,9 @@ def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
         raise CheckpointError(f"is a {kind}", file=body, expected="one encoder that gives a vector for every token, such as a BERT")
     limit = getattr(config, "max_position_embeddings", settings.sequence_length) - (first_position(backbone) or 0)
     longest = min(settings.sequence_length, limit)
-    settings = replace(settings, shared=True, sequence_length=longest, question_length=min(settings.question_length, longest))
+    settings = replace(
+        settings, shared=True, adapter="none", sequence_length=longest, question_length=min(settings.question_length, longest)
+    )
     tensorizer = _tensorizer(body, settings)
     weights = {f"question_model.backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
     return ModelParts(settings, config, tensorizer, weights)

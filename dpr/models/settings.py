@@ -54,9 +54,20 @@ class EncoderSettings(Settings):
     """The tokenizer's end token after every text, if the tokenizer adds none itself; the text is cut to make room for it. Decoders whose
     last token is read need one."""
 
+    adapter: str = setting("none", choices=("none", "lora"), on_resume=IDENTITY)
+    """lora: the backbone is frozen and one for both towers; each trains small matrices beside its linear layers (docs/training.md)."""
+    lora_rank: int = setting(16, least=1, on_resume=IDENTITY)
+    """Width of the adapters' matrices."""
+    lora_alpha: float = setting(32.0, above=0, on_resume=IDENTITY)
+    """Adapters are scaled by lora_alpha / lora_rank."""
+    lora_targets: str = setting("all", on_resume=IDENTITY)
+    """Linear layers that get an adapter: all, or names with commas between (q_proj,v_proj)."""
+
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only if they are on, so that fingerprints of other models stay the same."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("dpr_trailing_sep", "append_eos")}
+        later = {"dpr_trailing_sep": self.dpr_trailing_sep, "append_eos": self.append_eos}
+        later |= dict.fromkeys(("adapter", "lora_rank", "lora_alpha", "lora_targets"), self.adapter != "none")
+        return {name: value for name, value in asdict(self).items() if later.get(name, True)}
 
 
 @dataclass
@@ -72,6 +83,8 @@ class RunningSettings(Settings):
     end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
     attention_dropout: float | None = setting(None, least=0, below=1, on_resume=TOLD)
     """Dropout of attention; absent = dropout."""
+    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=TOLD)
+    """Dropout of what goes into the adapters (encoder.adapter=lora)."""
 
 
 @dataclass
@@ -103,6 +116,13 @@ class TowerSettings(RunningSettings, EncoderSettings, BackboneSettings):
     def check_together(self, prefix: str) -> None:
         if 0 < self.question_length < 3:
             raise ConfigError(f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0")
+        usual = TowerSettings()
+        given = [name for name in vars(self) if name.startswith("lora_") and getattr(self, name) != getattr(usual, name)]
+        if self.adapter == "none" and given:
+            raise ConfigError(f"{prefix}{given[0]} belongs to {prefix}adapter=lora; set that too, or leave it out")
+        if self.adapter != "none" and (self.fix_ctx_encoder or not self.pretrained):
+            other = "fix_ctx_encoder=true" if self.fix_ctx_encoder else "pretrained=false"
+            raise ConfigError(f"{prefix}adapter={self.adapter} and {prefix}{other} are mutually exclusive; leave one of them out")
         if self.shared and self.fix_ctx_encoder:
             raise ConfigError(
                 f"{prefix}shared=true and {prefix}fix_ctx_encoder=true are mutually exclusive; with one tower nothing would train"

@@ -91,6 +91,7 @@ def run_identity(
             "loss.learn_temperature": options["learn_temperature"],
             "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
             "encoder.tokenizer": model.tensorizer.fingerprint,
+            **({} if model.base is None else {"encoder.base": model.base.fingerprint}),
         },
         free=flat_values(settings, (TOLD,))
         | {
@@ -104,6 +105,7 @@ def run_identity(
             "train.eval_epochs": settings.train.eval_epochs or None,
             "encoder.packed": options["packed"],
             "encoder.attention": options["attention"],
+            "encoder.lora_dropout": options["lora_dropout"],
             **dropout_of(model.question_model.config),
             # These decide the last bits of a sum: a resumed run that differs in one is right, but not bitwise equal.
             "environment.world_size": ranks.world_size,

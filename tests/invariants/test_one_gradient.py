@@ -23,6 +23,7 @@ from dpr.models.biencoder import TowerOptions
 from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
+from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -62,6 +63,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     ranks = current_ranks()
     options = TowerOptions(**case.get("options", {}))
     model = tiny_model(folder, options=options, **case.get("settings", {})).train()
+    case.get("prepare", lambda model: None)(model)
     source = ListSource(make_samples(3 * POOL))
     iterator = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=ranks.rank, world_size=ranks.world_size)
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
@@ -96,6 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
     "loss scale": {"loss_scale": 0.25},
     "a loss of all questions too": {"loss": Symmetric, "options": {"learn_temperature": True}},
     "a loss of each question by itself": {"loss": Margin},
+    "two adapters over one backbone": {"settings": {"adapter": "lora", "lora_rank": 4, "projection_dim": 6}, "prepare": randomize_adapters},
 }
 
 

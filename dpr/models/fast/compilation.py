@@ -48,8 +48,12 @@ def checkpoint_activations(towers: Sequence[Any]) -> None:
     for tower in towers:
         if not getattr(tower.backbone, "supports_gradient_checkpointing", False):
             raise ConfigError(f"train.gradient_checkpointing=true: {type(tower.backbone).__name__} has no such mode; set it to false")
+        options: dict[str, Any] = {"use_reentrant": False}
+        if tower.adapter is not None:
+            # The function is called in forward. In backward the adapter of the tower that ran last would still be active.
+            options["context_fn"] = tower.adapter.contexts
         renamed = getattr(tower.backbone, "activation_checkpointing_enable", None)  # the name in later transformers 5
-        (renamed or tower.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
+        (renamed or tower.backbone.gradient_checkpointing_enable)(options)
 
 
 def _try(tower: Any) -> None:

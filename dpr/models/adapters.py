@@ -1,0 +1,170 @@
+"""LoRA adapters (Hu et al., 2021): small trained matrices beside the frozen linear layers of a backbone, through peft.
+
+Two towers are two adapters over one backbone. Every forward of a tower makes its adapter the active one; peft's own switch would take the
+gradient from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpr.core.errors import CheckpointError, ConfigError, InputError
+from dpr.core.lazy import require
+from dpr.core.offline import no_downloads
+from dpr.models.backbones import distinct_weights, load_backbone
+from dpr.models.settings import EncoderSettings, TowerOptions
+from dpr.models.trials import layers_of
+
+ALL = "all"
+_TRAINED = "lora_"
+
+
+class BaseModel(NamedTuple):
+    """The frozen model that adapters belong to: a name or folder, and a fingerprint of its weights."""
+
+    name: str
+    fingerprint: str
+
+
+class Adapter:
+    """One adapter of a backbone; ``config`` is peft's."""
+
+    def __init__(self, backbone: nn.Module, name: str, base: BaseModel, config: Any) -> None:
+        self.name, self.base, self.config = name, base, config
+        self.layers = adapted_layers(backbone)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, the backbone computes with this adapter. What requires a gradient stays as it is."""
+        with _switched(self.layers, [self.name]):
+            yield
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Of a forward with checkpointed activations, called there, and of its repetition in backward, when another adapter may be active.
+
+        Both adapters of a backbone give the same: those of the active one.
+        """
+        return nullcontext(), _switched(self.layers, next(iter(self.layers.values()))._active_adapter)
+
+
+@contextmanager
+def _switched(layers: Mapping[str, Any], active: list[str]) -> Iterator[None]:
+    before = [layer._active_adapter for layer in layers.values()]
+    try:
+        for layer in layers.values():
+            layer._active_adapter = active
+        yield
+    finally:
+        for layer, names in zip(layers.values(), before, strict=True):
+            layer._active_adapter = names
+
+
+def adapted_layers(backbone: nn.Module) -> dict[str, Any]:
+    """The linear layers with adapters, by name."""
+    lora: Any = _peft().tuners.lora
+    return {name: module for name, module in backbone.named_modules() if isinstance(module, lora.LoraLayer)}
+
+
+def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings, options: TowerOptions) -> list[Adapter]:
+    """Freezes a backbone and gives it an adapter for each tower, which changes nothing before it is trained.
+
+    Raises:
+        ConfigError: peft is not installed, or the backbone has no such layers.
+    """
+    peft = _peft()
+    if not base.fingerprint:
+        name = str(Path(base.name).resolve()) if Path(base.name).exists() else base.name
+        base = BaseModel(name, weights_fingerprint(backbone))
+    targets, configs = _targets(backbone, settings.lora_targets), {}
+    for name in ("question",) if settings.shared else ("question", "ctx"):
+        configs[name] = peft.LoraConfig(
+            r=settings.lora_rank,
+            lora_alpha=settings.lora_alpha,
+            lora_dropout=options.lora_dropout,
+            target_modules=targets,
+            fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in backbone.modules()),
+            base_model_name_or_path=base.name,
+            task_type="FEATURE_EXTRACTION",
+        )
+        peft.inject_adapter_in_model(configs[name], backbone, adapter_name=name)
+        del backbone.peft_config  # it would warn of the second adapter
+    for name, parameter in backbone.named_parameters():  # said here: what peft marks depends on the order of adapters
+        parameter.requires_grad_(_TRAINED in name)
+    return [Adapter(backbone, name, base, config) for name, config in configs.items()]
+
+
+def _targets(backbone: nn.Module, wanted: str) -> list[str]:
+    """Last names of the linear layers that get an adapter."""
+    found = sorted(
+        {
+            name.rpartition(".")[2]
+            for layer in layers_of(backbone)
+            for name, module in layer.named_modules()
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        }
+    )
+    chosen = found if wanted == ALL else [name.strip() for name in wanted.split(",")]
+    if unknown := [name for name in chosen if name not in found] or ([] if chosen else ["no"]):
+        raise ConfigError(
+            f"encoder.lora_targets={wanted}: {unknown[0]} is no linear layer of a {type(backbone).__name__}; "
+            f"set it to {ALL} or to some of {', '.join(found) or 'another backbone'}"
+        )
+    return chosen
+
+
+def is_stored(name: str) -> bool:
+    """Whether a weight of a model with adapters belongs into its checkpoints: all but those of the frozen backbone."""
+    return ".backbone." not in name or _TRAINED in name
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """Changes with any weight."""
+    digest = sha256()
+    update_digest(digest, distinct_weights(module))
+    return digest.hexdigest()[:32]
+
+
+def update_digest(digest: Any, weights: Mapping[str, Tensor]) -> None:
+    """Feeds weights and their names to a digest of hashlib."""
+    for name, tensor in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def check_start(wanted: EncoderSettings | None, stored: EncoderSettings) -> None:
+    """Raises ConfigError where adapters are asked for and the weights that were loaded have none."""
+    if wanted is not None and wanted.adapter != "none" and stored.adapter == "none":
+        raise ConfigError(
+            f"encoder.adapter={wanted.adapter}, but model_file has no adapters; leave model_file out and set "
+            "encoder.pretrained_model_cfg=<a model folder with config.json>, whose weights are then frozen"
+        )
+
+
+def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropout: Any) -> nn.Module:
+    """The backbone that a checkpoint's adapters belong to: ``given``, or what the checkpoint names, which is sought on this machine only.
+
+    Raises:
+        CheckpointError: it is not here, or its weights are not those that the adapters were trained with.
+    """
+    hint = "set encoder.pretrained_model_cfg=<folder of that model>"
+    try:
+        with nullcontext() if given else no_downloads():
+            backbone = load_backbone(given or stored.name, **dropout)
+    except InputError as error:
+        if given:
+            raise
+        raise CheckpointError(f"its adapters belong to {stored.name}, which is not on this machine", file=source, hint=hint) from error
+    if weights_fingerprint(backbone) != stored.fingerprint:
+        raise CheckpointError(f"its adapters belong to {stored.name}; {given or stored.name} has other weights", file=source, hint=hint)
+    return backbone
+
+
+def _peft() -> Any:
+    return require("peft", extra="lora", purpose="encoder.adapter=lora")

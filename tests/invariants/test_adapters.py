@@ -1,0 +1,63 @@
+"""A run that trains adapters and is resumed ends with bitwise the adapters that it would have had, and its base stays as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.errors import CheckpointError
+from dpr.formats import checkpoints
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.settings import EncoderSettings
+from tests.helpers.adapters import base_folder
+from tests.helpers.tiny import ListSource, make_samples
+from tests.helpers.training import make_trainer
+
+pytest.importorskip("peft")
+
+
+def trained(base: Path, output_dir: Path, **options: Any) -> dict[str, torch.Tensor]:
+    """The weights and the optimizer's state after 8 updates."""
+    torch.manual_seed(3)
+    model = BiEncoder.from_pretrained(
+        str(base),
+        EncoderSettings(sequence_length=24, adapter="lora", lora_rank=4),
+        dropout=0.1,
+        do_lower_case=True,
+        options=TowerOptions(lora_dropout=0.2),
+    )
+    samples = [ListSource(make_samples(64))]
+    make_trainer(model, samples, [], output_dir, max_steps=8, num_train_epochs=8, save_every_steps=3, learning_rate=1e-2, **options).train()
+    newest = checkpoints.checkpoint_folders(output_dir, "dpr_biencoder")[0]
+    assert newest.name.endswith("step8")
+    return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(newest, checkpoints.OPTIMIZER_FILE)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"grad_cache_tokens": 40}, {"gradient_checkpointing": True}], ids=["direct", "cached", "checkpointed"]
+)
+def test_a_resumed_run_ends_with_bitwise_the_same_adapters(options: dict[str, Any], tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base")
+    before = hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+    whole = trained(base, tmp_path / "whole", **options)
+    (tmp_path / "resumed").mkdir()
+    shutil.copytree(tmp_path / "whole" / "dpr_biencoder.step3", tmp_path / "resumed" / "dpr_biencoder.step3")
+    shutil.copy(tmp_path / "whole" / "run.json", tmp_path / "resumed" / "run.json")
+    resumed = trained(base, tmp_path / "resumed", **options)
+    assert whole.keys() == resumed.keys() and all("lora_" in name for name in whole)
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    assert hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest() == before
+
+
+def test_a_run_is_not_resumed_on_another_base(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base")
+    trained(base, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "dpr_biencoder.step8")
+    base_folder(tmp_path / "base", seed=8)
+    with pytest.raises(CheckpointError, match=r"encoder\.base"):
+        trained(base, tmp_path / "run")
