@@ -13,6 +13,7 @@ from dpr.core.errors import ConfigError
 from dpr.models.adapters import Adapter
 from dpr.models.fast import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
+from dpr.models.residual import add_residual_words
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 from dpr.models.trials import check_vectors, first_position, is_static, longest_sequence, pad_id
 
@@ -30,8 +31,9 @@ class Encoder(nn.Module):
 
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path (``dpr.models.pooling``). With
     ``packed``, if the backbone supports it, no padding is computed; otherwise sequences are padded to the longest of the batch.
-    ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``attend_to_last`` adds the original's stray [SEP], which poolings never
-    read. A second tower over the same backbone gets ``fast`` from the first; each has its ``adapter``.
+    ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``residual_words`` adds the words to the states
+    (``dpr.models.residual``). ``attend_to_last`` adds the original's stray [SEP], which poolings never read. A second tower over the same
+    backbone gets ``fast`` from the first; each has its ``adapter``.
 
     Raises:
         ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on the text.
@@ -48,6 +50,7 @@ class Encoder(nn.Module):
         attention: str = "sdpa",
         fast: Capabilities | None = None,
         adapter: Adapter | None = None,
+        residual_words: bool = False,
     ) -> None:
         super().__init__()
         self.backbone, self.config = backbone, backbone.config
@@ -59,9 +62,23 @@ class Encoder(nn.Module):
         nothing = torch.zeros(0, dtype=torch.int64)
         reads_one_token = self.pooling.token_read(nothing, nothing) is not None
         self.fast = fast or accelerate(backbone, packed=packed, attention=attention, reads_one_token=reads_one_token)
+        if residual_words:  # after the trials of what is fast, which would not see the layers behind a map of zeros
+            self._check_residual_words(pooling if reads_one_token else None, adapter)
+            add_residual_words(backbone)
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
+
+    def _check_residual_words(self, pooling_of_one_token: str | None, adapter: Adapter | None) -> None:
+        reason = "a static encoder has no layers" if is_static(self.backbone) else None
+        if pooling_of_one_token is not None:
+            reason = f"encoder.pooling={pooling_of_one_token} reads one token"
+        if adapter is not None:
+            reason = "the backbone of encoder.adapter=lora is frozen"
+        if reason is not None:
+            raise ConfigError(
+                f"encoder.residual_words=true, but {reason}; leave it out, or train all layers with encoder.pooling=idf or mean"
+            )
 
     def attend_to_last(self, token: int, position: int) -> None:
         """Appends ``token`` at ``position`` to every sequence that is not longer than ``position``, as the original DPR does.

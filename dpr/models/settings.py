@@ -62,10 +62,13 @@ class EncoderSettings(Settings):
     """Adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: str = setting("all", on_resume=IDENTITY)
     """Linear layers that get an adapter: all, or names with commas between (q_proj,v_proj)."""
+    residual_words: bool = setting(False, on_resume=IDENTITY)
+    """For training from scratch: word vectors reach the pooling past the layers, whose part begins at zero, so that training starts from a
+    static encoder."""
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only if they are on, so that fingerprints of other models stay the same."""
-        later = {"dpr_trailing_sep": self.dpr_trailing_sep, "append_eos": self.append_eos}
+        later = {name: getattr(self, name) for name in ("dpr_trailing_sep", "append_eos", "residual_words")}
         later |= dict.fromkeys(("adapter", "lora_rank", "lora_alpha", "lora_targets"), self.adapter != "none")
         return {name: value for name, value in asdict(self).items() if later.get(name, True)}
 

@@ -96,6 +96,7 @@ CASES: dict[str, dict[str, Any]] = {
     "both sides through the question tower": {"encoder_type": "question"},
     "frozen context tower, projection": {"options": {"fix_ctx_encoder": True}, "settings": {"projection_dim": 6}},
     "loss scale": {"loss_scale": 0.25},
+    "words past the layers, learned weights of tokens": {"settings": {"shared": True, "pooling": "idf", "residual_words": True}},
     "a loss of all questions too": {"loss": Symmetric, "options": {"learn_temperature": True}},
     "a loss of each question by itself": {"loss": Margin},
     "two adapters over one backbone": {"settings": {"adapter": "lora", "lora_rank": 4, "projection_dim": 6}, "prepare": randomize_adapters},
