@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.core.logs import get_logger
+from dpr.export.adapters import merged, write_adapters
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.settings import ExportConfig
 from dpr.formats.outputs import require_writable
@@ -16,11 +17,20 @@ logger = get_logger(__name__)
 def run(config: ExportConfig) -> None:
     """Writes the model in the format asked for."""
     target = Path(str(config.out_file))
-    require_writable(target if config.to == "dpr" else target.with_name(f"{target.name}_0"), folder=config.to == "vectors")
+    require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):
             logger.info("%s written", folder)
+        return
+    if config.to == "peft":
+        for folder in write_adapters(model, target, source=str(config.model_file)):
+            logger.info("%s written", folder)
+        return
+    model = merged(model)
+    if config.to == "model":
+        model.save(target)
+        logger.info("%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
         return
     name, allowed = config.encoder.pretrained_model_cfg, config.allow_other_vectors
     export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=allowed)

@@ -14,12 +14,13 @@ from dpr.embedding.settings import CheckpointEncoderConfig
 class ExportConfig(Settings):
     """Writes a model, or vectors, in another format."""
 
-    to: str = setting("dpr", choices=("dpr", "vectors"))
-    """dpr: a checkpoint file that the original DPR loads; vectors: folders of vectors from the original's embedding files."""
+    to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors"))
+    """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters merged; peft: its adapters, each
+    in a folder as peft writes it; vectors: folders of vectors from the original's embedding files."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
-    """File to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added."""
+    """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added."""
     encoded_ctx_files: Any = None
     """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your word."""
     allow_other_vectors: bool = False
