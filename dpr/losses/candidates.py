@@ -33,8 +33,7 @@ class Candidates(NamedTuple):
 
     def to(self, device: torch.device) -> Candidates:
         """A copy on ``device``, made without waiting: copies from memory that is not pinned would wait for all work under way."""
-        pinned = (part.pin_memory() if device.type == "cuda" else part for part in self)
-        return Candidates(*(part.to(device, non_blocking=True) for part in pinned))
+        return Candidates(*(on_device(part, device) for part in self))
 
     def mask_(self, scores: Tensor, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
         """Writes ``MASKED_SCORE``, in place, over what does not count in the given part of the score matrix."""
@@ -50,6 +49,11 @@ class Candidates(NamedTuple):
         for number in range(self.masked.shape[1]):
             result &= columns[None, :] != self.masked[rows, number, None]
         return result
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor``, which lies on the host, on ``device``, without waiting for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def find_candidates(

@@ -10,17 +10,19 @@ from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Settings, setting
 from dpr.data.settings import Augmentation, SamplingSettings
+from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
 
 WARMUP_RATIO = 0.1
 
 
 @dataclass
-class LossSettings(TemperatureSettings):
-    """The contrastive loss (docs/numerics.md)."""
+class LossSettings(ObjectiveSettings, TemperatureSettings):
+    """The objective: its terms, and what scores are compared with (docs/numerics.md)."""
 
     name: Any = setting("nll", on_resume=IDENTITY)
-    """nll (negative log likelihood of the positive in its pool), or user-defined: module:Class, {use: module:Class, argument: value}."""
+    """nll (the terms below, by default the negative log likelihood of the positive in its pool), or user-defined: module:Class,
+    {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
     """distinct: a passage counts once per pool and other known positives are masked; dpr: every slot counts as often as it appears.
     Absent = distinct, or dpr with compat=dpr."""
@@ -28,6 +30,11 @@ class LossSettings(TemperatureSettings):
     def check_together(self, prefix: str) -> None:
         if isinstance(self.name, str) and self.name != "nll" and ":" not in self.name:
             raise ConfigError(f"{prefix}name={self.name} is not known; choose nll, or module:Class")
+        terms = self.terms()
+        if self.name != "nll" and terms:
+            key, value = next(iter(terms.items()))
+            raise ConfigError(f"{prefix}{key}={value} and a user-defined {prefix}name are mutually exclusive; leave one of them out")
+        self.check_objective(prefix)
 
 
 @dataclass

@@ -14,8 +14,10 @@ from dpr.core.settings import listed
 from dpr.core.user_classes import call, check_class, create_object, import_object, split_entry
 from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.objective import Objective
 from dpr.losses.protocol import GATHERED, Loss
 from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.settings import LossSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
 
 _CALLBACKS = "train.callbacks"
@@ -45,14 +47,15 @@ def user_callbacks(entries: Any) -> list[Callback]:
     return found
 
 
-def make_loss(entry: Any, *, candidates: str) -> Loss:
-    """The loss that ``loss.name`` names, with the pool's candidate rule.
+def make_loss(settings: LossSettings, *, candidates: str) -> Loss:
+    """The loss that ``loss.name`` names, with the pool's candidate rule, or the objective whose terms the settings weigh.
 
     Raises:
         ConfigError: it is neither ``nll`` nor a class that implements the contract, or it needs what is not gathered.
     """
+    entry = settings.name
     if entry == "nll":
-        return BiEncoderNllLoss(candidates=candidates)
+        return Objective(settings, candidates=candidates) if settings.terms() else BiEncoderNllLoss(candidates=candidates)
     loss: Loss = create_object(entry, Loss, setting="loss.name")
     loss.candidates, path = candidates, split_entry(entry, setting="loss.name")[0]
     if unknown := sorted(set(loss.needs) - GATHERED):

@@ -1,0 +1,110 @@
+"""The objective written out: one question, one slot and one term at a time, over all questions of a pool in one process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpr.core.batch import BiEncoderBatch
+
+Key = tuple[int, int]
+
+
+@dataclass
+class PlainPool:
+    """Vectors of all questions (Q, D) and slots (Q * n, D) with what is known of them."""
+
+    questions: Tensor
+    slots: Tensor
+    batch: BiEncoderBatch
+    temperature: Tensor
+    normalize: bool = False
+    guide: dict[Key, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys: list[Key] = [tuple(pair) for pair in self.batch.context_ids.tolist()]
+        self.known: list[set[Key]] = [
+            {tuple(pair) for pair, valid in zip(pairs, valids, strict=True) if valid}
+            for pairs, valids in zip(self.batch.known_positive_ids.tolist(), self.batch.known_positive_valid.tolist(), strict=True)
+        ]
+        self.width = len(self.keys) // len(self.questions)
+
+    def raw(self, question: int, slot: int) -> Tensor:
+        return self.questions[question] @ self.slots[slot]
+
+    def own(self, question: int) -> range:
+        return range(question * self.width, (question + 1) * self.width)
+
+    def positive(self, question: int) -> int:
+        return int(self.batch.positive_idx[question])
+
+    def is_valid(self, slot: int) -> bool:
+        return bool(self.batch.context_valid[slot])
+
+    def distinct(self, slots: range, question: int) -> list[int]:
+        """The first slot of each passage, the question's own positive for its passage."""
+        found: dict[Key, int] = {self.keys[self.positive(question)]: self.positive(question)}
+        for slot in slots:
+            if self.is_valid(slot):
+                found.setdefault(self.keys[slot], slot)
+        return list(found.values())
+
+
+def softmax_share(wanted: list[Tensor], others: list[Tensor]) -> Tensor:
+    """-log of the share of ``wanted`` in the softmax over all."""
+    return torch.logsumexp(torch.stack([*wanted, *others]), 0) - torch.logsumexp(torch.stack(wanted), 0)
+
+
+def nll(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+    slots = range(len(pool.keys))
+    positive, mine = pool.positive(question), pool.keys[pool.positive(question)]
+    others = []
+    for slot in pool.distinct(slots, question):
+        if pool.keys[slot] == mine or pool.keys[slot] in pool.known[question]:
+            continue
+        others.append(pool.raw(question, slot) / pool.temperature)
+    return softmax_share([pool.raw(question, positive) / pool.temperature], others)
+
+
+def teacher_of(pool: PlainPool, question: int) -> dict[int, float]:
+    assert pool.batch.teacher_scores is not None
+    scores = pool.batch.teacher_scores.tolist()
+    return {slot: scores[slot] for slot in pool.own(question) if pool.is_valid(slot) and not math.isnan(scores[slot])}
+
+
+def kl(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+    teacher = teacher_of(pool, question)
+    if not teacher:
+        return torch.zeros((), dtype=torch.float64)
+    divisor = settings.get("kl_temperature") or pool.temperature
+    student = torch.stack([pool.raw(question, slot) / divisor for slot in teacher]).log_softmax(0)
+    wanted = torch.tensor([score / settings.get("teacher_temperature", 1.0) for score in teacher.values()], dtype=torch.float64)
+    return sum((share * (share.log() - own) for share, own in zip(wanted.softmax(0), student, strict=True)), torch.zeros(()))
+
+
+def margin_mse(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+    teacher, positive, total = teacher_of(pool, question), pool.positive(question), torch.zeros((), dtype=torch.float64)
+    others = [slot for slot in teacher if slot != positive]
+    if positive not in teacher:
+        return total
+    for slot in others:
+        student = pool.raw(question, positive) - pool.raw(question, slot)
+        total = total + (student - settings.get("margin_mse_scale", 1.0) * (teacher[positive] - teacher[slot])) ** 2 / len(others)
+    return total
+
+
+TERMS = {"nll_weight": nll, "kl_weight": kl, "margin_mse_weight": margin_mse}
+
+
+def objective(pool: PlainPool, settings: dict[str, Any]) -> Tensor:
+    """J, by its definition."""
+    total = torch.zeros((), dtype=torch.float64)
+    for question, weight in enumerate(pool.batch.loss_weights.tolist()):
+        for name, term in TERMS.items():
+            if share := settings.get(name, 1.0 if name == "nll_weight" else 0.0):
+                total = total + weight * share * term(pool, question, settings)
+    return total / len(pool.questions)

@@ -1,0 +1,131 @@
+"""Every objective is one function of its pool: 1, 2 and 4 processes, direct and cached, packed and padded, whole and in blocks.
+
+pytest tests/invariants/test_objectives.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import current_ranks, sum_over_ranks
+from dpr.data.collator import Collator, SetOptions
+from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
+from dpr.data.loader import PoolDataset
+from dpr.losses.objective import Objective
+from dpr.losses.settings import ObjectiveSettings
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.training.compute import data_parallel
+from dpr.training.grad_cache import CachedStep
+from dpr.training.step import DirectStep, Step
+from tests.helpers.objectives import PlainPool, objective
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+
+POOL, NUM_HARD, NUM_OTHER = 8, 2, 1
+# Sums of float64 in another order; the gradients themselves are of order 1.
+TOLERANCE = 1e-11
+CPU = torch.device("cpu")
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "nll": {},
+    "kl alone": {"nll_weight": 0.0, "kl_weight": 1.0, "kl_temperature": 0.7, "teacher_temperature": 2.0},
+    "nll and kl, the learned temperature in both": {"nll_weight": 0.2, "kl_weight": 1.0},
+    "margin_mse alone": {"nll_weight": 0.0, "margin_mse_weight": 1.0, "margin_mse_scale": 0.3},
+    "nll, kl and margin_mse": {"nll_weight": 0.5, "kl_weight": 0.7, "margin_mse_weight": 0.1},
+}
+NORMALIZED = {"kl alone"}
+
+
+def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
+    """Scores that are a function of question and passage; some slots have none, and some questions none at all."""
+    rows = torch.tensor(batch.rows).repeat_interleave(len(batch.context_ids) // len(batch))
+    number = (batch.context_ids[:, 0] % 1009 + 7 * rows) % 101
+    scores = number.to(torch.float32) / 20
+    return replace(batch, teacher_scores=scores.where((number % 5 > 0) & (rows % 4 > 0), torch.nan))
+
+
+def pool_batch(model: BiEncoder, rank: int, world_size: int) -> BiEncoderBatch:
+    source = ListSource(make_samples(3 * POOL, num_passages=24))
+    order = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=rank, world_size=world_size)
+    collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
+    options = [SetOptions("tiny", loss_scale=0.5)]
+    return with_teacher(PoolDataset([source], options, MultiSetDataIterator([order], seed=5), collator)[1, 0])
+
+
+def make_model(folder: Path, name: str, *, packed: bool = True) -> BiEncoder:
+    options = TowerOptions(temperature=0.6, learn_temperature=True, packed=packed)
+    return tiny_model(folder, options=options, normalize=name in NORMALIZED).train()
+
+
+def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scores: int = 1 << 22) -> dict[str, torch.Tensor]:
+    """Loss and gradient of one step, as every rank of a group sees them."""
+    ranks = current_ranks()
+    model = make_model(folder, name, packed=packed)
+    loss = Objective(ObjectiveSettings(**OBJECTIVES[name]), max_scores=max_scores)
+    step: Step
+    if cached:
+        step = CachedStep(model, loss, max_tokens=40, ranks=ranks, device=CPU)
+    else:
+        step = DirectStep(data_parallel(model, ranks, CPU), loss, ranks=ranks, device=CPU)
+    result = step(pool_batch(model, ranks.rank, ranks.world_size), num_pools=1, is_last=True)
+    gradient = {key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None}
+    return {"loss": sum_over_ranks(result.loss_sum) / POOL, **gradient}
+
+
+WAYS = {
+    "direct, packed": {"cached": False, "packed": True},
+    "direct, padded": {"cached": False, "packed": False},
+    "cached, packed": {"cached": True, "packed": True},
+    "cached, padded": {"cached": True, "packed": False},
+    "cached, packed, in blocks": {"cached": True, "packed": True, "max_scores": 40},
+}
+
+
+def every_case(folder: Path) -> dict[tuple[str, str], dict[str, torch.Tensor]]:
+    return {(name, way): gradient_of(folder, name, **options) for name in OBJECTIVES for way, options in WAYS.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[int, list[dict[tuple[str, str], dict[str, torch.Tensor]]]]:
+    """For 1, 2 and 4 processes: what each rank computed. One group a size, since starting processes takes seconds."""
+    return {world_size: run_on_ranks(every_case, world_size, folder) for world_size in (1, 2, 4)}
+
+
+def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """Loss and gradient of the objective written out, from vectors of the padded towers."""
+    model = make_model(folder, name, packed=False)
+    batch = pool_batch(model, 0, 1)
+    vectors = model(batch.questions, batch.contexts)
+    pool = PlainPool(vectors.questions, vectors.contexts[batch.context_row], batch, vectors.temperature, model.settings.normalize)
+    value = objective(pool, OBJECTIVES[name])
+    value.backward()
+    gradient = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
+    return {"loss": value.detach(), **gradient}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_loss_and_gradient_equal_the_slow_truth(folder: Path, found: dict[int, Any], name: str) -> None:
+    expected = slow_truth(folder, name)
+    assert max(float(tensor.norm()) for key, tensor in expected.items() if key != "loss") > 1e-4, "a zero gradient is equal everywhere"
+    largest = 0.0
+    for world_size, ranks in found.items():
+        for rank, results in enumerate(ranks):
+            for way in WAYS:
+                result = results[name, way]
+                for key, value in expected.items():
+                    # Logged losses leave the sets' weights out; all rows are of one set.
+                    value = 2 * value if key == "loss" else value
+                    largest = max(largest, float((result[key] - value).abs().max()))
+                    assert largest <= TOLERANCE, f"{key}, {way}, rank {rank} of {world_size}: {largest}"
+    print(f"{name}: {largest:.1e}")
