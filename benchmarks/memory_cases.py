@@ -18,7 +18,8 @@ from dpr.core.records import Passage
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.loader import cut_into_pools
 from dpr.data.tensorizer import Tensorizer
-from dpr.embedding.job import EmbedSettings, embed_shard
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
@@ -145,7 +146,7 @@ def average_rank(folder: Path) -> None:
 def _embed(folder: Path, count: int) -> None:
     """As ``dpr embed`` does, with a CPU's token budget."""
     model, source = BiEncoder.load(folder / "model_64"), PassageSource(folder / f"corpus_{count}.tsv")
-    embed_shard(model, source, folder / f"vectors_{count}", settings=EmbedSettings(batch_tokens=4096))
+    embed_shard(model, source, EmbedConfig(out_file=str(folder / f"vectors_{count}"), batch_tokens=4096))
 
 
 CASES: dict[str, Callable[[Path], None]] = {

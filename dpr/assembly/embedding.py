@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from dpr.assembly.sources import resolve_passage_source
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
-from dpr.embedding.encode import usual_tokens
-from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard
+from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.checksums import cache_root
 from dpr.models.biencoder import BiEncoder, TowerOptions
 
 logger = get_logger(__name__)
@@ -27,27 +24,7 @@ def run(config: EmbedConfig) -> EmbedReport:
     with process_group(device.type, timeout_s=_TIMEOUT_S):
         options = TowerOptions(attention=config.attention)
         model = BiEncoder.load(str(config.model_file), device=device, options=options, **config.encoder.arguments())
-        # In DPR batch_size is a number of passages, however long they are.
-        tokens = config.batch_tokens or config.batch_size * model.settings.sequence_length or usual_tokens(device)
-        token_folder = None
-        if config.token_store != "off":
-            token_folder = cache_root(None if config.token_store == "auto" else Path(config.token_store)) / "passage-tokens"
-        report = embed_shard(
-            model,
-            source,
-            str(config.out_file),
-            shard_id=config.shard_id,
-            num_shards=config.num_shards,
-            settings=EmbedSettings(
-                encoder_type=config.encoder_type,
-                batch_tokens=tokens,
-                batch_size=config.batch_size,
-                chunk_size=config.chunk_size,
-                dtype=config.out_dtype,
-                precision=config.precision,
-            ),
-            token_folder=token_folder,
-        )
+        report = embed_shard(model, source, config)
         if current_ranks().is_main:
             reused = f", {report.passages - report.embedded} from before" if report.passages > report.embedded else ""
             logger.info("%s: %d vectors of %d dimensions%s", report.folder, report.passages, model.dimension, reused)

@@ -15,9 +15,8 @@ from dpr.core.records import Passage
 from dpr.data.loader import PoolDataset
 from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats import checkpoints
 from dpr.losses.candidates import find_candidates
-from dpr.training.checkpointing import CheckpointFolder
+from dpr.training.checkpointing import stored_pool_size
 from dpr.training.command_settings import ExplainConfig
 from dpr.training.plan import make_plan
 
@@ -37,7 +36,8 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     # Only the tokenizer is used, so random weights will do.
     tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
     sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
-    pool_size = config.train.global_batch_size or _stored_pool_size(config) or config.train.batch_size
+    stored = stored_pool_size(None if config.output_dir is None else Path(config.output_dir), config)
+    pool_size = config.train.global_batch_size or stored or config.train.batch_size
     plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
     per_epoch, total = plan.steps_per_epoch, plan.total_steps
     if config.step > total:
@@ -46,15 +46,6 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     yield f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
     for key in keys:
         yield from _pool(plan.dataset, key, tensorizer, config.candidates(), config.questions)
-
-
-def _stored_pool_size(config: ExplainConfig) -> int:
-    """Of the run in the output folder, which keeps the pool of its first start."""
-    if config.output_dir is None:
-        return 0
-    for folder in checkpoints.checkpoint_folders(Path(config.output_dir), config.checkpoint_file_name):
-        return int(CheckpointFolder.read_state(folder)[1].get("fixed", {}).get("train.global_batch_size", 0))
-    return 0
 
 
 def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, rule: str, most: int) -> Iterator[str]:

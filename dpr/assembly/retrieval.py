@@ -15,8 +15,8 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
+from dpr.evaluation.ranking_metrics import format_table
 from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
-from dpr.evaluation.reports import format_table
 from dpr.formats.durable import write_json
 from dpr.formats.outputs import require_writable
 from dpr.formats.question_sets import read_qrels
@@ -217,5 +217,5 @@ class _Retrieval:
     def table(self, metrics: dict[str, float]) -> str:
         label = self.config.indexer.kind if self.config.hybrid == "none" else f"{self.config.hybrid} hybrid"
         shown = [f"accuracy@{k}" for k in (1, 5, 20, 100)] + ["mrr@10", "ndcg@10", "recall@100"]
-        names = [name for name in shown if name in metrics] or list(metrics)
-        return f"{self.question_set.name}, {len(self.questions)} questions\n" + format_table({label: metrics}, names)
+        columns = {name: name for name in shown if name in metrics} or {name: name for name in metrics}
+        return f"{self.question_set.name}, {len(self.questions)} questions\n" + format_table({label: metrics}, columns)

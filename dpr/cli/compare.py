@@ -22,17 +22,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]FILE", help="metrics files, with the label of their line")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all metrics to")
     options = parser.parse(argv)
-    from dpr.evaluation.reports import RETRIEVAL_COLUMNS, format_table
+    from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, format_table
     from dpr.formats.durable import write_json
     from dpr.formats.outputs import require_writable
 
     if options.out is not None:
         require_writable(options.out)
     reports = read_reports(options.runs)
-    rows = {label: report["metrics"] for label, report in reports.items()}
     first = next(iter(reports.values()))
     print(f"{first['question_set']}, {first['num_questions']} questions")
-    print(format_table(rows, {name: heading for name, heading in RETRIEVAL_COLUMNS.items() if any(name in row for row in rows.values())}))
+    print(format_table({label: report["metrics"] for label, report in reports.items()}, RETRIEVAL_COLUMNS))
     if options.out is not None:
         # Example questions are for reading one by one: dpr report.
         runs = {label: {name: value for name, value in report.items() if name != "examples"} for label, report in reports.items()}

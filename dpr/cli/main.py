@@ -11,14 +11,14 @@ import dpr
 from dpr.cli.endings import exit_code_of, run_and_leave
 from dpr.cli.keys import suggestion
 
-# name -> module, and what --help says. The function (argv) -> exit code has the command's name, or is main in a module of its own.
+# name -> module, and its line in --help. The function (argv) -> exit code has the command's name, or is main in a module of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
     "download": ("dpr.cli.jobs", "fetch DPR's published data and models by their keys"),
     "prepare": ("dpr.cli.prepare", "make training data from other formats"),
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25 or a model"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
-    "ladder": ("dpr.cli.jobs", "train, mine hard negatives with the model, and train again, as often as asked"),
+    "ladder": ("dpr.cli.jobs", "train, mine hard negatives with the model, and train again, in rounds"),
     "train": ("dpr.cli.jobs", "train a bi-encoder, or evaluate one on training-style data"),
     "explain": ("dpr.cli.jobs", "print what a step of a training run is made of"),
     "embed": ("dpr.cli.jobs", "turn a corpus into vectors, in shards"),

@@ -146,6 +146,22 @@ def part_of(kind: type[Kind], *sources: Settings, **changes: Any) -> Kind:
     return kind(**{item.name: value for item in fields(kind) if (value := (found | changes).get(item.name, item)) is not item})
 
 
+def require_set(settings: Settings, examples: Mapping[str, str]) -> None:
+    """Raises ConfigError, with the example, for the first of these settings that is null or empty."""
+    for key, example in examples.items():
+        if not getattr(settings, key):
+            raise ConfigError(f"{key} is not set, e.g. {key}={example}")
+
+
+def store_name(key: str, value: str) -> str:
+    """The value of a setting that takes ``auto``, ``off`` or a folder."""
+    if value in ("False", "false"):  # what YAML makes of a bare off
+        return "off"
+    if value.strip() in ("", "True", "true"):
+        raise ConfigError(f"{key}={value!r} is neither auto, nor off, nor the name of a folder")
+    return value
+
+
 def listed(value: Any) -> list[Any]:
     """The value of a setting that takes one item or a list of them; none for null."""
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ def chunk_rows(rows: range, number: int, chunk_size: int) -> range:
 
 
 def prepared_chunks(
-    source: PassageSource, rows: range, numbers: list[int], chunk_size: int, tokenize: Callable[[list[Passage]], TokenBatch]
+    source: PassageSource, rows: range, numbers: list[int], chunk_size: int, tokenize: Callable[[Sequence[Passage]], TokenBatch]
 ) -> Iterator[Chunk]:
     """Chunks, read and tokenised one ahead of the model in a thread (both the tokenizer and the model release the interpreter).
 
@@ -43,7 +43,7 @@ def prepared_chunks(
 
 
 def _chunks(
-    source: PassageSource, rows: range, numbers: list[int], chunk_size: int, tokenize: Callable[[list[Passage]], TokenBatch]
+    source: PassageSource, rows: range, numbers: list[int], chunk_size: int, tokenize: Callable[[Sequence[Passage]], TokenBatch]
 ) -> Iterator[Chunk]:
     """The given chunks in one pass over the file, which ends with the last of them."""
     if not numbers:

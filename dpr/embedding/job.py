@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,36 +17,25 @@ from pathlib import Path
 
 import torch
 
+from dpr.core.batch import TokenBatch
 from dpr.core.distributed import barrier, current_ranks, from_main, largest_over_ranks, on_main, sum_over_ranks
 from dpr.core.errors import InputError, LostRankError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
+from dpr.core.records import Passage
 from dpr.embedding.chunks import chunk_rows, prepared_chunks
-from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_passages
+from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_passages, usual_tokens
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.embedding.token_cache import TokenCache
+from dpr.formats.checksums import cache_root
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
-from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
+from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
 
 _SHOWN_IDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedSettings:
-    """How passages become vectors. ``batch_size`` caps the passages of one forward pass; 0 leaves that to ``batch_tokens``.
-
-    ``dtype``: what vectors are stored as: float32, float16, int8 or binary.
-    """
-
-    encoder_type: str = "ctx"
-    batch_tokens: int = BATCH_TOKENS
-    batch_size: int = 0
-    chunk_size: int = 8192
-    dtype: str = "float32"
-    precision: str = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +54,21 @@ def shard_range(num_passages: int, shard_id: int, num_shards: int) -> range:
     return range(min(shard_id * size, num_passages), min((shard_id + 1) * size, num_passages))
 
 
-def embed_shard(
-    model: BiEncoder,
-    source: PassageSource,
-    out_file: str | Path,
-    *,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    settings: EmbedSettings | None = None,
-    token_folder: Path | None = None,
-) -> EmbedReport:
-    """Writes the vectors of one shard to the folder ``<out_file>_<shard_id>``; resumes an interrupted run.
+def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) -> EmbedReport:
+    """Writes the vectors of the shard ``config.shard_id`` to the folder ``<out_file>_<shard_id>``; resumes an interrupted run.
 
-    Every rank of a group calls it, or a single process. ``token_folder`` keeps the tokens for the next embedding of the corpus.
+    Every rank of a group calls it, or a single process. ``config.model_file`` and what else says where model and corpus are is not read.
 
     Raises:
         InputError: the corpus is empty, has a bad row or a repeated id; the folder holds vectors of another model, corpus or settings;
             the model gives vectors that are zero, NaN or infinite; they cannot be written; one passage does not fit into memory.
         LostRankError: another rank raised.
     """
-    settings = settings or EmbedSettings()
-    folder = Path(f"{out_file}_{shard_id}")
-    rows = shard_range(_count(source), shard_id, num_shards)
-    num_chunks = -(-len(rows) // settings.chunk_size)
-    metadata = shard_metadata(model, source, settings, rows=rows, shard_id=shard_id, num_shards=num_shards)
-    make_writer = partial(VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=settings.dtype)
+    folder = Path(f"{config.out_file}_{config.shard_id}")
+    rows = shard_range(_count(source), config.shard_id, config.num_shards)
+    num_chunks = -(-len(rows) // config.chunk_size)
+    metadata = _metadata(model, source, config, rows)
+    make_writer = partial(VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=config.out_dtype)
     opened: list[VectorShardWriter] = []
     flags = torch.zeros(num_chunks + 1)  # which chunks are missing, and whether the shard is unfinished
 
@@ -106,30 +86,28 @@ def embed_shard(
     if flags[num_chunks]:
         writer = opened[0] if opened else make_writer()
         barrier()  # no rank finishes the shard while another is still opening it
-        embedded, empty = _embed_chunks(model, source, writer, rows, missing, settings, token_folder)
+        embedded, empty = _embed_chunks(model, source, writer, rows, missing, config)
         on_main(lambda: writer.finish(num_chunks))
     return EmbedReport(folder, len(rows), embedded, empty)
 
 
-def shard_metadata(
-    model: BiEncoder, source: PassageSource, settings: EmbedSettings, *, rows: range, shard_id: int, num_shards: int
-) -> Metadata:
+def _metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig, rows: range) -> Metadata:
     """What decides the vectors of a shard; a search refuses to mix shards where it differs."""
     tokens = [model.settings.as_dict(), model.tensorizer.fingerprint, source.normalize]
     tokens += [source.passage_prefix] if source.passage_prefix else []
     return {
         "model_fingerprint": model.fingerprint,
         "settings_fingerprint": text_sha256(json.dumps(tokens, sort_keys=True))[:32],
-        "encoder_type": settings.encoder_type,
+        "encoder_type": config.encoder_type,
         "similarity": "dot",
-        "precision": settings.precision,
+        "precision": config.precision,
         "corpus": source.file.name,
         **source.identity(),
-        "shard_id": shard_id,
-        "num_shards": num_shards,
+        "shard_id": config.shard_id,
+        "num_shards": config.num_shards,
         "first_row": rows.start,
         "end_row": rows.stop,
-        "chunk_size": settings.chunk_size,
+        "chunk_size": config.chunk_size,
     }
 
 
@@ -147,13 +125,7 @@ def _count(source: PassageSource) -> int:
 
 
 def _embed_chunks(
-    model: BiEncoder,
-    source: PassageSource,
-    writer: VectorShardWriter,
-    rows: range,
-    missing: list[int],
-    settings: EmbedSettings,
-    token_folder: Path | None,
+    model: BiEncoder, source: PassageSource, writer: VectorShardWriter, rows: range, missing: list[int], config: EmbedConfig
 ) -> tuple[int, int]:
     """Embeds the missing chunks with all ranks; returns how many passages, and how many of them without text.
 
@@ -161,12 +133,13 @@ def _embed_chunks(
     """
     ranks = current_ranks()
     mine = missing[ranks.rank :: ranks.world_size]
-    lost = sum(len(chunk_rows(rows, number, settings.chunk_size)) for number in missing)
+    lost = sum(len(chunk_rows(rows, number, config.chunk_size)) for number in missing)
     progress = Progress("embedding", len(rows), done=len(rows) - lost, quiet=not ranks.is_main)
-    tokenize = partial(tokenize_passages, model.tensorizer) if token_folder is None else TokenCache(token_folder, model.tensorizer).tokens
-    prepared = prepared_chunks(source, rows, mine, settings.chunk_size, tokenize)
-    budget = TokenBudget(settings.batch_tokens)
-    options = {name: getattr(settings, name) for name in ("encoder_type", "batch_size", "precision")}
+    prepared = prepared_chunks(source, rows, mine, config.chunk_size, _tokenizer(model, config))
+    # In DPR batch_size is a number of passages, however long they are.
+    tokens_of_batch = config.batch_size * model.settings.sequence_length
+    budget = TokenBudget(config.batch_tokens or tokens_of_batch or usual_tokens(model.device))
+    options = {name: getattr(config, name) for name in ("encoder_type", "batch_size", "precision")}
     empty_ids: list[str] = []
     num_empty = 0
     turns = -(-len(missing) // ranks.world_size)
@@ -202,3 +175,10 @@ def _embed_chunks(
         shown = f", such as {', '.join(empty_ids)}" if empty_ids else ""
         logger.warning("%d passages have no text%s; they were embedded by their title, or as empty sequences", num_empty, shown)
     return lost, num_empty
+
+
+def _tokenizer(model: BiEncoder, config: EmbedConfig) -> Callable[[Sequence[Passage]], TokenBatch]:
+    if config.token_store == "off":
+        return partial(tokenize_passages, model.tensorizer)
+    folder = cache_root(None if config.token_store == "auto" else Path(config.token_store))
+    return TokenCache(folder / "passage-tokens", model.tensorizer).tokens

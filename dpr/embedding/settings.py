@@ -7,7 +7,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import Settings, setting
+from dpr.core.settings import Settings, require_set, setting, store_name
 from dpr.models.settings import EncoderSettings
 
 
@@ -89,14 +89,8 @@ class EmbedConfig(Settings):
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
     def check_together(self, prefix: str) -> None:
-        examples = {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"}
-        for key, example in examples.items():
-            if not getattr(self, key):
-                raise ConfigError(f"{key} is not set, e.g. {key}={example}")
-        if self.token_store in ("False", "false"):  # what YAML makes of a bare off
-            self.token_store = "off"
-        if self.token_store.strip() in ("", "True", "true"):
-            raise ConfigError(f"token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
+        require_set(self, {"model_file": "runs/first", "ctx_src": "corpus.tsv", "out_file": "runs/first/vectors"})
+        self.token_store = store_name("token_store", self.token_store)
         if self.attention == "varlen" and self.precision == "fp32":
             raise ConfigError("attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out")
         if self.shard_id >= self.num_shards:

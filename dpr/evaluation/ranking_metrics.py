@@ -21,6 +21,15 @@ Qrels = Mapping[str, Mapping[str, int]]
 """Question id -> passage id -> grade; above 0 is relevant."""
 
 CUTOFFS = (1, 5, 10, 20, 100)
+RETRIEVAL_COLUMNS = {
+    "accuracy@1": "top-1",
+    "accuracy@5": "top-5",
+    "accuracy@20": "top-20",
+    "accuracy@100": "top-100",
+    "mrr@10": "MRR@10",
+    "ndcg@10": "nDCG@10",
+}
+"""What is shown of a retrieval, in this order, with the headings."""
 
 
 def evaluate_run(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> dict[str, float]:
@@ -130,6 +139,21 @@ def coverage(run: Run, qrels: Qrels, corpus_ids: Collection[str] | None = None) 
         num_not_in_run=sum(not run.get(question) for question in judged),
         num_judged_passages_not_in_corpus=None if corpus_ids is None else sum(passage not in corpus_ids for passage in relevant),
     )
+
+
+def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> str:
+    """One line per row, one column per metric, three decimals; a metric that a row lacks is shown as ``-``, one that all lack is left out.
+
+    ``columns`` gives the metrics with their headings.
+    """
+    headings = {name: heading for name, heading in columns.items() if any(name in metrics for metrics in rows.values())}
+    cells = [["", *headings.values()]]
+    for label, metrics in rows.items():
+        cells.append([label, *(f"{metrics[name]:.3f}" if name in metrics else "-" for name in headings)])
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]) for line in cells]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
 
 
 def _falling_scores(question: str, ranking: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, listed, setting
+from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 
 
@@ -28,9 +28,7 @@ class ExportConfig(Settings):
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def check_together(self, prefix: str) -> None:
-        for key, example in {"model_file": "runs/first", "out_file": "runs/first.cp"}.items():
-            if not getattr(self, key):
-                raise ConfigError(f"{key} is not set, e.g. {key}={example}")
+        require_set(self, {"model_file": "runs/first", "out_file": "runs/first.cp"})
         if (self.to == "vectors") != bool(self.patterns()):
             raise ConfigError("encoded_ctx_files belongs to to=vectors, e.g. to=vectors encoded_ctx_files=[wiki_passages_*]")
 

@@ -38,7 +38,7 @@ class Index(ABC):
     * ``save`` writes into an empty folder whatever ``open`` needs. The opened index finds what the saved one found, is not changed by
       searching, and may be open in several processes. Manifest, checksums and the comparison of settings are not its business.
     * Fields of ``Settings`` made with ``dpr.core.settings.setting`` say by ``on_resume`` what a changed value means for a saved index:
-      identity refuses it, told is a warning and the saved value stays, no effect takes the new one. Plain fields are identity.
+      identity refuses it, told keeps the saved value with a warning, no effect takes the new one. Plain fields are identity.
     """
 
     reads: ClassVar[str] = "vectors"
@@ -47,7 +47,7 @@ class Index(ABC):
     is_saved: ClassVar[bool] = True
     """False for an index that keeps nothing and is built each time."""
     Settings: ClassVar[type[Any]] = Settings
-    """A dataclass of what can be set, as ``indexer.options.<name>`` for a class of your own."""
+    """A dataclass of what can be set, as ``indexer.options.<name>`` for a user-defined class."""
 
     @classmethod
     @abstractmethod
@@ -147,7 +147,7 @@ class IndexChoice:
         settings, made_of = metadata.get("settings", {}), metadata.get("source")
         if not isinstance(settings, dict) or not isinstance(made_of, dict):
             raise InputError("is not an index of this toolkit", file=folder)
-        kind = settings.get("kind", metadata.get("kind"))  # of indexes of earlier versions, which all said "faiss"
+        kind = settings.get("kind", metadata.get("kind"))  # indexes of earlier versions all store the kind "faiss" here
         if kind != self.kind:
             raise InputError(
                 f"holds an index of kind {kind!r}", file=folder, expected=repr(self.kind), hint=f"set indexer={kind}, or {rebuild}"

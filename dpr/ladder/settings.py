@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, setting
+from dpr.core.settings import Settings, part_of, require_set, setting
 from dpr.indexer.settings import Bm25Settings
-from dpr.mining.settings import PICKS, MiningSettings
+from dpr.mining.settings import MiningSettings
 from dpr.training.command_settings import BiEncoderTrainConfig
 
 
@@ -28,19 +28,19 @@ class MineConfig(MiningSettings):
 
 @dataclass
 class Bm25Config(Bm25Settings):
-    """Mining by BM25: its constants and score rules, and what differs from ``mine`` (absent = as there)."""
+    """Mining by BM25: its constants and score rules, and what differs from ``mine`` (absent = as there), within the same bounds."""
 
-    per_question: int | None = setting(None, unit="passages", least=1)
+    per_question: int | None = None
     """Negatives per question, at most; absent = as in ``mine``."""
-    from_rank: int | None = setting(None, least=1)
+    from_rank: int | None = None
     """First rank to take from; absent = as in ``mine``."""
-    to_rank: int | None = setting(None, least=1)
+    to_rank: int | None = None
     """Last rank to take from; absent = as in ``mine``."""
-    pick: str | None = setting(None, choices=PICKS)
+    pick: str | None = None
     """top or sample; absent = as in ``mine``."""
     keep_existing: bool | None = None
     """Keep the hard negatives that the training data have; absent = as in ``mine``."""
-    max_relative_score: float = setting(0.0, least=0)
+    max_relative_score: float = 0.0
     """Highest share of the positive's BM25 score that a negative may have; 0 = any."""
     absolute_margin: float | None = None
     """Leave out what BM25 scores above the positive's score less this; absent = any."""
@@ -87,7 +87,7 @@ class RoundsConfig(Settings):
 
 @dataclass
 class LadderConfig(BiEncoderTrainConfig):
-    """Trains, mines hard negatives with the model, and trains again, as often as asked. All settings of ``dpr train`` work as there. A
+    """Trains, mines hard negatives with the model, and trains again, round after round. All settings of ``dpr train`` work as there. A
     killed ladder resumes when you rerun the same command."""
 
     corpus: str | None = None
@@ -98,13 +98,8 @@ class LadderConfig(BiEncoderTrainConfig):
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        first, last = self.bm25.from_rank or self.mine.from_rank, self.bm25.to_rank or self.mine.to_rank
-        if first > last:
-            raise ConfigError(f"negatives by BM25 would be taken from rank {first} to {last}; set bm25.from_rank or bm25.to_rank")
-        examples = {"train_datasets": "[train.jsonl]", "corpus": "corpus.tsv", "output_dir": "runs/ladder"}
-        for key, example in examples.items():
-            if not getattr(self, key):
-                raise ConfigError(f"{key} is not set, e.g. {key}={example}")
+        part_of(MiningSettings, self.mine, **{key: value for key, value in asdict(self.bm25).items() if value is not None}).check("bm25.")
+        require_set(self, {"train_datasets": "[train.jsonl]", "corpus": "corpus.tsv", "output_dir": "runs/ladder"})
         if self.train.dry_run:
             raise ConfigError("train.dry_run=true is for dpr train; ladder.plan=true shows the stages of a ladder")
         if self.init in ("resume", "continue") or self.resume != "auto":

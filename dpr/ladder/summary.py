@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpr.evaluation.reports import RETRIEVAL_COLUMNS, format_table
+from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, format_table
 from dpr.formats.checkpoints import resolve_checkpoint
 from dpr.formats.durable import read_json, write_json
 from dpr.ladder.stages import RECORD, Stage
@@ -36,7 +36,7 @@ def summarize(rounds: Sequence[Round], folder: Path, *, mode: str) -> float | No
     """Prints a table of all rounds and writes ``ladder.json``; returns the best validation value of the last round."""
     found = [_report(entry) for entry in rounds]
     lines = {f"{report['round']}: {report['trained']}": _metrics(report) for report in found}
-    print(format_table(lines, {name: heading for name, heading in COLUMNS.items() if any(name in line for line in lines.values())}))
+    print(format_table(lines, COLUMNS))
     summary = {"mode": mode, "rounds": found}
     if not (folder / FILE).is_file() or read_json(folder / FILE) != summary:
         write_json(folder / FILE, summary)

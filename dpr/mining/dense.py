@@ -18,7 +18,8 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.embedding.encode import encode_tokens, tokenize_passages
-from dpr.embedding.job import EmbedSettings, embed_shard
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.formats.durable import MANIFEST, describe_file, durable_folder
 from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
@@ -40,7 +41,7 @@ EXACT = IndexChoice("exact", ExactSettings())
 
 @dataclass(frozen=True)
 class DenseSearch:
-    """A model's own ranking.
+    """Ranks by a bi-encoder.
 
     Args:
         shards: vectors of the corpus by this model, in the order of the corpus; if there are none, they are made in the work folder.
@@ -90,10 +91,8 @@ class DenseSearch:
         return finder
 
     def _embed(self, corpus: MiningCorpus, work: Path) -> VectorShard:
-        settings = EmbedSettings(batch_tokens=self.batch_tokens, precision=self.precision)
-        return VectorShard(
-            embed_shard(self.model, corpus.source(self.passage_prefix), work / "vectors", settings=settings).folder, verify=False
-        )
+        config = EmbedConfig(out_file=str(work / "vectors"), batch_tokens=self.batch_tokens, precision=self.precision)
+        return VectorShard(embed_shard(self.model, corpus.source(self.passage_prefix), config).folder, verify=False)
 
     def _encode_questions(self, train: TrainingSet, rows: range, corpus: MiningCorpus, work: Path) -> int:
         """Stores the vectors of a block of questions, and each question's best score of positives outside the corpus (NaN: it has none).

@@ -83,13 +83,7 @@ def mine(
         else:
             _claim(work, base)
             _claim(work / BLOCKS, facts)
-            source = corpus or work / TRAINING_PASSAGES
-            if corpus is None and not source.is_file():
-                logger.info("%d distinct passages in the training data", write_training_passages(train, source))
-            size = search.block_rows
-            blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
-            finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
-            miner = BlockMiner(train, source, work, finder, search.mined_by, settings)
+            miner, blocks = _prepared(train, work, settings, search, corpus)
             missing = [rows for rows in blocks if not miner.audit(rows).is_file()]
             progress = Progress("mining", len(train), unit="questions", done=len(train) - sum(map(len, missing)))
             for rows in mine_blocks(miner, missing, processes=processes, scorer=scorer):
@@ -98,6 +92,19 @@ def mine(
             audit = _finish(miner, blocks, out, facts)
     warn_of_few(audit, out)
     return audit
+
+
+def _prepared(
+    train: TrainingSet, work: Path, settings: MiningSettings, search: Search, corpus: Path | None
+) -> tuple[BlockMiner, list[range]]:
+    """Writes what the search needs to the work folder."""
+    source = corpus or work / TRAINING_PASSAGES
+    if corpus is None and not source.is_file():
+        logger.info("%d distinct passages in the training data", write_training_passages(train, source))
+    size = search.block_rows
+    blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
+    finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
+    return BlockMiner(train, source, work, finder, search.mined_by, settings), blocks
 
 
 def _claim(folder: Path, facts: Facts) -> None:

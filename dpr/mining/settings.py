@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, setting
 
-PICKS = ("top", "sample")
-
 
 @dataclass
 class MiningSettings(Settings):
@@ -21,7 +19,7 @@ class MiningSettings(Settings):
     """First rank to take from, counted over all that was found."""
     to_rank: int = setting(100, least=1)
     """Last rank to take from."""
-    pick: str = setting("top", choices=PICKS)
+    pick: str = setting("top", choices=("top", "sample"))
     """top: the best that pass the filters; sample: any of them, drawn by seed and row."""
     seed: int = setting(0, least=0)
     """Decides what is drawn with pick=sample."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, listed, setting
+from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings
 
@@ -142,8 +142,7 @@ class RetrievalConfig(Settings):
         return _names("encoded_ctx_files", self.encoded_ctx_files)
 
     def check_together(self, prefix: str) -> None:
-        if not self.qa_dataset:
-            raise ConfigError("qa_dataset is not set, e.g. qa_dataset=questions.jsonl")
+        require_set(self, {"qa_dataset": "questions.jsonl"})
         if self.ctx_datatsets is not None and self.ctx_datasets is not None:
             raise ConfigError("ctx_datatsets and ctx_datasets are the same setting; give one of them")
         self._check_search()

@@ -208,14 +208,15 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
     return None
 
 
-def stored_pool_size(folder: CheckpointFolder, settings: TrainingSettings) -> int:
-    """Questions per pool of the run that this start would resume, the same on all ranks; 0 where there is none.
+def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
+    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there is none.
 
     Nothing is locked, checked or changed here; the value is compared again when the run is resumed.
     """
     size = 0
     if current_ranks().is_main:
-        found = [] if settings.resume == "fresh" else checkpoints.checkpoint_folders(folder.output_dir, folder.name)
+        is_new = output_dir is None or settings.resume == "fresh"
+        found = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
         other = settings.continued_run()
         try:
             if found or other is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Settings, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Settings, setting, store_name
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
@@ -208,10 +208,7 @@ class TrainSettings(Periods, ComputeSettings, OptimizerSettings, BatchSettings):
 
     def check_together(self, prefix: str) -> None:
         self.betas()
-        if self.token_store in ("False", "false"):  # what YAML makes of a bare off
-            self.token_store = "off"
-        if self.token_store.strip() in ("", "True", "true"):
-            raise ConfigError(f"{prefix}token_store={self.token_store!r} is neither auto, nor off, nor the name of a folder")
+        self.token_store = store_name(f"{prefix}token_store", self.token_store)
         for one, unset, other in (("warmup_steps", None, "warmup_ratio"), ("grad_cache_tokens", 0, "memory_budget_gb")):
             if getattr(self, one) != unset and getattr(self, other):
                 raise ConfigError(

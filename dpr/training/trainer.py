@@ -108,7 +108,7 @@ class BiEncoderTrainer(Run):
 
     def _make_plan(self, train_sets: Sequence[tuple[SampleSource, SetOptions]]) -> Plan:
         """The pools of the run; their size is that of the run found in the folder, if any, unless it is set."""
-        train, stored = self.settings.train, stored_pool_size(self.checkpoints, self.settings)
+        train, stored = self.settings.train, stored_pool_size(self.output_dir, self.settings)
         pool_size = train.global_batch_size or stored or train.batch_size * self.ranks.world_size
         return make_plan(train_sets, self.model.tensorizer, self.settings, pool_size=pool_size, ranks=self.ranks)
 

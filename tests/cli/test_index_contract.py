@@ -16,6 +16,7 @@ from dpr.cli.main import main
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.core.settings import IDENTITY, Settings, setting
 from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
@@ -96,7 +97,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_training_set(folder / "train.jsonl", [TrainingSample(f"{text} {key}", (gold,)) for key, text, gold in asked])
     with durable_folder(folder / "model") as target:
         tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
-    embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), folder / "vectors")
+    embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(folder / "vectors")))
     return folder
 
 

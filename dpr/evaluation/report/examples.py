@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dpr.formats.results import RetrievedQuestion
@@ -65,16 +65,8 @@ def spread(items: Iterable[Any], number: int) -> list[Any]:
 def example_of(result: RetrievedQuestion) -> Example:
     """The example that a results record gives."""
     first = next((rank for rank, hit in enumerate(result.hits, 1) if hit.has_answer), None)
-    return Example(
-        question=cut(result.question, TEXT_LIMIT),
-        id=cut(result.id, _TITLE_LIMIT),
-        answers=tuple(cut(answer, _TITLE_LIMIT) for answer in result.answers[:5]),
-        first_right_rank=first,
-        hits=tuple(
-            ExampleHit(cut(hit.title or hit.id, _TITLE_LIMIT), cut(hit.text, TEXT_LIMIT), hit.score, hit.has_answer)
-            for hit in result.hits[:NUM_HITS]
-        ),
-    )
+    hits = [ExampleHit(hit.title or hit.id, hit.text, hit.score, hit.has_answer) for hit in result.hits[:NUM_HITS]]
+    return _cut_example(result.question, result.id, result.answers, first, hits)
 
 
 def example_record(value: Any) -> Example | None:
@@ -82,20 +74,23 @@ def example_record(value: Any) -> Example | None:
     if not isinstance(value, dict) or not isinstance(value.get("hits"), list) or not isinstance(value.get("question"), str):
         return None
     rank, answers = value.get("first_right_rank"), value.get("answers")
-    return Example(
-        question=cut(value["question"], TEXT_LIMIT),
-        id=cut(str(value.get("id", "")), _TITLE_LIMIT),
-        answers=tuple(cut(str(answer), _TITLE_LIMIT) for answer in answers[:5]) if isinstance(answers, list) else (),
-        first_right_rank=rank if isinstance(rank, int) and not isinstance(rank, bool) else None,
-        hits=tuple(_hit(hit) for hit in value["hits"][:NUM_HITS] if isinstance(hit, dict)),
-    )
+    rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+    texts = [str(answer) for answer in answers] if isinstance(answers, list) else []
+    hits = [_hit(hit) for hit in value["hits"][:NUM_HITS] if isinstance(hit, dict)]
+    return _cut_example(value["question"], str(value.get("id", "")), texts, rank, hits)
 
 
 def _hit(value: dict[str, Any]) -> ExampleHit:
     score, right = value.get("score"), value.get("right")
     return ExampleHit(
-        title=cut(str(value.get("title", "")), _TITLE_LIMIT),
-        text=cut(str(value.get("text", "")), TEXT_LIMIT),
+        title=str(value.get("title", "")),
+        text=str(value.get("text", "")),
         score=float(score) if isinstance(score, int | float) else math.nan,
         right=right if isinstance(right, bool) else None,
     )
+
+
+def _cut_example(question: str, name: str, answers: Sequence[str], rank: int | None, hits: Iterable[ExampleHit]) -> Example:
+    shown = tuple(replace(hit, title=cut(hit.title, _TITLE_LIMIT), text=cut(hit.text, TEXT_LIMIT)) for hit in hits)
+    answers = tuple(cut(answer, _TITLE_LIMIT) for answer in answers[:5])
+    return Example(cut(question, TEXT_LIMIT), cut(name, _TITLE_LIMIT), answers, rank, shown)

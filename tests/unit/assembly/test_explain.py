@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainCon
         assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
 
 
-def test_a_mixed_pool_is_told_set_by_set_with_its_prefixes(config: ExplainConfig) -> None:
+def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainConfig) -> None:
     first, second = config.train_datasets
     config.datasets = {
         "first": {"file": first, "query_prefix": "ba: ", "weight": 1},
@@ -99,6 +100,8 @@ def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: Expl
     build_trainer(config, build_model(config), sets, []).train()
     config.train.batch_size, config.train.max_steps = 2, 0
     assert "pool 0: 4 questions" in "\n".join(explain(config))
+    continued = replace(config, init="continue", model_file=config.output_dir, output_dir=f"{config.output_dir}-2")
+    assert "pool 0: 4 questions" in "\n".join(explain(continued))
     config.step = 19
     with pytest.raises(ConfigError, match="step=19, but the run has 18 steps"):
         list(explain(config))

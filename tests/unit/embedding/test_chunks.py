@@ -15,7 +15,8 @@ import torch
 from dpr.cli.jobs import embed as main
 from dpr.core.records import Passage
 from dpr.embedding import job
-from dpr.embedding.job import EmbedSettings, embed_shard
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats import vector_shards
 from dpr.formats.corpora import write_passages
@@ -40,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def embed(folder: Path, out: Path, **settings: Any) -> job.EmbedReport:
     torch.set_num_threads(1)
-    options = EmbedSettings(chunk_size=SIZE, batch_tokens=200, **settings)
-    return embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), out, settings=options)
+    config = EmbedConfig(out_file=str(out), chunk_size=SIZE, batch_tokens=200, **settings)
+    return embed_shard(BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv"), config)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -74,7 +75,7 @@ def test_a_chunk_is_encoded_while_the_one_before_it_is_written(folder: Path, tmp
 
 
 @pytest.mark.parametrize("failing", [0, 2, CHUNKS - 1])
-def test_a_write_that_fails_ends_with_three_and_the_next_run_goes_on(
+def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: int
 ) -> None:
     embed(folder, tmp_path / "whole")
@@ -124,7 +125,7 @@ def _outcome_where_the_last_write_fails(folder: Path, out: Path) -> str:
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
 def test_codes_are_written_while_embedding(folder: Path, tmp_path: Path, dtype: str) -> None:
     for name, stored in (("exact", "float32"), ("coded", dtype)):
-        embed(folder, tmp_path / name, dtype=stored)
+        embed(folder, tmp_path / name, out_dtype=stored)
     exact, coded = (np.concatenate([rows for _, rows in VectorShard(tmp_path / f"{name}_0").chunks()]) for name in ("exact", "coded"))
     np.testing.assert_array_equal(exact >= 0, coded >= 0) if dtype == "binary" else np.testing.assert_allclose(
         coded, exact, atol=float(np.abs(exact).max()) / 253

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from dpr.core.records import Passage
 from dpr.data.collator import SetOptions, encoded_text
 from dpr.embedding import job
 from dpr.embedding.encode import encode_tokens, tokenize_passages
-from dpr.embedding.job import EmbedReport, EmbedSettings, embed_shard, shard_range
+from dpr.embedding.job import EmbedReport, embed_shard, shard_range
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats import vector_shards
 from dpr.formats.corpora import write_passages
@@ -29,7 +31,7 @@ from tests.helpers.processes import RankFailed, run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 
 NUM_PASSAGES = 53
-SMALL = EmbedSettings(chunk_size=8, batch_tokens=200)
+SMALL = EmbedConfig(chunk_size=8, batch_tokens=200)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +46,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def embed(folder: Path, out: Path, settings: EmbedSettings = SMALL, **options: Any) -> EmbedReport:
+def embed(folder: Path, out: Path, settings: EmbedConfig = SMALL, **options: Any) -> EmbedReport:
     torch.set_num_threads(1)
     source = PassageSource(options.pop("corpus", folder / "corpus.tsv"), **options.pop("source", {}))
-    return embed_shard(BiEncoder.load(folder / "model"), source, out, settings=settings, **options)
+    return embed_shard(BiEncoder.load(folder / "model"), source, replace(settings, out_file=str(out), **options))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -129,7 +131,7 @@ def test_a_corpus_whose_middle_changed_is_refused(folder: Path, tmp_path: Path, 
     corpus = tmp_path / "c.tsv"
     rows = [f"p{row}\t{'ba ' * 4000}\tba\n" for row in range(220)]
     corpus.write_text("".join(rows))
-    settings, times = EmbedSettings(chunk_size=64, batch_tokens=20_000), corpus.stat()
+    settings, times = EmbedConfig(chunk_size=64, batch_tokens=20_000), corpus.stat()
     if is_killed:
         process = multiprocessing.get_context("fork").Process(target=_embed_changing_nothing, args=(folder, corpus, tmp_path / "X"))
         process.start()
@@ -149,7 +151,7 @@ def _embed_changing_nothing(folder: Path, corpus: Path, out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     vector_shards.write_manifest = lambda *_, **__: die()  # type: ignore[assignment]
-    embed(folder, out, EmbedSettings(chunk_size=64, batch_tokens=20_000), corpus=corpus)
+    embed(folder, out, EmbedConfig(chunk_size=64, batch_tokens=20_000), corpus=corpus)
 
 
 def test_a_corpus_that_changes_while_it_is_embedded_ends_the_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +227,10 @@ def _outcome_with_failing_rank(folder: Path, out: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"settings": EmbedSettings(chunk_size=9)}, "chunk_size"),
-        ({"settings": EmbedSettings(chunk_size=8, encoder_type="question")}, "encoder_type"),
-        ({"settings": EmbedSettings(chunk_size=8, dtype="float16")}, "dtype"),
-        ({"settings": EmbedSettings(chunk_size=8, precision="bf16")}, "precision"),
+        ({"settings": EmbedConfig(chunk_size=9)}, "chunk_size"),
+        ({"settings": EmbedConfig(chunk_size=8, encoder_type="question")}, "encoder_type"),
+        ({"settings": EmbedConfig(chunk_size=8, out_dtype="float16")}, "dtype"),
+        ({"settings": EmbedConfig(chunk_size=8, precision="bf16")}, "precision"),
         ({"source": {"id_prefix": "wiki:"}}, "id_prefix"),
         ({"source": {"normalize": True}}, "normalize"),
         ({"source": {"text_col": 2, "title_col": 1}}, "text_col"),
@@ -248,7 +250,7 @@ def test_vectors_of_another_model_or_corpus_are_not_continued(folder: Path, tmp_
     embed(folder, tmp_path / "X")
     other = tiny_model(folder / "encoder", seed=1, dtype=torch.float32)
     with pytest.raises(InputError, match="model_fingerprint"):
-        embed_shard(other, PassageSource(folder / "corpus.tsv"), tmp_path / "X", settings=SMALL)
+        embed_shard(other, PassageSource(folder / "corpus.tsv"), replace(SMALL, out_file=str(tmp_path / "X")))
     (tmp_path / "corpus.tsv").write_text((folder / "corpus.tsv").read_text().replace("\t", "\tba ", 3))
     with pytest.raises(InputError, match="corpus_fingerprint"):
         embed(folder, tmp_path / "X", corpus=tmp_path / "corpus.tsv")
@@ -269,7 +271,7 @@ def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: P
 def test_the_question_tower_makes_other_vectors(folder: Path, tmp_path: Path) -> None:
     """The original wrote context vectors whatever encoder_type said."""
     embed(folder, tmp_path / "ctx")
-    embed(folder, tmp_path / "question", EmbedSettings(chunk_size=8, batch_tokens=200, encoder_type="question"))
+    embed(folder, tmp_path / "question", EmbedConfig(chunk_size=8, batch_tokens=200, encoder_type="question"))
     model = BiEncoder.load(folder / "model")
     tokens = tokenize_passages(model.tensorizer, list(PassageSource(folder / "corpus.tsv").read()))
     for name in ("ctx", "question"):
@@ -280,7 +282,7 @@ def test_the_question_tower_makes_other_vectors(folder: Path, tmp_path: Path) ->
 
 
 def test_ids_are_prefixed_and_float16_halves_the_size(folder: Path, tmp_path: Path) -> None:
-    embed(folder, tmp_path / "X", EmbedSettings(chunk_size=8, dtype="float16"), source={"id_prefix": "wiki:"})
+    embed(folder, tmp_path / "X", EmbedConfig(chunk_size=8, out_dtype="float16"), source={"id_prefix": "wiki:"})
     shard = VectorShard(tmp_path / "X_0")
     assert next(iter(vectors_by_id([shard]))) == "wiki:p0"
     assert shard.dtype == "float16"

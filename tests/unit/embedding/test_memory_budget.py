@@ -15,7 +15,8 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.encode import TokenBudget, encode_tokens, encode_within_memory
-from dpr.embedding.job import EmbedSettings, embed_shard
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
@@ -101,7 +102,9 @@ def test_each_rank_comes_down_by_itself(tmp_path: Path) -> None:
 def _embed(folder: Path, name: str) -> Path:
     torch.set_num_threads(1)
     model = tiny_model(folder / "encoder", dtype=torch.float32)
-    return embed_shard(model, PassageSource(folder / "c.tsv"), folder / name, settings=EmbedSettings(chunk_size=16)).folder
+    return embed_shard(
+        model, PassageSource(folder / "c.tsv"), EmbedConfig(out_file=str(folder / name), chunk_size=16, batch_tokens=8192)
+    ).folder
 
 
 def _warnings_of_an_uneven_group(folder: Path) -> list[str]:

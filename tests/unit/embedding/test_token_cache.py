@@ -72,7 +72,7 @@ def test_vectors_are_the_same_bits_and_another_checkpoint_tokenises_nothing(
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "lost", "no manifest", "empty"])
-def test_a_damaged_chunk_is_made_anew(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_chunk_is_made_again(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = embedded(folder, "first", token_store="auto")
     chunk = sorted((folder / "cache" / "passage-tokens").glob("passages-*"))[0]
     file = chunk / ("manifest.json" if damage == "no manifest" else "tokens.npy")

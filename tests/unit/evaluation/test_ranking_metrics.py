@@ -8,11 +8,10 @@ import random
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.evaluation.ranking_metrics import coverage, evaluate_questions, evaluate_run
-from dpr.evaluation.reports import format_table
+from dpr.evaluation.ranking_metrics import coverage, evaluate_questions, evaluate_run, format_table
 
 
-def test_figures_by_hand() -> None:
+def test_metrics_by_hand() -> None:
     qrels = {"q": {"a": 2, "b": 1, "z": 0}}
     run = {"q": [("x", 3.0), ("b", 2.0), ("a", 1.0)]}
     values = evaluate_run(run, qrels, cutoffs=(1, 2, 3))

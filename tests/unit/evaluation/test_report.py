@@ -193,7 +193,7 @@ def test_damaged_and_absent_files_of_a_run_are_named(tmp_path: Path) -> None:
     [[], [math.nan], [math.inf, -math.inf], [1.0], [0.0], [-3.0], [5.0, 5.0], [1e-30, 2e-30], [1e300, -1e300], [math.nan, 2.0, 3.0]],
 )
 @pytest.mark.parametrize(("log_x", "percent"), [(False, False), (True, True)])
-def test_any_figures_can_be_drawn(values: list[float], log_x: bool, percent: bool) -> None:
+def test_any_numbers_can_be_drawn(values: list[float], log_x: bool, percent: bool) -> None:
     points = [(float(place), value) for place, value in enumerate(values, 1)]
     drawing = line_chart("title", [("a", points), ("b", [])], log_x=log_x, percent=percent)
     chart = render("figure.html", {"chart": drawing})
@@ -204,7 +204,7 @@ def test_any_figures_can_be_drawn(values: list[float], log_x: bool, percent: boo
     assert not re.search(r'"[^"]*\b(?:nan|inf)\b[^"]*"', chart)
 
 
-def test_figures_that_were_not_finite_leave_a_gap(tmp_path: Path) -> None:
+def test_values_that_were_not_finite_leave_a_gap(tmp_path: Path) -> None:
     for step, loss in enumerate([1.0, math.nan, 3.0], 1):
         append_jsonl(tmp_path / "metrics.jsonl", {"step": step, "train/loss": loss})
     found = elements(write_report(tmp_path).read_text())
@@ -279,7 +279,7 @@ def test_cut_text_keeps_its_limit() -> None:
     assert len(cut("x" * 1000, 20)) == 24
 
 
-def test_files_that_are_no_figures_are_refused(tmp_path: Path) -> None:
+def test_files_without_metrics_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"a": 1}')
     with pytest.raises(InputError, match="metrics file"):
         main([str(tmp_path), str(tmp_path / "x.json")])

@@ -46,7 +46,7 @@ def test_defaults_pass() -> None:
         ({"mine__near_duplicate": 1.5}, "mine.near_duplicate=1.5"),
         ({"mine__veto_above": 0.5}, "mine.cross_encoder"),
         ({"mine__pick": "best"}, "top, sample"),
-        ({"bm25__from_rank": 200}, "from rank 200 to 100"),
+        ({"bm25__from_rank": 200}, "bm25.to_rank=100 is below bm25.from_rank=200"),
         ({"bm25__b": 2.0}, "bm25.b=2.0"),
         ({"bm25__pick": "best"}, "bm25.pick=best"),
         ({"train__dry_run": True}, "ladder.plan=true"),
@@ -64,7 +64,7 @@ def test_defaults_pass() -> None:
         ({"ladder__mode": "continue", "train__num_train_epochs": 2, "ladder__rounds": 3}, "too few for ladder.rounds=3; every"),
     ],
 )
-def test_a_mistake_is_told_by_name(values: dict[str, Any], expected: str) -> None:
+def test_a_mistake_is_reported_by_name(values: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         config(**values).check()
     assert expected in str(error.value)

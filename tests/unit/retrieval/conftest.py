@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dpr.core.records import Passage, Question
-from dpr.embedding.job import EmbedSettings, embed_shard
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
@@ -55,9 +56,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         embed_shard(
             BiEncoder.load(folder / "model"),
             source,
-            folder / "vectors",
-            shard_id=shard,
-            num_shards=2,
-            settings=EmbedSettings(chunk_size=16),
+            EmbedConfig(out_file=str(folder / "vectors"), shard_id=shard, num_shards=2, chunk_size=16),
         )
     return World(folder, passages, questions)
