@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From the text on this machine to an evaluated retriever, with the public commands alone. No network, some minutes on two CPU cores.
-# Everything goes to runs/quickstart, which is made anew. The same environment gives the same figures.
+# Everything goes to runs/quickstart, which is removed first. The same environment gives the same numbers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,13 +16,13 @@ run() { # shows a command as one would type it, then runs it
     "$@"
 }
 
-say "Start afresh"
+say "Start from scratch"
 run rm -rf $Q
 
 say "1. Data: docstrings of the packages installed here. The first sentence is the question, the rest the passage that answers it."
 run python -m examples.docstring_corpus --out $Q/data
 
-say "2. An encoder of our own: a vocabulary learned from these texts, one transformer layer, no weights yet."
+say "2. A new encoder: a vocabulary learned from these texts, one transformer layer, no weights yet."
 run dpr new-encoder --corpus $Q/data/corpus.tsv --questions $Q/data/train.json --out $Q/encoder \
     --vocab-size 8000 --layers 1 --hidden 256
 

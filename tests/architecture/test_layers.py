@@ -93,7 +93,7 @@ def room_faults(source: Source) -> list[str]:
 
 
 def early_faults(source: Source) -> list[str]:
-    """Heavy packages imported before a configuration mistake could be told."""
+    """Heavy packages imported before a configuration mistake could be reported."""
     if source.room != "cli" and not _holds_settings(source):
         return []
     light = ("dpr.cli.", "dpr.core.logs", "dpr.core.lazy")

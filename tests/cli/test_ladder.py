@@ -218,13 +218,13 @@ def test_killed_in_every_stage_it_ends_with_equal_weights(workplace: Path, fresh
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_asked_to_stop_it_ends_with_75_and_goes_on(workplace: Path, processes: int) -> None:
+def test_asked_to_stop_it_ends_with_75_and_resumes(workplace: Path, processes: int) -> None:
     overrides = ("ladder.rounds=1", "ladder.bm25=false", f"ladder.processes={processes}", "train.global_batch_size=8")
     ladder = Ladder(workplace, f"stopped-{processes}", *overrides)
     ladder.wait_for(lambda: lines_of(ladder.folder / "train-1" / "metrics.jsonl", "train/loss") >= 2)
     ladder.process.send_signal(signal.SIGTERM)
     assert ladder.wait() == 75, ladder.text
-    assert "stopped: SIGTERM; saved at step" in ladder.text  # said by the training
+    assert "stopped: SIGTERM; saved at step" in ladder.text  # printed by the training
     assert "stopped: SIGTERM; train-1 has stopped. Rerun the same command to resume" in ladder.text
     again = finish(workplace, f"stopped-{processes}", *overrides)
     assert "resuming from" in again.text
@@ -291,7 +291,7 @@ def test_the_negatives_of_a_continued_round_cannot_be_exchanged(
         assert message in capsys.readouterr().err
 
 
-def test_mistakes_are_told_at_once_and_without_torch(workplace: Path) -> None:
+def test_mistakes_are_reported_at_once_and_without_torch(workplace: Path) -> None:
     program = (
         "import sys; from dpr.cli.main import main; code = main(sys.argv[1:])\n"
         "print('torch' in sys.modules, file=sys.stderr); sys.exit(code)\n"

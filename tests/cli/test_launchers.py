@@ -111,7 +111,7 @@ run_and_leave(main)
         done = self.leave("3", tmp_path)
         assert (done.returncode, done.stdout.split("\n")) == (3, ["thread", "exit handler", "dismantled", ""])
 
-    def test_what_was_not_foreseen_is_told(self, tmp_path: Path) -> None:
+    def test_what_was_not_foreseen_is_reported(self, tmp_path: Path) -> None:
         done = self.leave("raise", tmp_path, RANK="0")
         assert done.returncode == 1
         assert "RuntimeError: unforeseen" in done.stderr

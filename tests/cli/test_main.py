@@ -35,7 +35,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert "did you mean retrieve" in capsys.readouterr().err
 
 
-def test_errors_of_any_command_are_told_without_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_errors_of_any_command_are_reported_without_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["new-encoder", "--corpus", str(tmp_path / "nothing.tsv"), "--out", str(tmp_path / "out")]) == 3
     message = capsys.readouterr().err
     assert "nothing.tsv" in message

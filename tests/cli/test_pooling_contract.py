@@ -90,7 +90,7 @@ def test_a_run_is_resumed_bit_for_bit(folder: Path, alone: dict[str, Tensor]) ->
     assert all(torch.equal(tensor, resumed[key]) for key, tensor in alone.items())
 
 
-def test_commands_load_it_where_they_are_told_its_class_and_refuse_it_otherwise(
+def test_commands_load_it_where_its_class_is_named_and_refuse_it_otherwise(
     folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     told, model = f"encoder.pooling={TOY}", f"model_file={folder}/alone"

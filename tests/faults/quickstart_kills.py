@@ -48,7 +48,7 @@ def main() -> int:
         assert result.returncode == 0, result.stderr
         is_equal = final_hash(killed) == final_hash(whole)
         print(f"{kills} kills of {options.kills}, {time.perf_counter() - start:.0f} s; last start: {went_on(result.stderr)}")
-        print("final weights, optimizer and figures:", "EQUAL" if is_equal else "DIFFERENT", final_hash(whole)[:50])
+        print("final weights, optimizer and metrics:", "EQUAL" if is_equal else "DIFFERENT", final_hash(whole)[:50])
         return 0 if is_equal and kills == options.kills else 1
 
 

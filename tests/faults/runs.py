@@ -219,7 +219,7 @@ def state_hash(folder: Path) -> str:
 
 
 def final_hash(output_dir: Path) -> str:
-    """``state_hash`` of the last checkpoint of a finished run, with the figures it reports."""
+    """``state_hash`` of the last checkpoint of a finished run, with the metrics it reports."""
     newest = checkpoints.checkpoint_folders(output_dir, NAME)[0]
     return f"{newest.name} {state_hash(newest)} {hashlib.sha256((output_dir / 'metrics.json').read_bytes()).hexdigest()}"
 

@@ -32,7 +32,7 @@ def checkpoint_files(output_dir: Path) -> list[str]:
 
 
 def check_fallback(workshop: Workshop, output_dir: Path, named: str, expected: str) -> None:
-    """The damage is found by ``verify``, told with the file's name when the run goes on, and without influence on its end."""
+    """The damage is found by ``verify``, reported with the file's name when the run resumes, and without effect on its end."""
     before = saved_steps(output_dir)
     problems = verify_folder(newest(output_dir))
     assert any(named in problem for problem in problems), problems
@@ -93,7 +93,7 @@ def test_a_changed_folder(case: Case, workshop: Workshop, finished: Path, undist
             check_fallback(workshop, trial.output_dir, name, undisturbed[2])
 
 
-@pytest.mark.fault("A7", "all checkpoints damaged", "exit 3 on all ranks with each one's reason; resume=fresh starts anew")
+@pytest.mark.fault("A7", "all checkpoints damaged", "exit 3 on all ranks with each one's reason; resume=fresh starts a new run")
 def test_all_checkpoints_damaged(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(1, fast=1):
         with trial:
@@ -112,7 +112,7 @@ def test_all_checkpoints_damaged(case: Case, workshop: Workshop, finished: Path,
             assert len(list(trial.output_dir.glob("damaged-*"))) == len(steps)
 
 
-@pytest.mark.fault("A10", "leftovers of killed saves: .tmp-*, .old-*, a half step folder", "removed or passed over, equal weights")
+@pytest.mark.fault("A10", "leftovers of killed saves: .tmp-*, .old-*, a half step folder", "removed or ignored, equal weights")
 def test_leftovers(case: Case, workshop: Workshop, finished: Path, undisturbed: dict[int, str]) -> None:
     host = os.uname().nodename.replace("-", "_")
     for trial in case.trials(10, fast=1):

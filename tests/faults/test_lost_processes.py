@@ -45,7 +45,7 @@ def test_one_rank_is_killed(case: Case, workshop: Workshop, undisturbed: dict[in
             assert final_hash(trial.output_dir) == undisturbed[2]
 
 
-@pytest.mark.fault("A2", "one rank raises an error of its own", "the other ends with 5 and passes the reason on; equal weights")
+@pytest.mark.fault("A2", "one rank raises an error", "the other ends with 5 and reports the reason; equal weights")
 def test_one_rank_raises(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(5, fast=1):
         with trial:
@@ -74,7 +74,7 @@ def test_one_rank_hangs(case: Case, workshop: Workshop, undisturbed: dict[int, s
             assert final_hash(trial.output_dir) == undisturbed[2]
 
 
-@pytest.mark.fault("A21", "a data-loader worker dies", "exit 5 within 10 s, the worker named, the other rank told; equal weights")
+@pytest.mark.fault("A21", "a data-loader worker dies", "exit 5 within 10 s, the worker named on both ranks; equal weights")
 def test_a_worker_dies(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(5, fast=1):
         with trial:

@@ -54,9 +54,9 @@ def test_too_many_in_a_row(case: Case, workshop: Workshop) -> None:
             assert saved_steps(trial.output_dir)[0] == (first + 3) // 2 * 2
 
 
-@pytest.mark.fault("A16", "the loss of one step is 10,000 times too large", "told for that step; no false alarm; nothing else changes")
-def test_a_spike_is_told(case: Case, workshop: Workshop) -> None:
-    # Enough steps for a mean, and no warm-up or large steps that make figures move by themselves.
+@pytest.mark.fault("A16", "the loss of one step is 10,000 times too large", "reported for that step; no false alarm; nothing else changes")
+def test_a_spike_is_reported(case: Case, workshop: Workshop) -> None:
+    # Enough steps for a mean, and no warm-up or large steps that move metrics by themselves.
     calm = [
         "train.num_train_epochs=8",
         "train.learning_rate=1e-6",

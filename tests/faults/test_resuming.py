@@ -52,7 +52,7 @@ def rows_of(text: str) -> dict[int, Counter[int]]:
     return found
 
 
-@pytest.mark.fault("A12", "resumed on other ranks (2 -> 1, 1 -> 2)", "told 'not bitwise'; every row once per epoch, losses within 1e-5")
+@pytest.mark.fault("A12", "resumed on other ranks (2 -> 1, 1 -> 2)", "warned: not bitwise; every row once per epoch, losses within 1e-5")
 def test_another_number_of_ranks(case: Case, workshop: Workshop) -> None:
     for trial in case.trials(4, fast=2):
         with trial:
@@ -115,7 +115,7 @@ UNSAFE = {
 }
 
 
-@pytest.mark.fault("A13", "another setting on resume (19 keys)", "safe: told and taken; unsafe: exit 3 everywhere, unless forced")
+@pytest.mark.fault("A13", "another setting on resume (19 keys)", "safe: accepted with a warning; unsafe: exit 3 everywhere, unless forced")
 def test_changed_settings(case: Case, workshop: Workshop, half: Path) -> None:
     table = [*((key, text, True) for key, text in SAFE.items()), *((key, text, False) for key, text in UNSAFE.items())]
     for trial in case.trials(len(table), fast=3):

@@ -35,9 +35,9 @@ def test_asked_to_stop(case: Case, workshop: Workshop, undisturbed: dict[int, st
             run.signal(SIGNALS[trial.number % 3], ranks=to)
             assert run.wait() == [SAVED] * ranks, run.text
             assert time.monotonic() - start < patient(15)
-            told = set(re.findall(r"stopped: (\w+); saved at step (\d+) of 12", run.text))
-            assert len(told) == 1, run.text
-            (name, step), *_ = told
+            reported = set(re.findall(r"stopped: (\w+); saved at step (\d+) of 12", run.text))
+            assert len(reported) == 1, run.text
+            (name, step), *_ = reported
             assert name == SIGNALS[trial.number % 3].name
             assert saved_steps(trial.output_dir) == [int(step)]
             assert not verify_folder(checkpoint_folders(trial.output_dir, NAME)[0])
@@ -57,7 +57,7 @@ def test_a_second_signal_ends_at_once(case: Case, workshop: Workshop, undisturbe
             number = SIGNALS[trial.number % 2]
             run.signal(number)
             time.sleep(0.2)
-            run.signal(number)  # the same request, told twice
+            run.signal(number)  # the same request, sent twice
             time.sleep(1.0)
             assert run.poll() is None
             start = time.monotonic()

@@ -20,7 +20,7 @@ REFUSED = 3
 @pytest.mark.fault(
     "A19",
     "a second run starts in the folder of a first, or both at once",
-    "one goes on, the other is refused with exit 3 and told who is there",
+    "one continues, the other is refused with exit 3 and the name of the first",
 )
 def test_two_runs_in_one_folder(case: Case, workshop: Workshop, undisturbed: dict[int, str]) -> None:
     for trial in case.trials(10, fast=1):
@@ -67,7 +67,7 @@ def test_a_stale_lock(case: Case, workshop: Workshop, undisturbed: dict[int, str
             assert not lock.exists()
 
 
-@pytest.mark.fault("A19", "a lock of another machine that is still touched", "refused with exit 3; goes on once the file is removed")
+@pytest.mark.fault("A19", "a lock of another machine that is still touched", "refused with exit 3; starts once the file is removed")
 def test_a_run_on_another_machine(case: Case, workshop: Workshop) -> None:
     for trial in case.trials(1, fast=1):
         with trial:

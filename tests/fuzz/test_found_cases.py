@@ -15,8 +15,8 @@ _SETTINGS = b'{"format_version": 1, "pooling": "cls", "projection_dim": 0, "ques
 
 FOUND: dict[str, tuple[str, bytes]] = {
     "a grade of 3000 characters": ("qrels tsv", b"1\td1\t2\n1\td2\t" + b"[" * 3000),
-    "a list as figure": ("metrics file", b'{"question_set": "t", "num_questions": 3, "metrics": {"accuracy@1": [[]]}}'),
-    "a figure without end": ("metrics file", b'{"question_set": "t", "num_questions": 3, "metrics": {"accuracy@1": 1' + b"0" * 400 + b"}}"),
+    "a list as metric": ("metrics file", b'{"question_set": "t", "num_questions": 3, "metrics": {"accuracy@1": [[]]}}'),
+    "a metric without end": ("metrics file", b'{"question_set": "t", "num_questions": 3, "metrics": {"accuracy@1": 1' + b"0" * 400 + b"}}"),
     "no question set": ("metrics file", b'{"num_questions": 3, "metrics": {"accuracy@1": 1}}'),
     "a list as number of vectors": ("shard manifest", b'{"schema": 1, "metadata": {"num_vectors": [], "dimension": 4}, "files": {}}'),
     "infinitely many vectors": ("shard manifest", b'{"schema": 1, "metadata": {"num_vectors": 1e999, "dimension": 4}, "files": {}}'),

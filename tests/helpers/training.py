@@ -1,4 +1,4 @@
-"""A trainer for tests, told its settings by their names alone."""
+"""A trainer for tests that takes settings by their names alone."""
 
 from __future__ import annotations
 

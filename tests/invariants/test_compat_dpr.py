@@ -214,18 +214,18 @@ def test_the_gradient_is_clipped_as_if_it_were_divided_by_the_number_of_processe
 
 
 def test_prefixes_belong_to_training(folder: Path) -> None:
-    """As in the original, ``special_token`` does not change the figures of a validation; without the preset it does."""
-    figures = []
+    """As in the original, ``special_token`` does not change the metrics of a validation; without the preset it does."""
+    metrics = []
     for compat in ("dpr", None):
         for prefix in (None, "ba"):
             config = config_of(folder, dev_datasets=["dev"], datasets={"dev": {"file": str(folder / "dev.json"), "special_token": prefix}})
             config.compat = compat
-            figures.append(run(config))
-    assert figures[0] == figures[1]
-    assert figures[2] != figures[3]
+            metrics.append(run(config))
+    assert metrics[0] == metrics[1]
+    assert metrics[2] != metrics[3]
 
 
-def test_evaluation_gives_the_figures_of_the_original(folder: Path) -> None:
+def test_evaluation_gives_the_metrics_of_the_original(folder: Path) -> None:
     run(config_of(folder, dev_datasets=[str(folder / "dev.json")]))
     metrics = json.loads((folder / "run" / "metrics.json").read_text())
     original, samples = Original(folder / "x.cp", folder / "bert"), samples_of(13, 4)
@@ -242,8 +242,8 @@ def test_evaluation_gives_the_figures_of_the_original(folder: Path) -> None:
     assert low <= metrics["eval/avg_rank"] <= high
 
 
-def test_what_the_figures_are_made_of_shows(folder: Path) -> None:
-    """Each part of the preset matters here: without it the figures are others."""
+def test_what_the_metrics_are_made_of_shows(folder: Path) -> None:
+    """Each part of the preset matters here: without it the metrics differ."""
     dev = [str(folder / "dev.json")]
     expected = run(config_of(folder, dev_datasets=dev))
     for change in ("compat", "candidates", "trailing_sep"):

@@ -69,7 +69,7 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_gone_on_with_elsewhere_on_the_same_files_it_is_the_run_that_was_never_interrupted(encoder: Path, tmp_path: Path) -> None:
+def test_continued_elsewhere_on_the_same_files_it_is_the_run_that_was_never_interrupted(encoder: Path, tmp_path: Path) -> None:
     trainer(encoder, tmp_path / "whole", FIRST).train()
     trainer(encoder, tmp_path / "one", FIRST, stop_at_epoch=1).train()
     assert int(state(tmp_path / "one")["step"]) == 3
@@ -146,7 +146,7 @@ def test_another_objective_is_refused(encoder: Path, renewed: Path, tmp_path: Pa
         trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(renewed / "one"), seed=6).resume()
 
 
-def test_a_run_at_its_end_and_one_that_was_not_meant_to_go_on_are_refused(encoder: Path, renewed: Path, tmp_path: Path) -> None:
+def test_a_run_at_its_end_and_one_that_was_not_meant_to_continue_are_refused(encoder: Path, renewed: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is complete, at step 12 of 12"):
         trainer(encoder, tmp_path / "three", FIRST, init="continue", model_file=str(renewed / "two")).resume()
     trainer(encoder, tmp_path / "plain", FIRST, max_steps=2).train()
@@ -154,7 +154,7 @@ def test_a_run_at_its_end_and_one_that_was_not_meant_to_go_on_are_refused(encode
         trainer(encoder, tmp_path / "two", SECOND, init="continue", model_file=str(tmp_path / "plain")).resume()
 
 
-def test_a_damaged_checkpoint_is_not_gone_on_from(encoder: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_continued(encoder: Path, tmp_path: Path) -> None:
     trainer(encoder, tmp_path / "one", FIRST, stop_at_epoch=1).train()
     weights = checkpoints.resolve_checkpoint(tmp_path / "one", prefer_best=False) / checkpoints.OPTIMIZER_FILE
     weights.write_bytes(weights.read_bytes()[:-1])

@@ -224,7 +224,7 @@ def weights_of(output_dir: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("mixture", [*MIXTURES, Sampling(rates=[0.5, 2.5])], ids=["mixed", "mixed, grouped", "grouped", "rates"])
-def test_a_run_stopped_in_the_middle_goes_on_as_if_it_had_not_been(tmp_path: Path, mixture: Sampling) -> None:
+def test_a_run_stopped_in_the_middle_resumes_as_if_it_had_not_been(tmp_path: Path, mixture: Sampling) -> None:
     folder, sampling = encoder_folder(tmp_path / "encoder"), {"sampling": mixture, "train_sampling_rates": mixture.rates}
     whole = a_trainer(folder, tmp_path / "whole", **sampling)
     assert whole.steps_per_epoch >= 2, "stops are in the middle of epochs"

@@ -1,4 +1,4 @@
-"""Training and validation from a token store against training from the text: the same losses, figures and weights, bit for bit.
+"""Training and validation from a token store against training from the text: the same losses, metrics and weights, bit for bit.
 
 pytest tests/invariants/test_token_store.py
 """
@@ -28,13 +28,13 @@ ROWS = 48
 
 class Curve(Callback):
     def __init__(self) -> None:
-        self.figures: list[Metrics] = []
+        self.metrics: list[Metrics] = []
 
     def on_log(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self.figures.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
+        self.metrics.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
 
     def on_validate_end(self, trainer: BiEncoderTrainer, metrics: Metrics) -> None:
-        self.figures.append(dict(metrics))
+        self.metrics.append(dict(metrics))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def trained(folder: Path, config: BiEncoderTrainConfig) -> tuple[list[Metrics], 
     curve = Curve()
     trainer.callbacks.insert(0, curve)
     trainer.train()
-    return curve.figures, model.state_dict(), {type(source) for part in sets for source, _ in part}
+    return curve.metrics, model.state_dict(), {type(source) for part in sets for source, _ in part}
 
 
 def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path) -> None:
@@ -86,14 +86,14 @@ def test_prefixes_are_those_of_the_text_in_training_and_validation(folder: Path)
         curve = Curve()
         trainer.callbacks.insert(0, curve)
         trainer.train()
-        results.append(json.dumps(curve.figures))
+        results.append(json.dumps(curve.metrics))
     assert results[0] == results[1] != results[2]
-    before = [json.loads(figures)[0]["train/loss"] for figures in results]
+    before = [json.loads(metrics)[0]["train/loss"] for metrics in results]
     assert before[0] != before[2]
 
 
 @pytest.mark.parametrize(("crop", "mask"), [(0, 0.0), (9, 0.15)], ids=["plain", "augmented"])
-def test_curve_figures_and_weights_are_bitwise_those_of_the_text(folder: Path, crop: int, mask: float) -> None:
+def test_curve_metrics_and_weights_are_bitwise_those_of_the_text(folder: Path, crop: int, mask: float) -> None:
     results = []
     for number, setting in enumerate(("off", "auto", "auto", str(folder / "tokens"))):
         config = config_of(folder, f"run-{number}", token_store=setting)
@@ -102,9 +102,9 @@ def test_curve_figures_and_weights_are_bitwise_those_of_the_text(folder: Path, c
     (expected, weights, kinds), *others = results
     assert kinds == {TrainingSet}
     assert len(expected) == 3 * (ROWS // 8) + 3 and "eval/avg_rank" in expected[-1] | expected[-2]
-    for figures, found, found_kinds in others:
+    for metrics, found, found_kinds in others:
         assert found_kinds == {StoredTokens}
-        assert json.dumps(figures) == json.dumps(expected)
+        assert json.dumps(metrics) == json.dumps(expected)
         assert all(torch.equal(found[name], weight) for name, weight in weights.items())
 
 

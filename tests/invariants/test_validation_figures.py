@@ -1,4 +1,4 @@
-"""Validation figures do not depend on the number of processes or on how the work is cut, and equal the slow truth.
+"""Validation metrics do not depend on the number of processes or on how the work is cut, and equal the slow truth.
 
 pytest tests/invariants/test_validation_figures.py
 """
@@ -39,7 +39,7 @@ def both_rules(folder: Path) -> list[Metrics]:
     return [figures(folder, candidates) for candidates in ("distinct", "dpr")]
 
 
-def test_figures_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+def test_metrics_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     alone = both_rules(folder)
     assert alone[0] != alone[1]

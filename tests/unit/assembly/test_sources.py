@@ -129,7 +129,7 @@ def test_options_reach_the_source() -> None:
         ([3], {}, "is not a data set"),
     ],
 )
-def test_mistakes_are_told_with_a_way_out(given: Any, catalogue: dict[str, Any], expected: str) -> None:
+def test_mistakes_are_reported_with_a_way_out(given: Any, catalogue: dict[str, Any], expected: str) -> None:
     touch("data/train.json")
     with pytest.raises(ConfigError) as error:
         resolve_training_files(given, catalogue)

@@ -27,7 +27,7 @@ def test_sections_that_were_not_run_stay_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("median", "is_missed"), [(2.19, True), (2.197, False), (2.2, False), (3.0, False)])
-def test_missed_bar_is_told_by_the_figure_as_it_is_printed(median: float, is_missed: bool) -> None:
+def test_missed_bar_is_reported_by_the_number_as_it_is_printed(median: float, is_missed: bool) -> None:
     ratio = Ratio.of("another", [median], at_least=2.2)
     assert ratio.is_missed == is_missed
     assert ("missed" in page.render("", {"one": Section("One", "", (ratio,))}, "x.svg")) == is_missed
@@ -52,7 +52,7 @@ def test_shares_of_a_profile_find_matrix_products_and_sum_to_one() -> None:
     assert found["matrix products"] > 0.5
 
 
-def test_page_is_what_its_figures_give() -> None:
+def test_page_is_what_its_numbers_give() -> None:
     sections = page.read(PAGE.with_suffix(".json"))
     assert set(sections) <= set(SECTIONS)
     assert PAGE.read_text(encoding="utf-8") == page.render(INTRODUCTION, sections, "benchmarks.svg")

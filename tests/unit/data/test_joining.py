@@ -110,5 +110,5 @@ def examples() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize(("single", "pair", "is_rule"), [(*example, number == 0) for number, example in enumerate(examples())])
-def test_a_tokenizer_without_such_a_rule_is_told(single: Any, pair: Any, is_rule: bool) -> None:
+def test_a_tokenizer_without_such_a_rule_is_reported(single: Any, pair: Any, is_rule: bool) -> None:
     assert (JoinRule.from_examples(single, pair, cut_start=False) is not None) == is_rule

@@ -109,7 +109,7 @@ def test_natural_shares_take_every_row_once_an_epoch(grouped: bool) -> None:
 
 
 @BOTH
-def test_a_large_set_is_gone_on_with_in_the_next_epoch(made: Made) -> None:
+def test_a_large_set_is_continued_in_the_next_epoch(made: Made) -> None:
     found = made(weights=[1, 1, 1], epoch_pools=30)
     by_epoch = [[row for dataset, row in rows_of(found, [epoch]) if dataset == 0] for epoch in range(5)]
     assert all(len(rows) == 10 * POOL == len(set(rows)) for rows in by_epoch)
@@ -232,7 +232,7 @@ def test_small_sets_can_be_mixed_and_all_together_must_fill_a_pool() -> None:
         mixed((3, 4))
 
 
-def test_a_share_too_small_for_a_pool_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_share_too_small_for_a_pool_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert one_set_a_pool((400, 8), weights=[99, 1], epoch_pools=10).counts == (10, 0)
     assert "data set 1 is left out" in caplog.text
@@ -242,7 +242,7 @@ def test_a_set_that_gives_nothing_may_be_smaller_than_a_pool() -> None:
     assert one_set_a_pool((40, 3), weights=[1, 0]).counts == (5, 0)
 
 
-def test_parts_of_ranks_go_on_through_laps() -> None:
+def test_parts_of_ranks_continue_through_laps() -> None:
     for rank in range(2):
         iterator = LocalShardedDataIterator(48, global_batch_size=8, seed=0, rank=rank, world_size=2)
         found = MultiSetDataIterator([iterator], seed=0, sampling=Sampling(epoch_pools=4))

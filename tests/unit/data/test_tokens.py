@@ -189,7 +189,7 @@ def test_other_options_than_the_stored_ones_are_refused(text: TrainingSet, tenso
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "other facts", "another's part"])
-def test_damage_found_at_opening_is_mended_and_good_parts_are_kept(
+def test_damage_found_at_opening_is_repaired_and_good_parts_are_kept(
     text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     stored(text, tensorizer)
@@ -215,7 +215,7 @@ def test_damage_found_at_opening_is_mended_and_good_parts_are_kept(
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "passages.npy", "rows.npy", "slots.npy"])
-def test_a_changed_byte_is_never_used_and_mended_at_the_next_start(
+def test_a_changed_byte_is_never_used_and_repaired_at_the_next_start(
     text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     stored(text, tensorizer)
@@ -232,7 +232,7 @@ def test_a_changed_byte_is_never_used_and_mended_at_the_next_start(
     assert [values(batch) for batch in batches(source, tensorizer, PLAIN)] == [values(batch) for batch in batches(text, tensorizer, PLAIN)]
 
 
-def test_damage_that_a_worker_finds_is_told_in_one_line(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
+def test_damage_that_a_worker_finds_is_reported_in_one_line(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path) -> None:
     source = stored(text, tensorizer)
     file = store_folder(tmp_path) / "part-00002" / "tokens.npy"
     content = file.read_bytes()

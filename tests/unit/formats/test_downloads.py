@@ -1,4 +1,4 @@
-"""Downloads go on where they broke off, are checked, and appear whole. Against a server on this machine."""
+"""Downloads resume where they broke off, are checked, and appear whole. Against a server on this machine."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_later_run_continues_what_an_earlier_left(server: Server, tmp_path: Pa
 
 
 @pytest.mark.parametrize("tag", ['"two"', None, 'W/"one"'])
-def test_what_may_have_changed_meanwhile_is_fetched_anew(server: Server, tmp_path: Path, tag: str | None) -> None:
+def test_what_may_have_changed_meanwhile_is_fetched_again(server: Server, tmp_path: Path, tag: str | None) -> None:
     server.break_after = [1_000_000]
     if tag != '"two"':
         server.tag = tag
@@ -201,7 +201,7 @@ def test_redirects_to_other_kinds_of_addresses_are_refused(server: Server, tmp_p
         fetch(server, tmp_path / "x.bin")
 
 
-def test_other_mistakes_are_told(server: Server, tmp_path: Path) -> None:
+def test_other_mistakes_are_reported(server: Server, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the server answers 404"):
         fetch(server, tmp_path / "x", "/nothing")
     with pytest.raises(ConfigError, match="does not begin with http"):
@@ -222,13 +222,13 @@ def test_two_processes_do_not_write_one_file(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("length", ["abc", "-5", "1e3", "5, 5", "9" * 5000, "\u0663"])
-def test_a_length_that_is_no_number_is_told(server: Server, tmp_path: Path, length: str) -> None:
+def test_a_length_that_is_not_a_number_is_reported(server: Server, tmp_path: Path, length: str) -> None:
     server.length = length
     with pytest.raises(InputError, match="the server announces a Content-Length of"):
         fetch(server, tmp_path / "x.bin")
 
 
-def test_an_address_in_an_answer_that_is_none_is_told(server: Server, tmp_path: Path) -> None:
+def test_an_address_in_an_answer_that_is_none_is_reported(server: Server, tmp_path: Path) -> None:
     server.redirect = "http://[::1/x"
     with pytest.raises(InputError, match="cannot be read"):
         fetch(server, tmp_path / "x.bin", attempts=1)

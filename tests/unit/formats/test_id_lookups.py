@@ -208,7 +208,7 @@ def test_judgements(tmp_path_factory: pytest.TempPathFactory, form: str) -> None
 
 
 @pytest.mark.parametrize("field", ["_id", "text", "title"])
-def test_half_a_character_is_told_with_its_line(tmp_path: Path, field: str) -> None:
+def test_a_lone_surrogate_is_reported_with_its_line(tmp_path: Path, field: str) -> None:
     row = {"_id": "d2", "text": "b", "title": "c"} | {field: "\ud800"}
     (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps(value) for value in ({"_id": "d1", "text": "a"}, row)) + "\n")
     with pytest.raises(InputError) as told:

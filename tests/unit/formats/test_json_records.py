@@ -121,7 +121,7 @@ def test_what_is_wrong_is_said_with_file_and_line(tmp_path: Path, data: bytes, m
     assert refusal(tmp_path / "x", data).startswith(message)
 
 
-def test_reading_goes_on_after_a_bad_record(tmp_path: Path) -> None:
+def test_reading_continues_after_a_bad_record(tmp_path: Path) -> None:
     for text in ('{"a": 1}\nbad\n{"a": NaN}\n{"a": 2}\n', '[{"a": 1}, "bad",\n{"a": NaN, "b": [1]},\n {"a": 2}]'):
         (tmp_path / "x").write_text(text)
         records = list(iter_json_records(tmp_path / "x"))

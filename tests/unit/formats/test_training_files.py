@@ -388,7 +388,7 @@ UNREAD = [
 
 
 @pytest.mark.parametrize(("record", "key", "said"), UNREAD)
-def test_a_key_that_is_not_read_is_told_at_every_opening(
+def test_a_key_that_is_not_read_is_reported_at_every_opening(
     tmp_path: Path, record: dict[str, Any], key: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = lines(tmp_path / "data", record, record)

@@ -218,7 +218,7 @@ def test_known_positives_join_rows_with_the_very_same_question(tmp_path: Path) -
     assert [data.known_positives(row) for row in range(5)] == [(a, b, d, c), (c,), (d, a, b, c), (c,), (c, a, b, d)]
 
 
-def test_questions_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_of_equal_hash_stay_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpr.formats import training_store
 
     monkeypatch.setattr(training_store, "text_hash", lambda text: 1)

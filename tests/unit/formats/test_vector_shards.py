@@ -89,7 +89,7 @@ def test_unfinished_shard_keeps_its_good_chunks_only(tmp_path: Path) -> None:
         open_shards([str(tmp_path / "X_*")])
 
 
-def test_damaged_finished_shard_is_refused_then_mended_by_its_writer(tmp_path: Path) -> None:
+def test_damaged_finished_shard_is_refused_then_repaired_by_its_writer(tmp_path: Path) -> None:
     shard(tmp_path / "X_0")
     good = {path.name: path.read_bytes() for path in (tmp_path / "X_0").iterdir()}
     flip_last_byte(tmp_path / "X_0" / "vectors-00001.npy")

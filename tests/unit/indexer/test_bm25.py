@@ -1,4 +1,4 @@
-"""BM25: the words it sees, its scores against the formula, its ties, and its figures on real collections."""
+"""BM25: the words it sees, its scores against the formula, its ties, and its metrics on real collections."""
 
 from __future__ import annotations
 

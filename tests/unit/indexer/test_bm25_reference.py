@@ -1,4 +1,4 @@
-"""BM25 reproduces published figures on real collections (``../shared/data``; skipped where that folder is absent)."""
+"""BM25 reproduces published metrics on real collections (``../shared/data``; skipped where that folder is absent)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def squad(folder: Path) -> Collection:
 
 
 @pytest.mark.parametrize("name", list(REFERENCE))
-def test_bm25_figures_are_the_published_ones(name: str, shared_data: Path) -> None:
+def test_bm25_metrics_are_the_published_ones(name: str, shared_data: Path) -> None:
     texts, questions, qrels = (squad if name == "squad" else beir)(shared_data / name)
     index = Bm25Index.build(Texts(list(texts), texts.values()))
     asked = [question for question in qrels if question in questions]

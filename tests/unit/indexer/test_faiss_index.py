@@ -142,7 +142,7 @@ def test_a_changed_file_is_refused_before_faiss_reads_it(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", list(SMALL))
-def test_a_changed_header_with_a_manifest_made_anew_is_refused_or_finds_the_same(kind: str, tmp_path: Path) -> None:
+def test_a_changed_header_with_a_new_manifest_is_refused_or_finds_the_same(kind: str, tmp_path: Path) -> None:
     """Of a graph also bytes of its levels, links and storage: those may change what is found, but never crash."""
     _, vectors, queries = make(num_vectors=60, dimension=4)
     folder = tmp_path / "index"

@@ -1,4 +1,4 @@
-"""Fusion: figures by hand, passages that one side lacks, ties."""
+"""Fusion: values by hand, passages that one side lacks, ties."""
 
 from __future__ import annotations
 

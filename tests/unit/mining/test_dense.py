@@ -161,7 +161,7 @@ def test_own_passages_serve_where_there_is_no_corpus(tmp_path: Path, train: Trai
         assert {entry["text"] for entry in record["hard_negative_ctxs"]} <= own - {entry["text"] for entry in record["positive_ctxs"]}
 
 
-def test_interrupted_mining_goes_on_to_the_same_bytes_and_encodes_nothing_twice(
+def test_interrupted_mining_resumes_to_the_same_bytes_and_encodes_nothing_twice(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = MiningSettings(per_question=2, pick="sample")

@@ -98,7 +98,7 @@ def test_positives_of_other_rows_with_the_same_question_are_no_negatives(tmp_pat
     assert [entry["text"] for entry in first["hard_negative_ctxs"]] == ["ba da"] == [e["text"] for e in second["hard_negative_ctxs"]]
 
 
-def test_interrupted_mining_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_mining_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = train_set(tmp_path)
     settings = MiningSettings(pick="sample", per_question=2)
     mine(data, tmp_path / "whole.jsonl", settings)

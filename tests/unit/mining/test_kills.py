@@ -50,7 +50,7 @@ def run_until(killed_after: int, arguments: Sequence[str]) -> int:
 
 
 @pytest.mark.parametrize("way", ["bm25", "dense"])
-def test_killed_mining_goes_on_to_the_same_bytes(
+def test_killed_mining_resumes_to_the_same_bytes(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (dense, lexical):

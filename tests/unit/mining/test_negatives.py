@@ -49,7 +49,7 @@ class TableScorer:
         return [self._scores[passage.text] for _, passage in pairs]
 
 
-def test_known_positives_are_told_by_id_and_by_text() -> None:
+def test_known_positives_are_recognised_by_id_and_by_text() -> None:
     found = [Passage("text changed", "", "p"), *candidates("other", "One  two three four five six seven eight nine TEN", "another")[1:]]
     assert chosen(found) == ([3], {"known positive": 2})
 

@@ -88,7 +88,7 @@ def test_training_retrieval_and_mining_give_the_model_the_same_tokens(
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_vectors_with_and_without_the_prefix_are_told_apart(
+def test_vectors_with_and_without_the_prefix_are_not_mixed(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = [f"ctx_sources.own.file={corpus_file}", f"ctx_sources.own.passage_prefix={PASSAGE}"]

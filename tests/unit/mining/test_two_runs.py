@@ -51,7 +51,7 @@ def test_a_second_run_is_refused_while_the_first_is_there(
         assert said.exists()
         before = sorted((tmp_path / "out.jsonl.mining" / "blocks").iterdir())
         capsys.readouterr()
-        # other settings too: they would begin the first one's work anew under its feet
+        # other settings too: they would restart the first one's work while it runs
         for more in ([], ["per_question=2"], ["overwrite=true"]):
             assert main([*arguments, *more]) == 3
             message = capsys.readouterr().err

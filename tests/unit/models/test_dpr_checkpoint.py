@@ -103,7 +103,7 @@ def test_other_kinds_and_contradictions_are_refused(tmp_path: Path) -> None:
         BiEncoder.load(file_of(made, tmp_path / "x.cp", flat_params(folder, pretrained_model_cfg=None)))
 
 
-def test_a_window_longer_than_the_model_is_told(tmp_path: Path) -> None:
+def test_a_window_longer_than_the_model_is_reported(tmp_path: Path) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     file = file_of(made, tmp_path / "x.cp", flat_params(str(tmp_path / "bert"), sequence_length=65))
     with pytest.raises(ValueError, match="64 positions"):
@@ -127,7 +127,7 @@ def test_special_tokens_take_their_old_places(tmp_path: Path) -> None:
     assert loaded.tensorizer.question_tokens(["ba [ENT] be"])[0][2] == 1  # the row of [unused0]
 
 
-def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_vocabulary_is_reported(tmp_path: Path) -> None:
     made = tiny_model(tmp_path / "bert", dtype=torch.float32)
     file = file_of(made, tmp_path / "x.cp", flat_params("x"))
     bare = encoder_folder(tmp_path / "bare")

@@ -117,7 +117,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path
         (["corpus=nothing.tsv", "queries=nothing.tsv"], 3, "nothing.tsv: cannot be read: No such file"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
     source = pairs(tmp_path / "p.tsv", 2, 0)
     assert main(["prepare", str(source), f"out={tmp_path / 'out.jsonl'}", *arguments]) == code
     assert said in capsys.readouterr().err

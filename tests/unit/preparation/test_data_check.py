@@ -83,7 +83,7 @@ def test_questions_of_dev_that_are_in_train_are_counted(tmp_path: Path) -> None:
     assert num_shared(train.questions, dev.questions) == 2
 
 
-def test_positives_of_dev_that_are_positives_in_train_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_positives_of_dev_that_are_positives_in_train_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = written(tmp_path / "t.jsonl", *(sample(number) for number in range(10)))
     dev = written(tmp_path / "d.jsonl", TrainingSample("new", (Passage("right 3", "T"),)), TrainingSample("newer", (Passage("right one"),)))
     assert main(["check-data", str(train), f"dev={dev}"]) == 0

@@ -35,7 +35,7 @@ def make(corpus: Path, out: Path, *more: str) -> int:
 
 
 def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> None:
-    # Separate processes: the trainer's hash tables are seeded anew in each, which is what made vocabularies differ.
+    # Separate processes: the trainer's hash tables have another seed in each, which is what made vocabularies differ.
     for name in ("first", "second"):
         code = "import sys; from dpr.cli.new_encoder import main; sys.exit(main(sys.argv[1:]))"
         arguments = ["--corpus", str(corpus), "--out", str(tmp_path / name), "--vocab-size", "300", "--hidden", "32", "--heads", "2"]

@@ -81,7 +81,7 @@ def test_a_resumed_run_hands_callbacks_their_state_of_the_checkpoints_step(tmp_p
     assert [diary.steps_seen for diary in again] == [6, 2]
 
 
-def test_an_error_is_told_to_callbacks_and_raised_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_passed_to_callbacks_and_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Callback):
         def on_step_end(self, trainer: BiEncoderTrainer) -> None:
             raise RuntimeError("broken on purpose")
@@ -97,7 +97,7 @@ def test_an_error_is_told_to_callbacks_and_raised_on(tmp_path: Path, caplog: pyt
     assert "and again" in caplog.text
 
 
-def test_a_run_that_is_told_to_stop_saves_and_can_be_continued(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_stop_saves_and_can_be_continued(tmp_path: Path) -> None:
     diary = Diary()
     job = trainer(tmp_path, StopAt(2), diary)
     job.train()

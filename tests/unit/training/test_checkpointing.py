@@ -77,7 +77,7 @@ def start_and_tell(folder: Path, together: Any, told: Any) -> None:
     together.wait()  # nobody gives the lock back before all have asked for it
 
 
-def test_of_several_starts_at_once_all_but_one_are_told_of_the_other_run(tmp_path: Path) -> None:
+def test_of_several_starts_at_once_all_but_one_name_the_other_run(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     together, told = context.Barrier(4), context.Queue()
     processes = [context.Process(target=start_and_tell, args=(tmp_path / "run", together, told)) for _ in range(4)]

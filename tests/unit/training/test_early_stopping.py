@@ -56,14 +56,14 @@ def test_when_it_stops(options: dict[str, Any], values: list[float], stop: int |
     assert stops_after(EarlyStopping(**options), values) == stop
 
 
-def test_another_figure_starts_afresh() -> None:
+def test_another_metric_starts_over() -> None:
     callback = EarlyStopping(patience=2)
     assert stops_after(callback, [1.0, 2.0]) is None
     assert stops_after(callback, [50.0, 49.0, 49.5], name="eval/avg_rank") is None
     assert stops_after(callback, [49.5], name="eval/avg_rank") == 1
 
 
-def test_a_figure_that_is_not_there_is_a_warning_and_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_that_is_not_there_is_a_warning_and_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
     assert stops_after(EarlyStopping(patience=1, metric="eval/mrr"), [1.0, 2.0, 3.0]) is None
     assert "no eval/mrr, only eval/nll_loss" in caplog.text
 
@@ -97,7 +97,7 @@ def test_a_run_that_was_stopped_stays_stopped(tmp_path: Path, num_ranks: int) ->
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
-def test_the_best_is_chosen_by_the_figure_that_was_named_and_loaded_at_the_end(tmp_path: Path) -> None:
+def test_the_best_is_chosen_by_the_metric_that_was_named_and_loaded_at_the_end(tmp_path: Path) -> None:
     values: dict[int, float] = {}
 
     def note(trainer: BiEncoderTrainer, metrics: Metrics) -> None:
@@ -122,7 +122,7 @@ def test_validation_after_stated_epochs_and_at_the_end(tmp_path: Path) -> None:
     assert steps == [3, 9, 15]
 
 
-def test_a_figure_of_ones_own_is_the_mean_over_questions_on_any_number_of_ranks(tmp_path: Path) -> None:
+def test_a_user_defined_metric_is_the_mean_over_questions_on_any_number_of_ranks(tmp_path: Path) -> None:
     encoder_folder(tmp_path / "encoder")
     figures = [run_on_ranks(own_figures, ranks, tmp_path)[0] for ranks in (1, 2)]
     assert figures[0] == pytest.approx(figures[1], abs=1e-6)  # fp32 sums in another order
@@ -140,7 +140,7 @@ def is_best(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return scores.argmax(dim=1) == labels
 
 
-def test_a_figure_of_the_wrong_shape_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_metric_of_the_wrong_shape_is_refused_before_training(tmp_path: Path) -> None:
     job = trainer(tmp_path, metrics={"mean": lambda scores, labels: scores.mean()})
     with pytest.raises(ConfigError, match=r"metric mean returned of shape \(\); expected a tensor with one value per question"):
         job.train()

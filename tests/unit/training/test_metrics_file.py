@@ -58,7 +58,7 @@ def finished_run(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_metrics_that_are_not_those_that_were_written_are_told_of_everywhere(
+def test_metrics_that_are_not_those_that_were_written_are_reported_everywhere(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = finished_run(tmp_path)
@@ -73,7 +73,7 @@ def test_metrics_that_are_not_those_that_were_written_are_told_of_everywhere(
     assert f"metrics.jsonl {told}" in caplog.text
 
 
-def test_metrics_that_are_gone_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_that_are_gone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished_run(tmp_path)
     (run / "metrics.jsonl").unlink()
     assert verify.main([str(run)]) == 3

@@ -1,4 +1,4 @@
-"""Negatives are counted as the data have them, and hard ones that are left unused are told."""
+"""Negatives are counted as the data have them, and hard ones that are left unused are reported."""
 
 from __future__ import annotations
 

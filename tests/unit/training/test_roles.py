@@ -1,4 +1,4 @@
-"""What a changed setting means for a run that is resumed is what the setting says of itself: refused, told, or nothing."""
+"""What a changed setting means for a run that is resumed is the role that the setting declares: refused, a warning, or nothing."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_every_setting_says_what_a_change_means() -> None:
 
 
 @pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry.rule.on_resume in (IDENTITY, TOLD)], ids=lambda entry: entry.key)
-def test_a_changed_setting_is_refused_or_told(folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_setting_is_refused_or_warned_about(folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture) -> None:
     if entry.key in WITH_ANOTHER:
         pytest.skip(WITH_ANOTHER[entry.key])
     config, named = config_of(folder, entry.key, other(entry)), IN_EFFECT.get(entry.key, entry.key)
@@ -167,7 +167,9 @@ def test_the_same_settings_bring_no_word(folder: Path, caplog: pytest.LogCapture
     assert "changed" not in caplog.text
 
 
-def test_another_vocabulary_is_refused_and_other_dev_data_are_told(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_vocabulary_is_refused_and_other_dev_data_warned_about(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.copytree(folder, tmp_path / "moved")
     config = config_of(tmp_path / "moved")
     assert start(tmp_path / "moved", config).step == 2

@@ -26,7 +26,7 @@ from tests.helpers.training import make_trainer
 
 
 class Recorder(Callback):
-    """Remembers logged figures, rows of every batch, and the moments in order."""
+    """Remembers logged metrics, rows of every batch, and the moments in order."""
 
     def __init__(self) -> None:
         self.logs: list[Metrics] = []
@@ -155,7 +155,7 @@ def two_ranks(folder: Path, name: str, max_steps: int) -> tuple[list[Metrics], l
     return recorder.logs, rows
 
 
-def test_a_run_goes_on_with_the_same_batches_on_another_number_of_processes(tmp_path: Path) -> None:
+def test_a_run_continues_with_the_same_batches_on_another_number_of_processes(tmp_path: Path) -> None:
     encoder_folder(tmp_path / "encoder")
     whole, rows = two_ranks(tmp_path, "whole", 10)
     two_ranks(tmp_path, "moved", 4)
@@ -224,7 +224,7 @@ def test_clipping_acts_once_on_the_whole_gradient(tmp_path: Path) -> None:
     assert float(job.grad_norm) > 0.1
 
 
-def test_dropout_is_among_what_a_resumed_run_is_told_of(tmp_path: Path) -> None:
+def test_dropout_is_among_what_a_resumed_run_reports(tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path / "encoder")
     told = []
     for number, options in enumerate([TowerOptions(), TowerOptions(attention_dropout=0.0)]):

@@ -112,7 +112,7 @@ def test_classes_and_functions_become_callbacks_in_order() -> None:
         ({"class": "user_module:Mine"}, "has no import path"),
     ],
 )
-def test_a_wrong_callback_is_told_by_what_is_wrong(entry: Any, message: str) -> None:
+def test_a_wrong_callback_is_reported_by_what_is_wrong(entry: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         user_callbacks([entry])
 

@@ -1,4 +1,4 @@
-"""What a run tells about itself: figures, spikes, trackers, and what it would take."""
+"""What a run reports: metrics, spikes, trackers, and what it would take."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_arithmetic_counted_is_that_of_torchs_counter(tmp_path: Path, poolin
     assert TowerCost(model.question_model).of(batch.lengths) == pytest.approx(own / 3)
 
 
-def test_a_log_line_has_all_figures_and_they_are_plausible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_has_all_metrics_and_they_are_plausible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="dpr"):
         last = logged(tmp_path)[-1]
     assert 0 < last["perf/mfu"] < 1
@@ -108,7 +108,7 @@ def test_scores_are_those_of_a_normal_distribution_and_adapt() -> None:
     assert any(running.score(30, limit=6) < 6 for _ in range(40)), "a lasting rise is accepted"
 
 
-def test_the_monitor_goes_on_where_it_was() -> None:
+def test_the_monitor_continues_where_it_was() -> None:
     whole = SpikeMonitor(least=4)
     for number in range(10):
         whole._judge((number, torch.tensor([2.0 + number % 3, 1.0]), None))
@@ -120,7 +120,7 @@ def test_the_monitor_goes_on_where_it_was() -> None:
     assert again.state_dict()["spikes"] == 1
 
 
-def test_tensorboard_has_every_figure_once_over_a_restart(tmp_path: Path) -> None:
+def test_tensorboard_has_every_metric_once_over_a_restart(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tb is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -183,7 +183,7 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install -e "\.\[wandb\]"'):
         WeightsAndBiases()

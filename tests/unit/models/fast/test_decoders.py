@@ -113,7 +113,7 @@ def test_packed_equals_one_by_one(name: str, pooling: str, tokens: int, monkeypa
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("name", ["llama", "qwen3, windows", "gemma3, bidirectional"])
-def test_the_kernel_for_sequences_end_to_end_is_told_what_is_seen(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_for_sequences_end_to_end_gets_what_is_seen(name: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tower, batch = tower_of(config_of(name), pooling=pooling), batch_of(LENGTHS)
     expected = tower(batch)
     theirs = gradients(tower, expected)
