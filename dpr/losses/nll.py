@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.losses.candidates import CANDIDATE_RULES, Candidates, score_matrix
+from dpr.losses.candidates import CANDIDATE_RULES, score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.losses.rivals import Rivals, columns_in
 
 # A block of this size stays in the cache of a CPU.
 CPU_MAX_SCORES = 1 << 18
@@ -33,12 +34,30 @@ class BiEncoderNllLoss(Loss):
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch | None = None) -> LossResult:
         """Scores this rank's questions (B, D) against the pool's contexts (M, D)."""
-        max_scores = min(self.max_scores, CPU_MAX_SCORES) if questions.device.type == "cpu" else self.max_scores
-        if len(questions) * len(pool.contexts) > max_scores:
-            return LossResult(*blockwise_nll(questions, pool.contexts, pool.candidates, pool.temperature, max_scores=max_scores))
-        scores = pool.candidates.mask_(score_matrix(questions, pool.contexts, pool.temperature))
-        losses = torch.nn.functional.cross_entropy(scores, pool.candidates.target, reduction="none")
-        return LossResult(losses, (scores.argmax(dim=1) == pool.candidates.target).sum())
+        return nll_of_columns(questions, pool.contexts, Rivals(pool.candidates), pool.temperature, max_scores=self.max_scores)
+
+
+def nll_of_columns(questions: Tensor, columns: Tensor, rivals: Rivals, temperature: Tensor | float, *, max_scores: int) -> LossResult:
+    """-log softmax of each question's target, (B,), among the vectors (M, D) that ``rivals`` lets compete with it."""
+    if in_blocks(questions, columns, max_scores):
+        return LossResult(*blockwise_nll(questions, columns, rivals, temperature, max_scores=max_scores)[:2])
+    return nll_of_scores(score_matrix(questions, columns, temperature), rivals, temperature)
+
+
+def nll_of_scores(scores: Tensor, rivals: Rivals, temperature: Tensor | float) -> LossResult:
+    """As ``nll_of_columns``, from the scores (B, M), which are changed."""
+    scores = rivals.weighed(rivals.mask_(scores), temperature)
+    losses = torch.nn.functional.cross_entropy(scores, rivals.target, reduction="none")
+    return LossResult(losses, (scores.argmax(dim=1) == rivals.target).sum())
+
+
+def in_blocks(questions: Tensor, columns: Tensor, max_scores: int) -> bool:
+    """Whether the score matrix is too large to be held."""
+    return len(questions) * len(columns) > block_size(questions, max_scores)
+
+
+def block_size(questions: Tensor, max_scores: int) -> int:
+    return min(max_scores, CPU_MAX_SCORES) if questions.device.type == "cpu" else max_scores
 
 
 class _Block(NamedTuple):
@@ -60,36 +79,36 @@ class _BlockwiseNll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, max_scores: int
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, questions: Tensor, contexts: Tensor, temperature: Tensor, rivals: Rivals, max_scores: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         size = len(questions), len(contexts)
         log_sum = questions.new_full((size[0],), -torch.inf)
         best, best_column = log_sum.clone(), torch.zeros(size[0], dtype=torch.int64, device=questions.device)
         target_score = torch.zeros_like(log_sum)
         for block in _blocks(*size, max_scores):
-            scores = _scores(questions, contexts, temperature, candidates, block)
+            scores = rivals.weighed(_scores(questions, contexts, temperature, rivals, block), temperature, *block)
             highest, column = scores.max(dim=1)
             is_better = highest > best[block.rows]
             best[block.rows] = torch.where(is_better, highest, best[block.rows])
             best_column[block.rows] = torch.where(is_better, column + block.columns.start, best_column[block.rows])
-            column, is_inside = _targets(candidates, block)
+            column, is_inside = _targets(rivals, block)
             found = scores.gather(1, column)[:, 0]
             target_score[block.rows] = torch.where(is_inside, found, target_score[block.rows])
             log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
         ctx.save_for_backward(questions, contexts, temperature, log_sum)
-        ctx.candidates, ctx.max_scores = candidates, max_scores
-        num_correct = (best_column == candidates.target).sum()
-        ctx.mark_non_differentiable(num_correct)
-        return log_sum - target_score, num_correct
+        ctx.rivals, ctx.max_scores = rivals, max_scores
+        num_correct = (best_column == rivals.target).sum()
+        ctx.mark_non_differentiable(num_correct, best)
+        return log_sum - target_score, num_correct, best
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         questions, contexts, temperature, log_sum = ctx.saved_tensors
         grad_questions, grad_contexts, grad_temperature = (torch.zeros_like(part) for part in (questions, contexts, temperature))
         for block in _blocks(len(questions), len(contexts), ctx.max_scores):
-            scores = _scores(questions, contexts, temperature, ctx.candidates, block)
-            share = (scores - log_sum[block.rows, None]).exp_()
-            column, is_inside = _targets(ctx.candidates, block)
+            scores = _scores(questions, contexts, temperature, ctx.rivals, block)
+            share = (ctx.rivals.weighed(scores, temperature, *block) - log_sum[block.rows, None]).exp_()
+            column, is_inside = _targets(ctx.rivals, block)
             share.scatter_(1, column, share.gather(1, column) - is_inside[:, None].to(share.dtype))
             share *= grads[0][block.rows, None]
             grad_questions[block.rows].addmm_(share, contexts[block.columns])
@@ -100,30 +119,26 @@ class _BlockwiseNll(torch.autograd.Function):
         return grad_questions, grad_contexts, grad_temperature, None, None
 
 
-def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, candidates: Candidates, block: _Block) -> Tensor:
+def _scores(questions: Tensor, contexts: Tensor, temperature: Tensor, rivals: Rivals, block: _Block) -> Tensor:
     scores = (questions[block.rows] @ contexts[block.columns].T).div_(temperature)
-    return candidates.mask_(scores, block.rows, block.columns)
+    return rivals.mask_(scores, block.rows, block.columns)
 
 
-def _targets(candidates: Candidates, block: _Block) -> tuple[Tensor, Tensor]:
-    """The column (B', 1) of each positive in a block, and whether it is inside, (B',); where it is not, the column means nothing.
-
-    Selecting the rows that are inside would make the host wait for the device to count them.
-    """
-    width = block.columns.stop - block.columns.start
-    column = candidates.target[block.rows] - block.columns.start
-    return column.clamp(0, width - 1)[:, None], (column >= 0) & (column < width)
+def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
+    return columns_in(rivals.target[block.rows], block.columns.start, block.columns.stop - block.columns.start)
 
 
 def blockwise_nll(
-    questions: Tensor, contexts: Tensor, candidates: Candidates, temperature: Tensor | float, *, max_scores: int
-) -> tuple[Tensor, Tensor]:
-    """-log softmax(positive) of each question, (B,), and the number of questions that rank their positive first.
+    questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Tensor | float, *, max_scores: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-log softmax(target) of each question, (B,), the number of questions that rank it first, and the highest score of each, (B,).
 
-    ``questions`` (B, D), ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.
+    A target that is none of the columns scores 0: the result is then the logarithm of the sum over all columns. ``questions`` (B, D),
+    ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.
     """
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
         divisor = torch.as_tensor(temperature, dtype=dtype, device=questions.device)
-        losses, num_correct = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, candidates, max_scores)
-    return losses, num_correct
+        size = block_size(questions, max_scores)
+        losses, num_correct, best = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, rivals, size)
+    return losses, num_correct, best

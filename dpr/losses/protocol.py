@@ -14,8 +14,8 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch
 from dpr.losses.candidates import Candidates
 
-CONTEXTS, QUESTIONS = "contexts", "questions"
-GATHERED = frozenset({CONTEXTS, QUESTIONS})
+CONTEXTS, QUESTIONS, KNOWN_POSITIVES = "contexts", "questions", "known_positives"
+GATHERED = frozenset({CONTEXTS, QUESTIONS, KNOWN_POSITIVES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Pool:
     count for which of this rank's questions, and ``temperature`` divides scores. ``questions`` (Q, D) are all ranks' question vectors.
     ``own_contexts`` and ``own_questions`` are the rows of this rank. What ``Loss.needs`` does not name is this rank's alone, N slots or
     B questions; all filled slots are then candidates, and a loss may compare a question with its own slots only, since the others depend
-    on the number of ranks. ``ids`` (M, 2) are judgement identities, on the host.
+    on the number of ranks. ``ids`` (M, 2) are judgement identities, on the host. ``known_positives`` (Q, K, 3) are the identities of the
+    passages known to answer each question, with 1 in the last column or 0 where there are fewer than K, on the host; None if not needed.
     """
 
     contexts: Tensor
@@ -36,6 +37,7 @@ class Pool:
     own_contexts: slice
     own_questions: slice
     ids: Tensor
+    known_positives: Tensor | None = None
 
 
 class LossResult(NamedTuple):
@@ -53,8 +55,8 @@ class LossResult(NamedTuple):
 class Loss(ABC):
     """What training minimizes. ``loss.name=module:Class`` takes a user-defined one (docs/training.md).
 
-    ``needs`` names what is gathered from all ranks: ``contexts``, ``questions``, both or nothing. ``candidates`` is the rule of the pool,
-    ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
+    ``needs`` names what is gathered from all ranks: any of ``contexts``, ``questions`` and ``known_positives``. ``candidates`` is the
+    rule of the pool, ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
 
     What an implementation must promise:
 

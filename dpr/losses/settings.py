@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, Settings, setting
+from dpr.core.settings import IDENTITY, TOLD, Settings, setting
 
 
 @dataclass
@@ -26,11 +26,38 @@ class DistillationSettings(Settings):
 
 
 @dataclass
-class ObjectiveSettings(DistillationSettings):
+class RivalSettings(Settings):
+    """What the positive is compared with in the NLL."""
+
+    in_batch_negatives: bool = setting(True, on_resume=IDENTITY)
+    """false: a question's positive competes with the question's own negatives only, not with the passages of other questions."""
+    positives: str = setting("one", choices=("one", "any", "each"), on_resume=IDENTITY)
+    """one: the positive drawn for the question. any, each: all known positives of the question that are in the pool; any: the sum of their
+    softmax shares must rise; each: every one must beat the negatives."""
+    hardness: float = setting(0.0, least=0, on_resume=IDENTITY)
+    """A negative with score x (before loss.temperature) weighs exp(hardness * x) times as much in the denominator; 0 = all the same."""
+    false_negative_margin: float | None = setting(None, on_resume=IDENTITY)
+    """Negatives that score higher than the positive by more than this (before loss.temperature) are masked, as likely positives; absent =
+    none is."""
+    guide: list[str] | None = setting(None, on_resume=TOLD)
+    """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's positive exceeds guide_threshold
+    are masked for it; absent = none is."""
+    guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY)
+    """Cosine of two guide vectors above which their passages are taken for one."""
+
+
+@dataclass
+class ObjectiveSettings(DistillationSettings, RivalSettings):
     """Terms of the objective and their weights (docs/numerics.md, section 1)."""
 
     nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY)
     """Weight of the negative log likelihood of the positive."""
+    symmetric_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
+    """Weight of the negative log likelihood of the question among all questions of the pool, given its positive."""
+    dimensions: list[int] | None = setting(None, unit="dimensions", least=1, on_resume=IDENTITY)
+    """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number listed; absent = over all."""
+    dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
+    """One weight for each number of loss.dimensions; absent = 1 each."""
 
     @property
     def uses_teacher(self) -> bool:
@@ -43,7 +70,19 @@ class ObjectiveSettings(DistillationSettings):
         values = ((item.name, getattr(self, item.name)) for item in fields(ObjectiveSettings))
         return {name: value for name, value in values if value != getattr(default, name)}
 
-    def check_objective(self, prefix: str) -> None:
-        """What the terms need of each other."""
-        if not any((self.nll_weight, self.kl_weight, self.margin_mse_weight)):
+    def check_objective(self, prefix: str, candidates: str | None) -> None:
+        """What the terms need of each other, and of the rule ``candidates``."""
+        if not any((self.nll_weight, self.kl_weight, self.margin_mse_weight, self.symmetric_weight)):
             raise ConfigError(f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or another above 0")
+        if self.positives != "one" and candidates == "dpr":
+            raise ConfigError(
+                f"{prefix}positives={self.positives} and {prefix}candidates=dpr are mutually exclusive: dpr counts every slot and has "
+                f"one positive; set {prefix}candidates=distinct"
+            )
+        widths, weights = self.dimensions, self.dimension_weights
+        if weights is not None and (widths is None or len(weights) != len(widths) or not any(weights)):
+            raise ConfigError(
+                f"{prefix}dimension_weights={weights} does not fit {prefix}dimensions={widths}; expected one weight for each, one above 0"
+            )
+        if widths is not None and (not widths or len(set(widths)) < len(widths)):
+            raise ConfigError(f"{prefix}dimensions={widths} is empty or names a number twice")

@@ -1,6 +1,7 @@
 """The pool of a micro-batch: what the loss needs of all ranks, gathered while this rank computes.
 
-1. Before the towers run, the facts that do not depend on them are sent: judgement ids and validity of the slots, one tensor on the host.
+1. Before the towers run, the facts that do not depend on them are sent: judgement ids and validity of the slots, one tensor on the host;
+   and the known positives of the questions, if the loss needs them, once the ranks have agreed on their shape.
 2. The context vectors are sent when the context tower is done, while the question tower runs.
 3. The question vectors are sent after both, if the loss needs them.
 4. The host waits for the facts and finds the candidates while a GPU is still busy with the towers; an asynchronous copy moves the index
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import Ranks, start_gather
+from dpr.core.distributed import Ranks, largest_over_ranks, start_gather
 from dpr.losses.candidates import find_candidates
-from dpr.losses.protocol import CONTEXTS, QUESTIONS, Loss, Pool
+from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, Loss, Pool
 
 
 class PoolGather:
@@ -39,6 +40,7 @@ class PoolGather:
     def __init__(self, batch: BiEncoderBatch, loss: Loss, ranks: Ranks) -> None:
         self._batch, self._loss, self._ranks = batch, loss, ranks
         self._facts = self._sent(torch.cat([batch.context_ids, batch.context_valid[:, None].to(torch.int64)], dim=1), CONTEXTS)
+        self._known = self._sent(self._known_positives(), KNOWN_POSITIVES) if KNOWN_POSITIVES in loss.needs else None
         self._vectors: Callable[[], Tensor] | None = None
 
     def start(self, contexts: Tensor) -> None:
@@ -74,7 +76,15 @@ class PoolGather:
         # The order of waiting is the order of backward's collectives, reversed: equal on all ranks.
         contexts, all_questions = self._vectors(), pending()
         self._vectors = None  # the caller may free them before this object
-        return Pool(contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2])
+        known = self._known() if self._known else None
+        return Pool(contexts, candidates, temperature, all_questions, own_contexts, own_questions, facts[:, :2], known)
+
+    def _known_positives(self) -> Tensor:
+        """Identities and validity of this rank's known positives, (B, K, 3), with the K of the rank that has most."""
+        batch = self._batch
+        own = torch.cat([batch.known_positive_ids, batch.known_positive_valid[:, :, None].to(torch.int64)], dim=2)
+        most = largest_over_ranks(own.shape[1])
+        return torch.cat([own, own.new_zeros(len(own), most - own.shape[1], 3)], dim=1)
 
     def _sent(self, rows: Tensor, what: str) -> Callable[[], Tensor]:
         return start_gather(rows) if what in self._loss.needs else lambda: rows

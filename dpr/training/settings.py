@@ -34,7 +34,7 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
         if self.name != "nll" and terms:
             key, value = next(iter(terms.items()))
             raise ConfigError(f"{prefix}{key}={value} and a user-defined {prefix}name are mutually exclusive; leave one of them out")
-        self.check_objective(prefix)
+        self.check_objective(prefix, self.candidates)
 
 
 @dataclass

@@ -88,7 +88,8 @@ class BiEncoderTrainer(Run):
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
-        self.loss = loss or make_loss(settings.loss, candidates=settings.candidates())
+        namespaces = dict.fromkeys(options.namespace for _, options in _with_options(train_sets))
+        self.loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=list(namespaces))
         self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets)]
         self.validations = [*usual_validations(self._dev_sets, settings, metrics, candidates=self.loss.candidates), *validations]
         self.callbacks = all_callbacks(callbacks, train, self.output_dir)

@@ -13,9 +13,11 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import listed
 from dpr.core.user_classes import call, check_class, create_object, import_object, split_entry
 from dpr.data.training_data import TrainingData
+from dpr.losses.guide import Guide
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import GATHERED, Loss
+from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback, FunctionCallback
 from dpr.training.settings import LossSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
@@ -47,15 +49,24 @@ def user_callbacks(entries: Any) -> list[Callback]:
     return found
 
 
-def make_loss(settings: LossSettings, *, candidates: str) -> Loss:
+def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | None = None, namespaces: Sequence[str] = ()) -> Loss:
     """The loss that ``loss.name`` names, with the pool's candidate rule, or the objective whose terms the settings weigh.
+
+    Without ``model``, its vectors are not normalised and of any width; passage ids are unique within ``namespaces``.
 
     Raises:
         ConfigError: it is neither ``nll`` nor a class that implements the contract, or it needs what is not gathered.
     """
     entry = settings.name
     if entry == "nll":
-        return Objective(settings, candidates=candidates) if settings.terms() else BiEncoderNllLoss(candidates=candidates)
+        if not settings.terms():
+            return BiEncoderNllLoss(candidates=candidates)
+        settings.check_objective("loss.", candidates)
+        for width in settings.dimensions or ():
+            if model is not None and width > model.dimension:
+                raise ConfigError(f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions; leave it out")
+        guide = Guide(settings.guide, namespaces) if settings.guide else None
+        return Objective(settings, candidates=candidates, normalize=model is not None and model.settings.normalize, guide=guide)
     loss: Loss = create_object(entry, Loss, setting="loss.name")
     loss.candidates, path = candidates, split_entry(entry, setting="loss.name")[0]
     if unknown := sorted(set(loss.needs) - GATHERED):

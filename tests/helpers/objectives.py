@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,20 +54,60 @@ class PlainPool:
         return list(found.values())
 
 
-def softmax_share(wanted: list[Tensor], others: list[Tensor]) -> Tensor:
+def cosine(one: Tensor, other: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
+
+
+def rivals_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[int]:
+    """The slots that compete with a question's positive."""
+    slots = range(len(pool.keys)) if settings.get("in_batch_negatives", True) else pool.own(question)
+    positive, found = pool.positive(question), []
+    for slot in pool.distinct(slots, question):
+        if pool.keys[slot] == pool.keys[positive] or pool.keys[slot] in pool.known[question]:
+            continue
+        margin = settings.get("false_negative_margin")
+        if margin is not None and float(pool.raw(question, slot)) > float(pool.raw(question, positive)) + margin:
+            continue
+        mine, other = pool.guide.get(pool.keys[positive]), pool.guide.get(pool.keys[slot])
+        if mine is not None and other is not None and cosine(mine, other) > settings["guide_threshold"]:
+            continue
+        found.append(slot)
+    return found
+
+
+def weighed(raw: Tensor, settings: dict[str, Any], temperature: Tensor) -> Tensor:
+    return raw / temperature + settings.get("hardness", 0.0) * raw.detach()
+
+
+def share(wanted: list[Tensor], others: list[Tensor]) -> Tensor:
     """-log of the share of ``wanted`` in the softmax over all."""
     return torch.logsumexp(torch.stack([*wanted, *others]), 0) - torch.logsumexp(torch.stack(wanted), 0)
 
 
 def nll(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
-    slots = range(len(pool.keys))
-    positive, mine = pool.positive(question), pool.keys[pool.positive(question)]
-    others = []
-    for slot in pool.distinct(slots, question):
-        if pool.keys[slot] == mine or pool.keys[slot] in pool.known[question]:
+    positive, kind = pool.positive(question), settings.get("positives", "one")
+    others = [weighed(pool.raw(question, slot), settings, pool.temperature) for slot in rivals_of(pool, question, settings)]
+    slots = range(len(pool.keys)) if settings.get("in_batch_negatives", True) else pool.own(question)
+    wanted = [positive]
+    if kind != "one":
+        mine = pool.keys[positive]
+        wanted += [slot for slot in pool.distinct(slots, question) if pool.keys[slot] in pool.known[question] - {mine}]
+    scores = [pool.raw(question, slot) / pool.temperature for slot in wanted]
+    if kind == "each":
+        return torch.stack([share([score], others) for score in scores]).sum()
+    return share(scores, others)
+
+
+def symmetric(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+    positive, others = pool.positive(question), []
+    own = pool.raw(question, positive)
+    for other in range(len(pool.questions)):
+        if other == question or pool.keys[positive] in pool.known[other]:
             continue
-        others.append(pool.raw(question, slot) / pool.temperature)
-    return softmax_share([pool.raw(question, positive) / pool.temperature], others)
+        raw, margin = pool.raw(other, positive), settings.get("false_negative_margin")
+        if margin is None or float(raw) <= float(own) + margin:
+            others.append(weighed(raw, settings, pool.temperature))
+    return share([own / pool.temperature], others)
 
 
 def teacher_of(pool: PlainPool, question: int) -> dict[int, float]:
@@ -97,14 +137,26 @@ def margin_mse(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tens
     return total
 
 
-TERMS = {"nll_weight": nll, "kl_weight": kl, "margin_mse_weight": margin_mse}
+TERMS = {"nll_weight": nll, "symmetric_weight": symmetric, "kl_weight": kl, "margin_mse_weight": margin_mse}
 
 
 def objective(pool: PlainPool, settings: dict[str, Any]) -> Tensor:
     """J, by its definition."""
+    widths = settings.get("dimensions") or [pool.questions.shape[1]]
+    weights = settings.get("dimension_weights") or [1.0] * len(widths)
+    total = torch.zeros((), dtype=torch.float64)
+    for width, weight in zip(widths, weights, strict=True):
+        questions, slots = pool.questions[:, :width], pool.slots[:, :width]
+        if pool.normalize:
+            questions, slots = (part / part.norm(dim=1, keepdim=True) for part in (questions, slots))
+        total = total + weight * of_one_width(replace(pool, questions=questions, slots=slots), settings)
+    return total
+
+
+def of_one_width(pool: PlainPool, settings: dict[str, Any]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for question, weight in enumerate(pool.batch.loss_weights.tolist()):
         for name, term in TERMS.items():
-            if share := settings.get(name, 1.0 if name == "nll_weight" else 0.0):
-                total = total + weight * share * term(pool, question, settings)
+            if factor := settings.get(name, 1.0 if name == "nll_weight" else 0.0):
+                total = total + weight * factor * term(pool, question, settings)
     return total / len(pool.questions)

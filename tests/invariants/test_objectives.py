@@ -17,6 +17,7 @@ from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
+from dpr.losses.guide import Guide
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.biencoder import BiEncoder, TowerOptions
@@ -38,8 +39,42 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "nll and kl, the learned temperature in both": {"nll_weight": 0.2, "kl_weight": 1.0},
     "margin_mse alone": {"nll_weight": 0.0, "margin_mse_weight": 1.0, "margin_mse_scale": 0.3},
     "nll, kl and margin_mse": {"nll_weight": 0.5, "kl_weight": 0.7, "margin_mse_weight": 0.1},
+    "symmetric": {"symmetric_weight": 0.7},
+    "symmetric alone, guarded and weighed": {
+        "nll_weight": 0.0,
+        "symmetric_weight": 1.0,
+        "false_negative_margin": 0.02,
+        "hardness": 0.5,
+    },
+    "matryoshka": {"dimensions": [16, 8, 3], "dimension_weights": [1.0, 0.5, 0.25]},
+    "matryoshka of vectors of length 1, all terms": {"dimensions": [4, 10], "kl_weight": 1.0, "symmetric_weight": 1.0},
+    "own negatives only": {"in_batch_negatives": False},
+    "own negatives only, all positives, guarded, weighed": {
+        "in_batch_negatives": False,
+        "positives": "each",
+        "false_negative_margin": -0.1,
+        "hardness": 0.3,
+    },
+    "margin to the positive": {"false_negative_margin": 0.05},
+    "guide": {"guide": ["by hand"], "guide_threshold": 0.2},
+    "guide, own negatives only": {"guide": ["by hand"], "guide_threshold": 0.2, "in_batch_negatives": False},
+    "hard negatives weigh more": {"hardness": 2.0},
+    "any of several positives": {"positives": "any"},
+    "each of several positives": {"positives": "each", "hardness": 0.5, "false_negative_margin": 0.1},
 }
-NORMALIZED = {"kl alone"}
+NORMALIZED = {"kl alone", "matryoshka of vectors of length 1, all terms", "hard negatives weigh more", "margin to the positive"}
+
+
+class HandMadeGuide(Guide):
+    """A vector for most identities, as a function of them."""
+
+    def __init__(self) -> None:
+        self.dimension = 3
+
+    def vectors(self, ids: torch.Tensor) -> torch.Tensor:
+        raw = torch.stack([(ids[:, 0] % prime).to(torch.float32) - prime / 2 for prime in (7, 11, 13)], dim=1)
+        raw = raw * (ids[:, 0] % 4 > 0)[:, None]
+        return torch.nn.functional.normalize(raw, dim=1)
 
 
 def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
@@ -67,7 +102,9 @@ def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scor
     """Loss and gradient of one step, as every rank of a group sees them."""
     ranks = current_ranks()
     model = make_model(folder, name, packed=packed)
-    loss = Objective(ObjectiveSettings(**OBJECTIVES[name]), max_scores=max_scores)
+    settings = ObjectiveSettings(**OBJECTIVES[name])
+    guide = HandMadeGuide() if settings.guide else None
+    loss = Objective(settings, normalize=model.settings.normalize, guide=guide, max_scores=max_scores)
     step: Step
     if cached:
         step = CachedStep(model, loss, max_tokens=40, ranks=ranks, device=CPU)
@@ -83,6 +120,7 @@ WAYS = {
     "direct, padded": {"cached": False, "packed": False},
     "cached, packed": {"cached": True, "packed": True},
     "cached, padded": {"cached": True, "packed": False},
+    "direct, packed, in blocks": {"cached": False, "packed": True, "max_scores": 7},
     "cached, packed, in blocks": {"cached": True, "packed": True, "max_scores": 40},
 }
 
@@ -108,6 +146,9 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     batch = pool_batch(model, 0, 1)
     vectors = model(batch.questions, batch.contexts)
     pool = PlainPool(vectors.questions, vectors.contexts[batch.context_row], batch, vectors.temperature, model.settings.normalize)
+    if "guide" in OBJECTIVES[name]:
+        found = HandMadeGuide().vectors(batch.context_ids)
+        pool.guide = {key: vector for key, vector in zip(pool.keys, found, strict=True) if vector.any()}
     value = objective(pool, OBJECTIVES[name])
     value.backward()
     gradient = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
