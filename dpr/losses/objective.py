@@ -69,29 +69,32 @@ class Objective(Loss):
 
     def _terms(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
         """The weighted sum of the terms for vectors of one width."""
-        settings, losses = self.settings, list[Tensor]()
+        settings, losses, num_correct = self.settings, list[Tensor](), None
         # Of each question with its own slots; what needs more, gathers more.
         scores = own_scores(questions, pool) if self._uses_own_scores else None
         if settings.nll_weight:
-            nll = self._nll_of_own(scores, pool, batch) if scores is not None and not settings.in_batch_negatives else None
-            nll = nll or self._nll_of_pool(questions, pool, batch)
+            if scores is not None and not settings.in_batch_negatives:
+                nll = self._nll_of_own(scores, pool, batch)
+            else:
+                nll = self._nll_of_pool(questions, pool)
             losses.append(settings.nll_weight * nll.losses)
+            num_correct = nll.num_correct
         if settings.symmetric_weight:
             losses.append(settings.symmetric_weight * self._symmetric(questions, pool, batch))
-        if settings.uses_teacher and scores is not None:
+        if scores is not None and settings.uses_teacher:
             losses.append(self._teacher(scores, pool.temperature, batch))
-        if settings.nll_weight:
-            return LossResult(_sum(losses), nll.num_correct)
-        assert scores is not None
-        candidates = own_candidates(batch, self.candidates)[0].to(scores.device)
-        return LossResult(_sum(losses), (candidates.mask_(scores.detach().clone()).argmax(1) == candidates.target).sum())
+        if scores is not None and num_correct is None:
+            candidates = own_candidates(batch, self.candidates)[0].to(scores.device)
+            num_correct = (candidates.mask_(scores.detach().clone()).argmax(1) == candidates.target).sum()
+        assert num_correct is not None
+        return LossResult(_sum(losses), num_correct)
 
     @property
     def _uses_own_scores(self) -> bool:
         settings = self.settings
         return settings.uses_teacher or not settings.nll_weight or not settings.in_batch_negatives
 
-    def _nll_of_pool(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+    def _nll_of_pool(self, questions: Tensor, pool: Pool) -> LossResult:
         """The NLL among the candidates of the pool, (B,)."""
         settings, found = self.settings, pool.candidates
         guide = None

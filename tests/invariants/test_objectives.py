@@ -52,7 +52,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "own negatives only, all positives, guarded, weighed": {
         "in_batch_negatives": False,
         "positives": "each",
-        "false_negative_margin": -0.1,
+        "false_negative_margin": 0.1,
         "hardness": 0.3,
     },
     "margin to the positive": {"false_negative_margin": 0.05},

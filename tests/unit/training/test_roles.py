@@ -40,6 +40,8 @@ CHANGED: dict[str, Any] = {
     "loss.name": {"use": "dpr.losses.nll:BiEncoderNllLoss", "max_scores": 1000},
     "loss.candidates": "dpr",
     "loss.temperature": 0.5,
+    "loss.positives": "any",
+    "loss.dimensions": [8],
     "train.warmup_steps": 2,
     "train.warmup_ratio": 0.9,
     "train.adam_betas": "(0.9, 0.98)",
@@ -64,7 +66,11 @@ CHANGED: dict[str, Any] = {
 }
 IN_EFFECT = {"train.warmup_ratio": "train.warmup_steps", "loss_scale_factors": "datasets", "compat": "encoder.dpr_trailing_sep"}
 """Settings of which what they lead to is compared, by its name."""
-WITH_ANOTHER = {"encoder.attention": "needs a GPU's precision too"}
+WITH_ANOTHER = {
+    "loss.dimension_weights": "needs loss.dimensions too",
+    "loss.guide": "needs vector shards",
+    "encoder.attention": "needs a GPU's precision too",
+}
 
 
 class ACallback(Callback):

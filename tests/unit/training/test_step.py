@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from dpr.core.errors import ConfigError
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.loader import data_row
 from dpr.losses.nll import BiEncoderNllLoss
+from dpr.losses.objective import Objective
 from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.losses.settings import ObjectiveSettings
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
 from dpr.training.grad_cache import CachedStep
@@ -24,6 +28,22 @@ from dpr.training.step import DirectStep, Step
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 
 META = torch.device("meta")
+EVERY_TERM = ObjectiveSettings(
+    symmetric_weight=1.0,
+    kl_weight=1.0,
+    margin_mse_weight=1.0,
+    dimensions=[16, 4],
+    false_negative_margin=0.1,
+    hardness=0.5,
+    positives="each",
+)
+LOSSES: dict[str, Callable[[int], Loss]] = {
+    "distinct": lambda max_scores: BiEncoderNllLoss(candidates="distinct", max_scores=max_scores),
+    "dpr": lambda max_scores: BiEncoderNllLoss(candidates="dpr", max_scores=max_scores),
+    "every term": lambda max_scores: Objective(EVERY_TERM, max_scores=max_scores),
+    "own negatives": lambda max_scores: Objective(replace(EVERY_TERM, in_batch_negatives=False, positives="any"), max_scores=max_scores),
+    "without the nll": lambda max_scores: Objective(replace(EVERY_TERM, nll_weight=0.0), max_scores=max_scores),
+}
 
 
 def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
@@ -38,9 +58,9 @@ def step_of(model: BiEncoder, loss: Loss, max_tokens: int, device: torch.device)
 
 
 @pytest.mark.parametrize("max_scores", [1 << 22, 20], ids=["whole", "in blocks"])
-@pytest.mark.parametrize("rule", ["distinct", "dpr"])
+@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("max_tokens", [0, 60], ids=["direct", "cached"])
-def test_nobody_waits_for_the_device(tmp_path: Path, max_tokens: int, rule: str, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_the_device(tmp_path: Path, max_tokens: int, name: str, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The meta device has shapes and no values: whoever asks it for a value, or for how many there are, fails."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # which does not know this device
     monkeypatch.setattr(grad_cache, "graph_bytes_per_token", lambda model, **options: 1e9)
@@ -48,7 +68,7 @@ def test_nobody_waits_for_the_device(tmp_path: Path, max_tokens: int, rule: str,
     model = tiny_model(tmp_path, dropout=0.1, options=TowerOptions(learn_temperature=True)).to(META).train()
     batch = batch_for(model)
     assert len(batch) * len(batch.context_row) > 20 and not batch.context_valid.all()
-    result = step_of(model, BiEncoderNllLoss(candidates=rule, max_scores=max_scores), max_tokens, META)(batch, num_pools=1, is_last=True)
+    result = step_of(model, LOSSES[name](max_scores), max_tokens, META)(batch, num_pools=1, is_last=True)
     assert result.loss_sum.device == result.num_correct.device == META
     assert all(parameter.grad is not None and parameter.grad.device == META for parameter in model.parameters())
 

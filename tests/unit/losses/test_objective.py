@@ -1,0 +1,113 @@
+"""What an objective holds in memory, what a guide looks up, and which settings do not fit together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.errors import ConfigError
+from dpr.core.records import Passage
+from dpr.data.collator import judgement_identity
+from dpr.formats.vector_shards import VectorShardWriter
+from dpr.losses.guide import Guide
+from dpr.losses.objective import Objective
+from dpr.losses.settings import ObjectiveSettings
+from dpr.training.settings import LossSettings
+from dpr.training.user_classes import make_loss
+from tests.helpers.pools import make_pool
+from tests.helpers.tiny import tiny_model
+
+
+def batch_of(num_questions: int, width: int) -> BiEncoderBatch:
+    """Questions with one known positive each, the first of ``width`` slots."""
+    size = num_questions * width
+    tokens, ids = TokenBatch.from_lists([[1]]), torch.arange(size)[:, None].repeat(1, 2)
+    positives = torch.arange(num_questions) * width
+    known = ids[positives][:, None], torch.ones(num_questions, 1, dtype=torch.bool)
+    questions = TokenBatch.from_lists([[1]] * num_questions)
+    valid, weights = torch.ones(size, dtype=torch.bool), torch.ones(num_questions, dtype=torch.float64)
+    return BiEncoderBatch(questions, tokens, torch.zeros(size, dtype=torch.int64), valid, ids, positives, *known, weights)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"symmetric_weight": 1.0, "false_negative_margin": 0.1},
+        {"hardness": 1.0, "kl_weight": 1.0},
+        {"positives": "each"},
+        {"dimensions": [4, 2], "positives": "any"},
+    ],
+    ids=str,
+)
+def test_a_large_pool_takes_little_memory(settings: dict[str, Any]) -> None:
+    """1,024 x 2,048 and 1,024 x 1,024 scores; nothing that operations return is larger than a block."""
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            sizes.extend(part.numel() for part in tree_leaves(result) if isinstance(part, torch.Tensor))
+            return result
+
+    batch = batch_of(1024, 2)
+    questions, vectors = torch.randn(1024, 4, requires_grad=True), torch.randn(2048, 4, requires_grad=True)
+    pool = make_pool(vectors, batch.positive_idx, ids=batch.context_ids)
+    known = torch.cat([batch.known_positive_ids, torch.ones(1024, 1, 1, dtype=torch.int64)], dim=2)
+    pool = replace(pool, questions=questions, known_positives=known)
+    with Sizes():
+        Objective(ObjectiveSettings(**settings))(questions, pool, batch).loss.backward()
+    assert 1 << 17 < max(sizes) <= (1 << 18) + 1024
+
+
+def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    for shard, rows in enumerate((range(3), range(3, 5))):
+        writer = VectorShardWriter(
+            tmp_path / f"guide_{shard}", metadata={"shard_id": shard, "num_shards": 2, "model_fingerprint": "m"}, dimension=3
+        )
+        writer.write_chunk(0, [f"p{row}" for row in rows], vectors[rows.start : rows.stop])
+        writer.finish(1)
+    guide = Guide([tmp_path / "guide_*"], ["one", "other"])
+    asked = [("other", "p4"), ("one", "p0"), ("third", "p0"), ("one", "p9"), ("one", "p2")]
+    ids = torch.tensor([judgement_identity(Passage("any text", id=key), namespace) for namespace, key in asked])
+    found = guide.vectors(ids)
+    assert not found[2:4].any(), "an id of another namespace, and one that the shards do not have"
+    expected = torch.from_numpy(vectors[[4, 0, 2]])
+    torch.testing.assert_close(found[[0, 1, 4]], expected / expected.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"positives": "any", "candidates": "dpr"}, r"loss\.positives=any and loss\.candidates=dpr are mutually exclusive"),
+        ({"dimensions": [8, 8]}, "names a number twice"),
+        ({"dimensions": []}, "is empty"),
+        ({"dimension_weights": [1.0]}, r"does not fit loss\.dimensions=None"),
+        ({"dimensions": [8, 4], "dimension_weights": [1.0]}, "expected one weight for each"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LossSettings(**settings).check_together("loss.")
+
+
+def test_more_dimensions_than_the_model_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"loss\.dimensions names 17, but the model's vectors have 16 dimensions"):
+        make_loss(LossSettings(dimensions=[8, 17]), candidates="distinct", model=tiny_model(tmp_path))
+
+
+def test_what_is_gathered_follows_from_the_terms() -> None:
+    def needs(**settings: Any) -> set[str]:
+        return set(Objective(ObjectiveSettings(**settings)).needs)
+
+    assert needs() == {"contexts"}
+    assert needs(in_batch_negatives=False, kl_weight=1.0) == set()
+    assert needs(nll_weight=0.0, symmetric_weight=1.0) == {"questions", "known_positives"}
