@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_ID_BYTES = 1024
 """Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as the longest."""
@@ -17,6 +17,9 @@ class Passage:
     id: str | None = None
     has_score: bool = False
     """A ``score`` key was present in the training file; DPR's ``exclude_gold`` drops positives without one."""
+    teacher_score: float | None = field(default=None, compare=False, repr=False)
+    """How relevant a teacher finds it for the question that lists it. It belongs to the pair, so the same passage may have another one
+    beside another question, and it does not tell passages apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -32,6 +33,12 @@ def judgement_identity(passage: AnyPassage, namespace: str) -> Identity:
     parts = ("id", namespace, passage.id) if passage.id is not None else ("text", passage.title, passage.text)
     digest = blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
+
+
+def teacher_scores(passages: Sequence[AnyPassage | None]) -> list[float]:
+    """A teacher's scores of passages, NaN where there is none; empty where none has one."""
+    found = [math.nan if passage is None or passage.teacher_score is None else passage.teacher_score for passage in passages]
+    return [] if all(map(math.isnan, found)) else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,7 @@ class Collator:
             encoder_type=one_encoder_type([row.options for row in rows]),
             datasets=tuple(row.dataset for row in rows),
             rows=tuple(row.number for row in rows),
+            teacher_scores=torch.tensor(scores, dtype=torch.float32) if (scores := teacher_scores(slots)) else None,
         )
 
     def select(self, row: DataRow) -> Selection:

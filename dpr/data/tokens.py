@@ -22,7 +22,7 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity
+from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader, usable_cores
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question
@@ -210,7 +210,9 @@ class _Parts(Dataset[tuple[int, int]]):
             self._add_passages(part, numbers, [passage for passage in new if passage not in numbers])
             questions = [decorate_question(sample.question, prefix=options.query_prefix, suffix=options.query_suffix) for sample in samples]
             for sample, question in zip(samples, self._tensorizer.bare_tokens(questions), strict=True):
-                part.add_row(question, *([numbers[passage] for passage in listed] for listed in _lists(sample)))
+                lists = _lists(sample)
+                scores = teacher_scores([passage for listed in lists for passage in listed])
+                part.add_row(question, *([numbers[passage] for passage in listed] for listed in lists), scores=scores)
         part.write(part_folder(self._folder, number), self.facts(number))
         return number, part.num_tokens
 

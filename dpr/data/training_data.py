@@ -61,7 +61,11 @@ class TrainingData(ABC):
         """Changes with the data, so that a run is not resumed on other data. Reads every row once; override it if that takes long."""
         digest = sha256()
         for row in range(len(self)):
-            digest.update(repr(self[row]).encode("utf-8", "surrogatepass"))
+            sample = self[row]
+            digest.update(repr(sample).encode("utf-8", "surrogatepass"))
+            scores = [passage.teacher_score for passage in sample.positives + sample.hard_negatives + sample.other_negatives]
+            if any(score is not None for score in scores):
+                digest.update(repr(scores).encode())
         return digest.hexdigest()
 
     def known_positives(self, row: int) -> tuple[Passage, ...]:

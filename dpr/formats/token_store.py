@@ -6,15 +6,17 @@ tokens-<key>/
                passages.npy  (P,) records: identity, where the tokens are, how many are the title's (-1: it has none), has_score, CRC-32
                rows.npy      (R,) records: where the question's tokens and the row's slots are, how many slots of each kind, CRC-32
                slots.npy     (N,) uint32 numbers of passages of this part: positives, hard negatives, other negatives of each row
+               scores.npy    (N,) float32 a teacher's scores of the slots, NaN: none; empty where the part has none
                manifest.json what the part was made of
   manifest.json              sizes and SHA-256 of all files; present means complete
 
-The CRC-32 of a record covers the record itself and the tokens (and slots) that it points to. So opening a store of any size reads only
+The CRC-32 of a record covers the record itself and the tokens (slots, scores) that it points to. So opening a store of any size reads only
 the manifest, and damage is found before it is used.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
 from bisect import bisect_right
@@ -33,7 +35,7 @@ from dpr.formats.arrays import map_array
 from dpr.formats.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
 
 NO_TITLE = -1
-LAYOUT_VERSION = 1  # a change of what is stored must change it, so that old stores are not used
+LAYOUT_VERSION = 2  # a change of what is stored must change it, so that old stores are not used
 
 _PASSAGE = np.dtype(
     [(name, "<i8") for name in ("identity_low", "identity_high", "start")]
@@ -44,7 +46,8 @@ _ROW = np.dtype(
 )
 _CHECK_BYTES = 4
 _SLOT = np.dtype("<u4")
-_FILES = ("tokens.npy", "passages.npy", "rows.npy", "slots.npy")
+_SCORE = np.dtype("<f4")
+_FILES = ("tokens.npy", "passages.npy", "rows.npy", "slots.npy", "scores.npy")
 
 Facts = dict[str, str | int | bool | None]
 """What a store was made of; it is used only where all of this is equal."""
@@ -68,6 +71,7 @@ class TokenPartWriter:
         self._passages: list[tuple[Any, ...]] = []
         self._rows: list[tuple[Any, ...]] = []
         self._slots = array("I")
+        self._scores = array("f")
 
     @property
     def num_tokens(self) -> int:
@@ -82,34 +86,42 @@ class TokenPartWriter:
         self._passages.append((*passage.identity, start, len(self._tokens) - start, title_length, passage.has_score, 0))
         return len(self._passages) - 1
 
-    def add_row(self, question: Sequence[int], positives: Sequence[int], hard: Sequence[int], other: Sequence[int]) -> None:
-        """Stores the next row; passages by their numbers."""
+    def add_row(
+        self, question: Sequence[int], positives: Sequence[int], hard: Sequence[int], other: Sequence[int], *, scores: Sequence[float] = ()
+    ) -> None:
+        """Stores the next row; passages by their numbers. ``scores`` are a teacher's of all of them, NaN where there is none, or empty."""
         start, first_slot = len(self._tokens), len(self._slots)
         self._tokens.extend(question)
         for numbers in (positives, hard, other):
             self._slots.extend(numbers)
+        self._scores.extend(scores or [math.nan] * (len(self._slots) - first_slot))
         self._rows.append((start, first_slot, len(question), len(positives), len(hard), len(other), 0))
 
     def write(self, folder: Path, facts: Facts) -> None:
         """Writes the part; it appears at ``folder`` complete or not at all."""
         tokens, slots = np.array(self._tokens, dtype=self._dtype), np.array(self._slots, dtype=_SLOT)
         passages, rows = np.array(self._passages, dtype=_PASSAGE), np.array(self._rows, dtype=_ROW)
+        scores = np.array(self._scores, dtype=_SCORE)
+        if np.isnan(scores).all():
+            scores = scores[:0]
         for number, (_, _, start, length, *_) in enumerate(self._passages):
             passages["check"][number] = _check(passages[number].tobytes(), tokens[start : start + length])
         for number, (start, first_slot, length, *counts, _) in enumerate(self._rows):
-            used = tokens[start : start + length], slots[first_slot : first_slot + sum(counts)]
+            listed = slice(first_slot, first_slot + sum(counts))
+            used = tokens[start : start + length], slots[listed], scores[listed]
             rows["check"][number] = _check(rows[number].tobytes(), *used)
         with durable_folder(folder, overwrite=True, metadata=dict(facts)) as temporary:
-            for name, content in zip(_FILES, (tokens, passages, rows, slots), strict=True):
+            for name, content in zip(_FILES, (tokens, passages, rows, slots, scores), strict=True):
                 np.save(temporary / name, content, allow_pickle=False)
 
 
 @dataclass(slots=True, eq=False)
 class StoredPassage:
-    """A passage of a token store, read and checked on first use."""
+    """A passage of a token store, read and checked on first use, with a teacher's score of it for the row's question."""
 
     part: TokenPart
     number: int
+    teacher_score: float | None = None
     _read: PassageTokens | None = None
 
     @property
@@ -144,8 +156,9 @@ class TokenPart:
     def __init__(self, folder: Path, num_rows: int, facts: Facts) -> None:
         self._folder, self._facts = folder, facts
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
-        self._tokens, passages, rows, self._slots = (map_array(folder / name).view(np.ndarray) for name in _FILES)
-        is_right = passages.dtype == _PASSAGE and rows.dtype == _ROW and self._slots.dtype == _SLOT
+        self._tokens, passages, rows, self._slots, self._scores = (map_array(folder / name).view(np.ndarray) for name in _FILES)
+        found = [passages.dtype, rows.dtype, self._slots.dtype, self._scores.dtype]
+        is_right = found == [_PASSAGE, _ROW, _SLOT, _SCORE] and len(self._scores) in (0, len(self._slots))
         if not is_right or len(rows) != num_rows or self._tokens.dtype not in (np.uint16, np.uint32):
             raise InputError("not a part of a token store", file=folder)
         self._passages, self._rows = passages, rows
@@ -167,10 +180,15 @@ class TokenPart:
     def sample(self, number: int) -> StoredSample:
         record = self._rows[number]
         start, first_slot, length, positives, hard, other, check = record.item()
-        tokens, slots = self._tokens[start : start + length], self._slots[first_slot : first_slot + positives + hard + other]
-        if len(tokens) != length or _check(record.tobytes(), tokens, slots) != check:
+        listed = slice(first_slot, first_slot + positives + hard + other)
+        tokens, slots, scores = self._tokens[start : start + length], self._slots[listed], self._scores[listed]
+        if len(tokens) != length or _check(record.tobytes(), tokens, slots, scores) != check:
             self._refuse("rows.npy", number)
-        passages = tuple(StoredPassage(self, slot) for slot in slots.tolist())
+        if len(scores):
+            pairs = zip(slots.tolist(), scores.tolist(), strict=True)
+            passages = tuple(StoredPassage(self, slot, None if math.isnan(score) else score) for slot, score in pairs)
+        else:
+            passages = tuple(StoredPassage(self, slot) for slot in slots.tolist())
         end = positives + hard
         return StoredSample(tokens.tolist(), passages[:positives], passages[positives:end], passages[end:], self._facts)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.json_records import describe
+from dpr.formats.json_records import describe, is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 
 _ID_KEYS = ("passage_id", "id", "psg_id")
+TEACHER_KEYS = ("teacher_score", "cross_encoder_score")
+"""Where a passage has a teacher's score, the first that is there."""
+_LARGEST_SCORE = 3.4e38  # training computes in float32
 
 
 def sample_from_json(record: dict[str, Any]) -> TrainingSample:
@@ -32,7 +35,7 @@ def sample_from_json(record: dict[str, Any]) -> TrainingSample:
 
 
 def sample_to_json(sample: TrainingSample) -> dict[str, Any]:
-    """The record of a sample. Scores are written as null, since only their presence is known."""
+    """The record of a sample. DPR's ``score`` is written as null, since only its presence is known."""
     return {
         "question": sample.question,
         "answers": list(sample.answers),
@@ -59,7 +62,23 @@ def _passage(item: Any, where: str) -> Passage:
         raise ValueError(f"{where} has an empty text, expected some text")
     title = "" if item.get("title") is None else checked_text(item, "title", f"{where}.title")
     key = next((key for key in _ID_KEYS if item.get(key) is not None), None)
-    return Passage(text, title, None if key is None else checked_id(item, key, f"{where}.{key}"), "score" in item)
+    name = None if key is None else checked_id(item, key, f"{where}.{key}")
+    return Passage(text, title, name, "score" in item, teacher_score_in(item, where))
+
+
+def teacher_score_in(item: dict[str, Any], where: str, keys: tuple[str, ...] = TEACHER_KEYS) -> float | None:
+    """The teacher's score of a passage under the first of ``keys`` that holds more than null; None where there is none."""
+    key = next((key for key in keys if item.get(key) is not None), None)
+    return None if key is None else checked_score(item[key], f"{where}.{key}")
+
+
+def checked_score(value: Any, where: str) -> float | None:
+    """A teacher's score; None for null. ValueError says what else was found: text, a boolean, NaN, or what float32 cannot hold."""
+    if value is None:
+        return None
+    if not is_finite_number(value) or abs(value) > _LARGEST_SCORE:
+        raise ValueError(f"{where} is {describe(value)}, expected a teacher's score: a finite number of 32 bits, or null")
+    return float(value)
 
 
 def checked_text(holder: dict[str, Any], key: str, where: str = "") -> str:
@@ -96,4 +115,6 @@ def _passage_to_json(passage: Passage) -> dict[str, Any]:
         record["passage_id"] = passage.id
     if passage.has_score:
         record["score"] = None
+    if passage.teacher_score is not None:
+        record["teacher_score"] = passage.teacher_score
     return record

@@ -31,7 +31,7 @@ from dpr.formats.training_store import RowStore, write_rows
 
 logger = get_logger(__name__)
 
-_CACHE_VERSION = 3  # a change in what is read out of a file must change it, so that old cache folders are not used
+_CACHE_VERSION = 4  # a change in what is read out of a file must change it, so that old cache folders are not used
 _FINGERPRINT = b"training set, parser 1"  # runs are resumed where the fingerprint is the same
 
 

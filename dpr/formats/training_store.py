@@ -23,7 +23,8 @@ from dpr.formats.arrow_batches import MappedBatches, write_batches
 _ROWS = "rows.arrow"
 _DUPLICATES = "duplicates.npy"
 
-_PASSAGES = pa.list_(pa.struct({"text": pa.string(), "title": pa.string(), "id": pa.string(), "has_score": pa.bool_()}))
+_PASSAGE = {"text": pa.string(), "title": pa.string(), "id": pa.string(), "has_score": pa.bool_(), "teacher_score": pa.float64()}
+_PASSAGES = pa.list_(pa.struct(_PASSAGE))
 _LISTS = ("positives", "hard_negatives", "other_negatives")
 _SCHEMA = pa.schema({"question": pa.string(), "answers": pa.list_(pa.string()), **dict.fromkeys(_LISTS, _PASSAGES)})
 
@@ -35,7 +36,7 @@ def write_rows(folder: Path, samples: Iterable[TrainingSample]) -> None:
     def rows() -> Iterator[list[Any]]:
         for sample in samples:
             hashes.append(text_hash(sample.question))
-            passages = ([(p.text, p.title, p.id, p.has_score) for p in getattr(sample, name)] for name in _LISTS)
+            passages = ([(p.text, p.title, p.id, p.has_score, p.teacher_score) for p in getattr(sample, name)] for name in _LISTS)
             yield [sample.question, sample.answers, *passages]
 
     def characters(row: list[Any]) -> int:
@@ -121,5 +122,5 @@ def _passage_characters(listed: pa.ListArray) -> np.ndarray:
 def _passages(batch: pa.RecordBatch, column: str, place: int) -> tuple[Passage, ...]:
     listed = batch.column(column)
     start, end = listed.offsets[place].as_py(), listed.offsets[place + 1].as_py()
-    fields = (listed.values.field(name).slice(start, end - start).to_pylist() for name in ("text", "title", "id", "has_score"))
+    fields = (listed.values.field(name).slice(start, end - start).to_pylist() for name in _PASSAGE)
     return tuple(Passage(*values) for values in zip(*fields, strict=True))

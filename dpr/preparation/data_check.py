@@ -60,7 +60,7 @@ class DataCheck:
 
     def __init__(self) -> None:
         self.rows = self.records = 0
-        self.num_answers = self.without_hard = self.compared_rows = 0
+        self.num_answers = self.without_hard = self.compared_rows = self.num_scored = 0
         self.bad_rows, self.without_positives = Finding(), Finding()
         self.positive_as_negative, self.near_duplicates = Finding(), Finding()
         self.repeated_rows, self.repeated_questions = Finding(), Finding()
@@ -120,6 +120,7 @@ class DataCheck:
         self.texts["question"].add(sample.question)
         roles = {"positive": sample.positives, "hard negative": sample.hard_negatives, "other negative": sample.other_negatives}
         for role, passages in roles.items():
+            self.num_scored += sum(passage.teacher_score is not None for passage in passages)
             for passage in passages:
                 self.texts[role].add(passage)
 

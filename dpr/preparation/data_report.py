@@ -84,11 +84,13 @@ def _findings(check: DataCheck) -> dict[str, Finding]:
 
 
 def _counts(name: str, check: DataCheck) -> list[str]:
-    means = (f"{check.texts[role].seen / max(check.records, 1):.2f} {role}s" for role in ("positive", "hard negative", "other negative"))
+    roles = ("positive", "hard negative", "other negative")
+    means = (f"{check.texts[role].seen / max(check.records, 1):.2f} {role}s" for role in roles)
     return [
         f"{name}: {check.rows:,} rows, {check.records:,} records",
         f"  per record: {', '.join(means)}",
         f"  {check.without_hard:,} without hard negatives, {check.num_answers:,} with answers",
+        f"  {check.num_scored:,} of {sum(check.texts[role].seen for role in roles):,} passages have a teacher's score",
         f"  {check.repeated_questions.count:,} questions occur before in the file",
     ]
 

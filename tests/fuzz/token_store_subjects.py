@@ -24,7 +24,7 @@ def _write(folder: Path) -> None:
     for number in range(len(_ENDS)):
         part = TokenPartWriter(np.dtype("<u2"))
         numbers = [part.add_passage(passage) for passage in _PASSAGES]
-        part.add_row([number, 65_535], numbers[:2], numbers[2:], [])
+        part.add_row([number, 65_535], numbers[:2], numbers[2:], [], scores=[0.5, -1.0, float("nan")])
         part.add_row([], numbers[1:2], [], numbers)
         part.write(part_folder(folder, number), {**_FACTS, "part": number})
     finish_store(folder, _FACTS, _ENDS)

@@ -18,7 +18,7 @@ from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, json_rows, parsed_row
 from dpr.formats.training_files.tables import QUESTIONS, is_table, table_rows
 from dpr.formats.training_files.unread_keys import KnownKeys
-from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of
+from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of, with_scores
 from dpr.formats.training_records import checked_answers
 
 ROLES = ("question", "positive", "negative", "title", "answers", "label")
@@ -108,11 +108,22 @@ class _Parser:
         positives = self._passages(record, "positive", _POSITIVES, _POSITIVE_IDS, title)
         negatives, has_negatives = self._negatives(record)
         label = self.options.columns.get("label") or next((name for name in _LABELS if record.get(name) is not None), "")
-        if label and has_negatives:  # then a number is a teacher's score or margin and does not tell positives from negatives
-            self.options.unread.warn(label, "training uses no teacher's scores", file=self.path)
+        if label and has_negatives:  # then numbers are a teacher's scores or margins and do not tell positives from negatives
+            positives, negatives = self._scored(positives, negatives, _at(record, label), label)
         elif label:
             positives, negatives = split_by_grade(positives, _at(record, label), label, self.options.min_grade)
         return TrainingSample(question, positives, negatives, answers=answers)
+
+    def _scored(
+        self, positives: tuple[Passage, ...], negatives: tuple[Passage, ...], value: Any, label: str
+    ) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
+        """The passages with a list of scores as sentence-transformers has them: one for each, those of positives first."""
+        passages, count = positives + negatives, len(positives)
+        if not isinstance(value, list | tuple) or len(value) != len(passages):
+            self.options.unread.warn(label, "a teacher's scores are a list, one for each passage, the positive's first", file=self.path)
+            return positives, negatives
+        passages = with_scores(passages, value, label)
+        return passages[:count], passages[count:]
 
     def _question(self, record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
         name = self.options.columns.get("question") or _first(record, _QUESTION_IDS if self.queries else QUESTIONS, "question")

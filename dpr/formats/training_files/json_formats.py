@@ -14,13 +14,13 @@ from dpr.formats.json_records import indented_record
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, content_id, json_rows
 from dpr.formats.training_files.unread_keys import KnownKeys
-from dpr.formats.training_files.values import passages_of, text_of
+from dpr.formats.training_files.values import passages_of, text_of, with_scores
 from dpr.formats.training_records import checked_answers, sample_from_json, sample_to_json
 
 _DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))
 _LISTS = ("positive_passages", "negative_passages", "positive_document_ids", "negative_document_ids")
 _TEVATRON_KEYS = KnownKeys(("query", "query_text", "query_id", "answers", *_LISTS))
-_FLAG_EMBEDDING_KEYS = KnownKeys(("query", "pos", "neg"))
+_FLAG_EMBEDDING_KEYS = KnownKeys(("query", "pos", "neg", "pos_scores", "neg_scores"))
 
 
 def read_dpr(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -55,7 +55,7 @@ def read_tevatron(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
 
 
 def read_flag_embedding(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
-    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts. Teacher scores are not read, with a warning."""
+    """FlagEmbedding's ``query``, ``pos`` and ``neg``, all plain texts, with their teacher's ``pos_scores`` and ``neg_scores``."""
     return json_rows(path, _flag_embedding_sample, options, _FLAG_EMBEDDING_KEYS)
 
 
@@ -87,24 +87,31 @@ def _tevatron_record(number: int, sample: TrainingSample) -> dict[str, Any]:
     }
 
 
-def _tevatron_passage(passage: Passage) -> dict[str, str]:
-    return {"docid": content_id(passage), "title": passage.title, "text": passage.text}
+def _tevatron_passage(passage: Passage) -> dict[str, Any]:
+    record = {"docid": content_id(passage), "title": passage.title, "text": passage.text}
+    return record if passage.teacher_score is None else {**record, "score": passage.teacher_score}
 
 
 def _flag_embedding_sample(record: dict[str, Any]) -> TrainingSample:
     if record.get("pos") is None:
         raise ValueError("no pos, expected a list of texts")
     question = text_of(record.get("query"), "query")
-    return TrainingSample(question, passages_of(record["pos"], "pos"), hard_negatives=passages_of(record.get("neg"), "neg"))
+    positives, negatives = (
+        passages if record.get(f"{key}_scores") is None else with_scores(passages, record[f"{key}_scores"], f"{key}_scores")
+        for key, passages in ((key, passages_of(record.get(key), key)) for key in ("pos", "neg"))
+    )
+    return TrainingSample(question, positives, hard_negatives=negatives)
 
 
 def _flag_embedding_record(_: int, sample: TrainingSample) -> dict[str, Any]:
     """Title and text are joined by a space; ids and answers have no place in this format."""
-    positives, negatives = (
-        [f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed]
-        for listed in (sample.positives, sample.hard_negatives + sample.other_negatives)
-    )
-    return {"query": sample.question, "pos": positives, "neg": negatives}
+    lists = {"pos": sample.positives, "neg": sample.hard_negatives + sample.other_negatives}
+    record: dict[str, Any] = {"query": sample.question}
+    for key, listed in lists.items():
+        record[key] = [f"{passage.title} {passage.text}" if passage.title else passage.text for passage in listed]
+    if any(passage.teacher_score is not None for listed in lists.values() for passage in listed):
+        record |= {f"{key}_scores": [passage.teacher_score for passage in listed] for key, listed in lists.items()}
+    return record
 
 
 def _write_lines(

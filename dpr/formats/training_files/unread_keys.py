@@ -37,7 +37,7 @@ class UnreadKeys:
             if near := _near(key.lower(), known.names):
                 self.warn(key, f"did you mean {near}?", file=file, line=line)
             elif _SCORES.fullmatch(key.lower()):
-                self.warn(key, "training uses no teacher's scores", file=file, line=line)
+                self.warn(key, "each passage has its own teacher's score (docs/training_data.md)", file=file, line=line)
 
     def warn(self, key: str, why: str, *, file: Path, line: int | None = None) -> None:
         """Adds a warning about a key, if there is none yet."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from dpr.core.records import Passage
 from dpr.formats.json_records import describe
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.lookup import Lookup
+from dpr.formats.training_records import TEACHER_KEYS, checked_score, teacher_score_in
 
 _TEXT_KEYS = ("text", "document_text", "passage", "contents")
 _ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")
+# In Tevatron's lists, and only there, ``score`` is a teacher's.
+_SCORE_KEYS = dict.fromkeys(("positive_passages", "negative_passages"), (*TEACHER_KEYS, "score"))
 
 
 def text_of(value: Any, where: str) -> str:
@@ -37,13 +41,23 @@ def id_of(value: Any, where: str) -> str:
 def passages_of(value: Any, where: str, corpus: Lookup | None = None, *, title: str = "") -> tuple[Passage, ...]:
     """Passages given as a text, an object with a text (and title, id), or a list of these; with ``corpus``, ids in place of texts.
 
-    Raises ValueError for anything else.
+    Objects may have a teacher's score. Raises ValueError for anything else.
     """
     if value is None:
         return ()
+    keys = _SCORE_KEYS.get(where, TEACHER_KEYS)
     if isinstance(value, list | tuple):
-        return tuple(_passage(item, f"{where}[{number}]", corpus, title) for number, item in enumerate(value))
-    return (_passage(value, where, corpus, title),)
+        return tuple(_passage(item, f"{where}[{number}]", corpus, title, keys) for number, item in enumerate(value))
+    return (_passage(value, where, corpus, title, keys),)
+
+
+def with_scores(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[Passage, ...]:
+    """The passages with a list of a teacher's scores, one for each or null. Raises ValueError for anything else."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    if len(listed) != len(passages):
+        raise ValueError(f"{where} has {len(listed)} values for {len(passages)} passages, expected one for each")
+    scores = [checked_score(score, f"{where}[{number}]") for number, score in enumerate(listed)]
+    return tuple(replace(passage, teacher_score=score) for passage, score in zip(passages, scores, strict=True))
 
 
 def title_of(value: Any, where: str) -> str:
@@ -96,14 +110,16 @@ def describe_value(value: Any) -> str:
     return describe(value) if is_json else f"of type {type(value).__name__}"
 
 
-def _passage(item: Any, where: str, corpus: Lookup | None, title: str) -> Passage:
+def _passage(item: Any, where: str, corpus: Lookup | None, title: str, score_keys: tuple[str, ...]) -> Passage:
     if isinstance(item, dict):
         text = next((item[key] for key in _TEXT_KEYS if item.get(key) is not None), None)
         name = next((item[key] for key in _ID_KEYS if item.get(key) is not None), None)
+        score = teacher_score_in(item, where, score_keys)
         if text is None and name is not None and corpus is not None:
-            return corpus.passage(id_of(name, where))
+            return replace(corpus.passage(id_of(name, where)), teacher_score=score)
         title = title_of(item.get("title"), f"{where}.title")
-        return Passage(text_of(text, f"{where}.text"), title, None if name is None else id_of(name, f"{where}.id"))
+        key = None if name is None else id_of(name, f"{where}.id")
+        return Passage(text_of(text, f"{where}.text"), title, key, teacher_score=score)
     if corpus is not None:
         return corpus.passage(id_of(item, where))
     return Passage(text_of(item, where), title)

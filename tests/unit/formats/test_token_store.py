@@ -98,3 +98,15 @@ def test_ends_that_are_none_are_refused(tmp_path: Path, ends: Any) -> None:
     write_manifest(tmp_path, {**FACTS, "part_ends": ends}, files={})
     with pytest.raises(InputError):
         TokenStore(tmp_path, FACTS)
+
+
+def test_scores_belong_to_the_slots_of_a_row(tmp_path: Path) -> None:
+    writer = TokenPartWriter(token_dtype(9))
+    passage = writer.add_passage(PassageTokens(None, [2], (0, 0), False))
+    writer.add_row([1], [passage], [passage], [], scores=[0.5, float("nan")])
+    writer.add_row([1], [passage], [], [passage])
+    writer.write(part_folder(tmp_path, 0), FACTS)
+    finish_store(tmp_path, FACTS, [2])
+    first, second = TokenStore(tmp_path, FACTS)[0], TokenStore(tmp_path, FACTS)[1]
+    assert [item.teacher_score for item in first.positives + first.hard_negatives] == [0.5, None]
+    assert [item.teacher_score for item in second.positives + second.other_negatives] == [None, None]

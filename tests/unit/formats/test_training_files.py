@@ -379,10 +379,10 @@ UNREAD = [
     ),
     ({"question": "q", "positive_ctxs": [{"text": "p"}], "negatives": []}, "negatives", "did you mean negative_ctxs"),
     ({"question": "q", "positive_ctxs": [{"text": "p"}], "answer": "a"}, "answer", "did you mean answers"),
-    ({"query": "q", "pos": ["p"], "pos_scores": [1.0]}, "pos_scores", "training uses no teacher's scores"),
+    ({"query": "q", "pos": ["p"], "score": 1.0}, "score", "each passage has its own teacher's score"),
     ({"query": "q", "pos": ["p"], "negs": ["n"]}, "negs", "did you mean neg"),
     ({"query": "q", "positive_passages": [{"text": "p"}], "negative_passage": []}, "negative_passage", "did you mean negative_passages"),
-    ({"anchor": "q", "positive": "p", "negative": "n", "score": 0.3}, "score", "training uses no teacher's scores"),
+    ({"anchor": "q", "positive": "p", "negative": "n", "score": 0.3}, "score", "a teacher's scores are a list"),
     ({"anchor": "q", "positive": "p", "hard_negs_list": ["n"]}, "hard_negs_list", "did you mean hard_negatives"),
 ]
 

@@ -130,6 +130,12 @@ def test_lengths_are_in_tokens_and_rows_as_the_model_sees_them(tmp_path: Path, c
     assert "(4) [CLS] ba be [SEP]" in text
 
 
+def test_passages_with_a_teacher_s_score_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "t.jsonl", sample(1, hard_negatives=(Passage("n", teacher_score=0.0), Passage("m"))), sample(2))
+    assert main(["check-data", str(path)]) == 0
+    assert "1 of 5 passages have a teacher's score" in capsys.readouterr().out
+
+
 def test_strict_ends_with_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = written(tmp_path / "t.jsonl", sample(1), sample(2))
     dev = written(tmp_path / "d.jsonl", sample(1))

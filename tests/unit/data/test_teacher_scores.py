@@ -1,0 +1,220 @@
+"""A teacher's scores from the record to the batch: slot by slot, from text and from stored tokens, on one rank and on two."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.batch import BiEncoderBatch
+from dpr.core.distributed import Ranks, current_ranks
+from dpr.core.errors import InputError
+from dpr.core.records import Passage, TrainingSample
+from dpr.data.collator import Collator, SetOptions, judgement_identity
+from dpr.data.loader import cut_into_pools, data_row, pool_loader
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.tokens import StoredTokens, open_tokens
+from dpr.data.training_data import TrainingData
+from dpr.formats import arrow_batches
+from dpr.formats.durable import read_manifest
+from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.training.step import DirectStep
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+
+OPTIONS = SetOptions("tiny")
+A, B, C, D = (Passage(text, id=text, teacher_score=score) for text, score in (("ba", 4.0), ("be", -1.5), ("bi", None), ("bo", 1 / 3)))
+
+
+def scored(samples: list[TrainingSample]) -> list[TrainingSample]:
+    """The same passage has another score in every row; some have none."""
+
+    def passages(listed: tuple[Passage, ...], row: int) -> tuple[Passage, ...]:
+        return tuple(
+            passage if (row + place) % 4 == 3 else replace(passage, teacher_score=math.sin(17 * row + place))
+            for place, passage in enumerate(listed)
+        )
+
+    lists = ("positives", "hard_negatives", "other_negatives")
+    return [replace(sample, **{name: passages(getattr(sample, name), row) for name in lists}) for row, sample in enumerate(samples)]
+
+
+@pytest.fixture(scope="module")
+def tensorizer(tmp_path_factory: pytest.TempPathFactory) -> Tensorizer:
+    return Tensorizer.load(encoder_folder(tmp_path_factory.mktemp("tokenizer")), sequence_length=24)
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingSet:
+    """60 rows in parts of 20; the last part has no score."""
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(arrow_batches, "BATCH_ROWS", 5)
+    samples = make_samples(60, seed=4)
+    write_training_set(tmp_path / "train.jsonl", [*scored(samples[:40]), *samples[40:]])
+    return open_training_set(tmp_path / "train.jsonl", name="tiny")
+
+
+def collate(tensorizer: Tensorizer, samples: list[TrainingSample], **options: Any) -> BiEncoderBatch:
+    collator = Collator(tensorizer, num_hard=1, num_other=1, **options)
+    return collator([data_row(ListSource(samples), row, OPTIONS) for row in range(len(samples))])
+
+
+def expected_scores(samples: list[TrainingSample], batch: BiEncoderBatch) -> list[float]:
+    """Of every slot, found by the passage's id among those of its row."""
+    width = len(batch.context_valid) // len(batch)
+    chosen = []
+    for slot in range(len(batch.context_valid)):
+        sample = samples[batch.rows[slot // width]]
+        tokens = {tuple(batch.context_ids[slot].tolist())}
+        listed = [item for item in sample.positives + sample.hard_negatives + sample.other_negatives if {identity(item)} == tokens]
+        score = listed[0].teacher_score if listed and batch.context_valid[slot] else None
+        chosen.append(math.nan if score is None else score)
+    return chosen
+
+
+def identity(passage: Passage) -> tuple[int, int]:
+    return judgement_identity(passage, OPTIONS.namespace)
+
+
+def same(found: torch.Tensor | None, expected: list[float]) -> None:
+    assert found is not None and found.dtype == torch.float32
+    np.testing.assert_array_equal(found.numpy(), np.array(expected, dtype=np.float32))
+
+
+def test_every_slot_has_the_score_of_its_passage_for_its_question(tensorizer: Tensorizer) -> None:
+    other = replace(A, teacher_score=-7.0)  # the same text beside another question
+    batch = collate(tensorizer, [TrainingSample("ca", (A,), (B,), (C,)), TrainingSample("ce", (D,), (other,))])
+    same(batch.teacher_scores, [4.0, math.nan, -1.5, 1 / 3, -7.0, math.nan])
+    assert len(batch.contexts) == 4
+
+
+def test_a_batch_without_scores_has_none_and_scores_stay_on_the_host(tensorizer: Tensorizer) -> None:
+    batch = collate(tensorizer, [TrainingSample("ca", (C,), (replace(A, teacher_score=None),))])
+    assert batch.teacher_scores is None
+    assert batch.to("meta").teacher_scores is None
+    scored_batch = collate(tensorizer, [TrainingSample("ca", (C,), (A,))])
+    same(scored_batch.to("meta").teacher_scores, [math.nan, math.nan, 4.0])
+
+
+def test_drawn_passages_bring_their_scores(text: TrainingSet, tensorizer: Tensorizer) -> None:
+    samples = [text[row] for row in range(len(text))]
+    for seed in (None, 3):
+        options = replace(OPTIONS, shuffle_positives=True)
+        batch = Collator(tensorizer, num_hard=2, num_other=1, seed=seed)([data_row(text, row, options) for row in range(30)])
+        same(batch.teacher_scores, expected_scores(samples, batch))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stored_tokens_give_the_scores_of_the_text(text: TrainingSet, tensorizer: Tensorizer, workers: int) -> None:
+    stored = open_tokens(text, tensorizer, OPTIONS)
+    assert isinstance(stored, StoredTokens)
+    found = [
+        [batch.teacher_scores for batch in pools_of(source, tensorizer, Ranks(), workers=workers)] for source in (text, stored, stored)
+    ]
+    for ours, theirs in zip(found[0], found[1], strict=True):
+        same(theirs, ours.tolist())  # type: ignore[union-attr]
+    parts = sorted(Path(stored._folder).glob("part-*"))
+    assert [np.load(part / "scores.npy").size > 0 for part in parts] == [True, True, False]
+    assert read_manifest(stored._folder)["metadata"]["layout"] == 2
+
+
+def test_a_damaged_score_is_found_when_it_is_read(text: TrainingSet, tensorizer: Tensorizer) -> None:
+    stored = open_tokens(text, tensorizer, OPTIONS)
+    path = Path(stored._folder) / "part-00000" / "scores.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    again = StoredTokens(text, stored._folder, stored._facts)  # type: ignore[union-attr]
+    assert len([again[row] for row in range(19)]) == 19
+    with pytest.raises(InputError, match=r"record 19 of rows\.npy is not what was written"):
+        again[19]
+
+
+def test_the_fingerprint_of_a_user_s_data_changes_with_scores_and_not_without() -> None:
+    class Mine(TrainingData):
+        def __init__(self, samples: list[TrainingSample]) -> None:
+            self.samples = samples
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, row: int) -> TrainingSample:
+            return self.samples[row]
+
+    plain = [TrainingSample("q", (Passage("p"),))]
+    known = "e868e8ed60d2e0458bb3e17c"
+    assert (
+        len(
+            {
+                Mine(samples).fingerprint
+                for samples in (plain, [TrainingSample("q", (A,))], [TrainingSample("q", (replace(A, teacher_score=5.0),))])
+            }
+        )
+        == 3
+    )
+    assert Mine(plain).fingerprint[:24] == known
+
+
+def pools_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, *, workers: int = 0) -> list[BiEncoderBatch]:
+    collator = Collator(tensorizer, num_hard=2, num_other=1, seed=7)
+    pools = cut_into_pools([(source, OPTIONS)], collator, global_batch_size=10, ranks=ranks, seed=3)
+    keys = [(0, pool) for pool in range(pools.iterator.pools_per_epoch)]
+    return [pools[key] for key in keys] if not workers else list(pool_loader(pools, keys, num_workers=workers))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_the_slots_of_two_ranks_are_those_of_one(text: TrainingSet, tensorizer: Tensorizer, is_stored: bool) -> None:
+    source = open_tokens(text, tensorizer, OPTIONS) if is_stored else text
+    whole = pools_of(source, tensorizer, Ranks())
+    halves = [pools_of(source, tensorizer, Ranks(rank, 2)) for rank in range(2)]
+    for batch, *shares in zip(whole, *halves, strict=True):
+        scores = [share.teacher_scores for share in shares]
+        scores = [torch.full((20,), math.nan) if found is None else found for found in scores]
+        same(torch.cat(scores), batch.teacher_scores.tolist())  # type: ignore[union-attr]
+
+
+class Distil(Loss):
+    """The KL divergence of each question's own slots from its teacher's; nothing is gathered."""
+
+    needs = frozenset()
+
+    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
+        contexts = pool.contexts.view(len(questions), -1, pool.contexts.shape[1])
+        teacher = (
+            torch.full(contexts.shape[:2], math.nan) if batch.teacher_scores is None else batch.teacher_scores.view(contexts.shape[:2])
+        )
+        has = ~teacher.isnan()
+        student = torch.einsum("bd,bnd->bn", questions, contexts).masked_fill(~has, -1e30).log_softmax(1)
+        target = teacher.to(student).masked_fill(~has, -1e30).softmax(1) * has.any(1, keepdim=True)
+        return LossResult((target * (target.clamp(min=1e-30).log() - student)).sum(1), has.sum())
+
+
+def gradients(folder: Path) -> dict[str, torch.Tensor]:
+    ranks = current_ranks()
+    model = tiny_model(folder).train()
+    samples = make_samples(30, seed=4)
+    source = ListSource([*scored(samples[:13]), *samples[13:]])
+    step = DirectStep(model, Distil(), ranks=ranks, device=torch.device("cpu"))
+    for batch in pools_of(source, model.tensorizer, ranks):
+        step(batch, num_pools=3, is_last=True)
+    sums = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    if ranks.world_size > 1:
+        for gradient in sums.values():
+            torch.distributed.all_reduce(gradient)
+            gradient /= ranks.world_size
+    return sums
+
+
+def test_a_loss_of_the_teacher_s_scores_has_one_gradient_on_one_and_two_ranks(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    (alone,), two = run_on_ranks(gradients, 1, folder), run_on_ranks(gradients, 2, folder)
+    assert max(float(gradient.norm()) for gradient in alone.values()) > 1e-3
+    for shared in two:
+        for name, gradient in alone.items():
+            torch.testing.assert_close(shared[name], gradient, rtol=0, atol=1e-12)
