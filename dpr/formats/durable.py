@@ -302,7 +302,10 @@ def flush(path: Path) -> None:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(_dumps(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
+    try:
+        return hashlib.sha256(_dumps(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
+    except RecursionError:  # or lists inside lists, as deep as no manifest that was written
+        return ""
 
 
 def _finite(obj: Any) -> Any:

@@ -58,6 +58,8 @@ def _read(path: Path) -> None:
             assert [_plain(passage) for passage in stored] == [
                 (None if p.title is None else list(p.title), list(p.text), p.identity, p.has_score) for p in written
             ]
+        scores = [passage.teacher_score for passage in sample.positives + sample.hard_negatives + sample.other_negatives]
+        assert scores == ([0.5, -1.0, None] if is_first else [None] * 4)
 
 
 def _plain(passage: StoredPassage) -> tuple[object, ...]:
@@ -74,6 +76,6 @@ TOKEN_STORES = {
     "token store part manifest": _store_file(f"part-00001/{MANIFEST}", JSON),
     **{
         f"token store {name}": _store_file(f"part-00001/{name}.npy", BYTES, is_found_out=True)
-        for name in ("tokens", "passages", "rows", "slots")
+        for name in ("tokens", "passages", "rows", "slots", "scores")
     },
 }

@@ -99,7 +99,7 @@ def test_a_batch_without_scores_has_none_and_scores_stay_on_the_host(tensorizer:
     assert batch.teacher_scores is None
     assert batch.to("meta").teacher_scores is None
     scored_batch = collate(tensorizer, [TrainingSample("ca", (C,), (A,))])
-    same(scored_batch.to("meta").teacher_scores, [math.nan, math.nan, 4.0])
+    same(scored_batch.to("meta").teacher_scores, [math.nan, 4.0, math.nan])
 
 
 def test_drawn_passages_bring_their_scores(text: TrainingSet, tensorizer: Tensorizer) -> None:

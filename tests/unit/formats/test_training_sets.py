@@ -395,4 +395,4 @@ def test_the_arrow_file_opens_with_datasets_too(tmp_path: Path) -> None:
     opened(tmp_path / "t.jsonl")
     (arrow,) = (tmp_path / "cache").glob("training-*/rows.arrow")
     (row,) = datasets.Dataset.from_file(str(arrow))
-    assert row["positives"] == [{"text": "p", "title": "t", "id": None, "has_score": True}]
+    assert row["positives"] == [{"text": "p", "title": "t", "id": None, "has_score": True, "teacher_score": None}]
