@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.export.adapters import merged, write_adapters
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
@@ -27,6 +28,8 @@ def run(config: ExportConfig) -> None:
         for folder in write_adapters(model, target, source=str(config.model_file)):
             logger.info("%s written", folder)
         return
+    if config.to == "dpr" and model.settings.dimensions:
+        raise ConfigError(f"the original has no place for encoder.dimensions={model.settings.dimensions}; export to=model keeps it")
     model = merged(model)
     if config.to == "model":
         model.save(target)

@@ -24,6 +24,7 @@ from dpr.indexer.registry import Index, IndexChoice, Texts, index_class
 from dpr.indexer.settings import KINDS
 from dpr.indexer.vectors import PrefixedSource, VectorSource
 from dpr.models.biencoder import BiEncoder
+from dpr.models.truncation import keep_dimensions
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.retrievers import (
     DenseRetriever,
@@ -51,6 +52,7 @@ def build_retriever(
     if not config.model_file:
         raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
+    keep_dimensions(model, config.dimensions)
     dense = DenseRetriever(model, open_vector_index(config, choice, model, sources, device), form=form, batch_size=config.batch_size)
     if config.hybrid == "none":
         return dense
@@ -77,7 +79,7 @@ def open_vector_index(
         InputError: the vectors are of another model, or the saved index is of other vectors.
     """
     patterns = config.vector_patterns()
-    shards = _open_vectors(patterns, model, f"model_file={config.model_file}")
+    shards = _open_vectors(patterns, model, f"model_file={config.model_file}", config.dimensions)
     vectors = _with_prefixes(shards, patterns, sources)
     folder = Path(config.index_path) if config.index_path else None
     if folder is not None and not choice.index_class.is_saved:
@@ -100,13 +102,13 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
     return choice.open(lambda: Texts(*lexical_texts(sources)), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
 
 
-def _open_vectors(patterns: Sequence[str], model: BiEncoder, model_file: str) -> list[VectorShard] | list[PickledVectors]:
+def _open_vectors(patterns: Sequence[str], model: BiEncoder, model_file: str, dimensions: int) -> list[VectorShard] | list[PickledVectors]:
     """Shards, or the original's embedding files where all that is named are files."""
     found = [matching_paths(pattern) for pattern in patterns]
     paths = list(dict.fromkeys(path for matches in found for path in matches))
     if not all(found) or not paths or not all(path.is_file() for path in paths):
         shards = open_shards(patterns) if patterns else []
-        check_vectors_are_of(model, shards, model_file=model_file)
+        check_vectors_are_of(model, shards, model_file=model_file, dimensions=dimensions)
         return shards
     files = [PickledVectors(path) for path in paths]
     for file in files:

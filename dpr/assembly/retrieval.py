@@ -212,6 +212,7 @@ class _Retrieval:
             form=self.form,
             # A folder by its absolute path, so that it is found from anywhere.
             pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
+            dimensions=config.dimensions,
         )
 
     def table(self, metrics: dict[str, float]) -> str:

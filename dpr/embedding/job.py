@@ -32,6 +32,7 @@ from dpr.embedding.token_cache import TokenCache
 from dpr.formats.checksums import cache_root
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
+from dpr.models.truncation import keep_dimensions
 
 logger = get_logger(__name__)
 
@@ -64,6 +65,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
             the model gives vectors that are zero, NaN or infinite; they cannot be written; one passage does not fit into memory.
         LostRankError: another rank raised.
     """
+    keep_dimensions(model, config.dimensions)
     folder = Path(f"{config.out_file}_{config.shard_id}")
     rows = shard_range(_count(source), config.shard_id, config.num_shards)
     num_chunks = -(-len(rows) // config.chunk_size)

@@ -61,6 +61,8 @@ class EmbedConfig(Settings):
     """Beginning of the output folder's name; ``_<shard_id>`` is added."""
     encoder_type: str = setting("ctx", choices=("ctx", "question"))
     """ctx, or question to embed the passages with the question tower."""
+    dimensions: int = setting(0, unit="dimensions", least=0)
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
     shard_id: int = setting(0, least=0)
     """Which of ``num_shards`` parts this run embeds, counted from 0."""
     num_shards: int = setting(1, unit="shards", least=1)

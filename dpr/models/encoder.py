@@ -33,7 +33,7 @@ class Encoder(nn.Module):
     ``packed``, if the backbone supports it, no padding is computed; otherwise sequences are padded to the longest of the batch.
     ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``residual_words`` adds the words to the states
     (``dpr.models.residual``). ``attend_to_last`` adds the original's stray [SEP], which poolings never read. A second tower over the same
-    backbone gets ``fast`` from the first; each has its ``adapter``.
+    backbone gets ``fast`` from the first; each has its ``adapter``. ``dimensions`` cuts the vectors, 0 does not.
 
     Raises:
         ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on the text.
@@ -51,6 +51,7 @@ class Encoder(nn.Module):
         fast: Capabilities | None = None,
         adapter: Adapter | None = None,
         residual_words: bool = False,
+        dimensions: int = 0,
     ) -> None:
         super().__init__()
         self.backbone, self.config = backbone, backbone.config
@@ -59,6 +60,8 @@ class Encoder(nn.Module):
         self.normalize = normalize
         self.encode_proj = nn.Linear(width, projection_dim) if projection_dim else None
         self.dimension = projection_dim or width
+        if dimensions:
+            self.keep(dimensions)
         nothing = torch.zeros(0, dtype=torch.int64)
         reads_one_token = self.pooling.token_read(nothing, nothing) is not None
         self.fast = fast or accelerate(backbone, packed=packed, attention=attention, reads_one_token=reads_one_token)
@@ -68,6 +71,12 @@ class Encoder(nn.Module):
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
+
+    def keep(self, dimensions: int) -> None:
+        """Cuts vectors to their first ``dimensions`` numbers, before they are scaled. ConfigError if they have fewer."""
+        if dimensions > self.dimension:
+            raise ConfigError(f"dimensions={dimensions}, but the model's vectors have {self.dimension}; give {self.dimension} or less")
+        self.dimension = dimensions
 
     def _check_residual_words(self, pooling_of_one_token: str | None, adapter: Adapter | None) -> None:
         reason = "a static encoder has no layers" if is_static(self.backbone) else None
@@ -115,6 +124,8 @@ class Encoder(nn.Module):
                 vectors = self._padded_vectors(batch)
         if self.encode_proj is not None:
             vectors = self.encode_proj(vectors)
+        if self.dimension < vectors.shape[1]:
+            vectors = vectors[:, : self.dimension]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
 

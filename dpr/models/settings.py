@@ -66,9 +66,12 @@ class EncoderSettings(Settings):
     """For training from scratch: word vectors reach the pooling past the layers, whose part begins at zero, so that training starts from a
     static encoder."""
 
+    dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
+    """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions); 0 = all."""
+
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only if they are on, so that fingerprints of other models stay the same."""
-        later = {name: getattr(self, name) for name in ("dpr_trailing_sep", "append_eos", "residual_words")}
+        later = {name: getattr(self, name) for name in ("dpr_trailing_sep", "append_eos", "residual_words", "dimensions")}
         later |= dict.fromkeys(("adapter", "lora_rank", "lora_alpha", "lora_targets"), self.adapter != "none")
         return {name: value for name, value in asdict(self).items() if later.get(name, True)}
 

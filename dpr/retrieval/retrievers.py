@@ -17,6 +17,7 @@ from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_rank
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.indexer.registry import Index
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
+from dpr.models.truncation import keep_dimensions
 
 
 class Retriever(Protocol):
@@ -121,10 +122,22 @@ class HybridRetriever:
         return self.fusion.fuse(*self.retrieve_sides(questions, k), k)
 
 
-def check_vectors_are_of(model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model") -> None:
-    """Raises InputError when the passage vectors were made by another model, by other settings of it, or for another similarity."""
+def check_vectors_are_of(model: BiEncoder, shards: Sequence[VectorShard], *, model_file: str = "the model", dimensions: int = 0) -> None:
+    """Raises InputError when the passage vectors were made by another model, by other settings of it, or for another similarity.
+
+    The model's vectors are cut to the width of the passages', unless ``dimensions`` states one.
+    """
+    if shards and not dimensions and shards[0].dimension < model.dimension:
+        keep_dimensions(model, shards[0].dimension)
     fingerprint = model.fingerprint
     for shard in shards:
+        if dimensions and shard.dimension != dimensions:
+            raise InputError(
+                f"vectors of {shard.dimension} dimensions",
+                file=shard.path,
+                expected=f"dimensions={dimensions}",
+                hint="leave dimensions out, or embed the corpus with the same",
+            )
         found = shard.metadata.get("model_fingerprint")
         if found != fingerprint:
             raise InputError(

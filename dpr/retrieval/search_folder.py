@@ -39,6 +39,8 @@ class SearchSettings:
     form: QuestionForm = field(default_factory=QuestionForm)
     pretrained_model_cfg: str | None = None
     """Of a model_file of the original DPR; a folder by its absolute path."""
+    dimensions: int = 0
+    """That vectors are cut to; 0 = those of encoded_ctx_files."""
 
     def write(self, folder: Path) -> None:
         """Writes ``search.json`` into the folder."""

@@ -83,6 +83,8 @@ class RetrievalConfig(Settings):
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""
+    dimensions: int = setting(0, unit="dimensions", least=0)
+    """Cut vectors of questions to their first so many numbers; those of the passages must be of the same width. 0 = as the passages are."""
     out_file: str | None = None
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
     out_texts: bool = True

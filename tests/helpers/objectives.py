@@ -66,7 +66,7 @@ def rivals_of(pool: PlainPool, question: int, settings: dict[str, Any]) -> list[
         if pool.keys[slot] == pool.keys[positive] or pool.keys[slot] in pool.known[question]:
             continue
         margin = settings.get("false_negative_margin")
-        if margin is not None and float(pool.raw(question, slot)) > float(pool.raw(question, positive)) + margin:
+        if margin is not None and pool.raw(question, slot).item() > pool.raw(question, positive).item() + margin:
             continue
         mine, other = pool.guide.get(pool.keys[positive]), pool.guide.get(pool.keys[slot])
         if mine is not None and other is not None and cosine(mine, other) > settings["guide_threshold"]:
@@ -105,7 +105,7 @@ def symmetric(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tenso
         if other == question or pool.keys[positive] in pool.known[other]:
             continue
         raw, margin = pool.raw(other, positive), settings.get("false_negative_margin")
-        if margin is None or float(raw) <= float(own) + margin:
+        if margin is None or raw.item() <= own.item() + margin:
             others.append(weighed(raw, settings, pool.temperature))
     return share([own / pool.temperature], others)
 
