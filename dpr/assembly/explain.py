@@ -35,7 +35,8 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     """
     # Only the tokenizer is used, so random weights will do.
     tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
-    sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
+    opened = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
+    sets = [(source, options.agreed(tensorizer.text)) for source, options in opened]
     stored = stored_pool_size(None if config.output_dir is None else Path(config.output_dir), config)
     pool_size = config.train.global_batch_size or stored or config.train.batch_size
     plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
@@ -57,7 +58,11 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
     for number, found in parts.items():
         name = f"pool {key[1]}: {len(found)} questions of" if number == min(parts) else f"  and {len(found)} questions of"
         options = dataset.options[number]
-        prefixes = {"questions": options.query_prefix, "passages": options.passage_prefix}
+        text = tensorizer.text
+        prefixes = {
+            "questions": text.question_prompt(options.prompt) + (options.query_prefix or ""),
+            "passages": text.passage_prompt + (options.passage_prefix or ""),
+        }
         shown = "".join(f", {prefix!r} before {side}" for side, prefix in prefixes.items() if prefix)
         yield f"{name} {dataset.sources[number].name}, rows {_listed(found)}{shown}"
     yield (

@@ -9,6 +9,7 @@ from typing import Any
 from dpr.assembly.catalogue import warn_of_lost_space
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.settings import part_of
 from dpr.embedding.encode import usual_tokens
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource
@@ -20,6 +21,7 @@ from dpr.mining.negatives import PairScorer
 from dpr.mining.search import Search
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
+from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.retrievers import check_vectors_are_of
 
 
@@ -40,13 +42,15 @@ def dense_search(
     pooling: str = "cls",
     query_prefix: str = "",
     passage_prefix: str = "",
+    prompt: str | None = None,
+    text: GivenTextSettings | None = None,
     indexer: str = "exact",
     options: Mapping[str, Any] | None = None,
 ) -> Search:
     """A bi-encoder's search, by an index with its ``options``, over ``vectors`` that ``dpr embed`` made; without them it makes them.
 
     Raises:
-        ConfigError: vectors without a corpus, or an index over texts.
+        ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does not have.
         InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
         CheckpointError: there is no model.
     """
@@ -56,9 +60,11 @@ def dense_search(
     for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
         warn_of_lost_space(key, prefix)
     where = resolve_device(device)
-    model = BiEncoder.load(model_file, device=where, **CheckpointEncoderConfig(pretrained_model_cfg, pooling).arguments())
+    encoder = part_of(CheckpointEncoderConfig, text or GivenTextSettings(), pretrained_model_cfg=pretrained_model_cfg, pooling=pooling)
+    model = BiEncoder.load(model_file, device=where, **encoder.arguments())
     shards = open_shards(list(vectors)) if vectors else []
     check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
+    passage_prefix = model.tensorizer.text.agreed_prefix(passage_prefix, model.tensorizer.text.passage_prompt, key="passage_prefix") or ""
     if corpus is not None:
         _check_vectors_are_of_corpus(shards, corpus, passage_prefix)
     return DenseSearch(
@@ -68,6 +74,7 @@ def dense_search(
         precision=precision,
         query_prefix=query_prefix,
         passage_prefix=passage_prefix,
+        prompt=prompt,
         index=index,
     )
 

@@ -15,6 +15,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
+from dpr.core.settings import part_of
 from dpr.evaluation.ranking_metrics import format_table
 from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
 from dpr.formats.durable import write_json
@@ -22,6 +23,7 @@ from dpr.formats.outputs import require_writable
 from dpr.formats.question_sets import read_qrels
 from dpr.formats.results import write_results, write_trec_run
 from dpr.indexer.ranking import Ranking
+from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, relevant_ids, to_results
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import Fusion, HybridRetriever, QuestionForm, Retriever
@@ -86,11 +88,13 @@ class _Retrieval:
         self.form = QuestionForm(
             prefix=options.special_query_token,
             query_prefix=options.query_prefix,
+            prompt=options.prompt,
             suffix=options.query_special_suffix,
             selector=options.selector,
             encoder_type="ctx" if config.encoder_path == "ctx_model" else "question",
         )
         self.texts = [self.form.text(question.text) for question in self.questions]
+        self.asked = [self.form.asked(question.text) for question in self.questions]
 
     def _answer_match(self) -> str | None:
         match, has_answers = self.config.match, any(question.answers for question in self.questions)
@@ -110,8 +114,8 @@ class _Retrieval:
         """Rankings, and the weight of a linear hybrid."""
         config = self.config
         if not isinstance(retriever, HybridRetriever):
-            return retriever.retrieve(self.texts, config.n_docs), None
-        dense, lexical = retriever.retrieve_sides(self.texts, config.n_docs)
+            return retriever.retrieve(self.asked, config.n_docs), None
+        dense, lexical = retriever.retrieve_sides(self.asked, config.n_docs)
         fusion = retriever.fusion
         why = "as set"
         if config.tune_hybrid_weight:
@@ -213,6 +217,7 @@ class _Retrieval:
             # A folder by its absolute path, so that it is found from anywhere.
             pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
             dimensions=config.dimensions,
+            text=part_of(GivenTextSettings, config.encoder),
         )
 
     def table(self, metrics: dict[str, float]) -> str:

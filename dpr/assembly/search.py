@@ -13,6 +13,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
+from dpr.core.settings import part_of
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import KINDS
 from dpr.retrieval.passages import PassageLookup
@@ -39,7 +40,7 @@ class Searcher:
 
     def search(self, question: str, k: int) -> list[FoundPassage]:
         """The ``k`` best passages; one that the corpus does not have comes without texts."""
-        ranking = self.retriever.retrieve([self.settings.form.text(question)], k)[0]
+        ranking = self.retriever.retrieve([self.settings.form.asked(question)], k)[0]
         found = self.passages.get([passage_id for passage_id, _ in ranking])
         return [FoundPassage(score, found.get(passage_id, Passage("", "", passage_id))) for passage_id, score in ranking]
 
@@ -97,7 +98,7 @@ def open_searcher(settings: SearchSettings, *, device: str | None = None, poolin
     shared = {item.name for item in fields(SearchSettings)} & {item.name for item in fields(RetrievalConfig)}
     values: dict[str, Any] = {name: getattr(settings, name) for name in shared} | {
         "qa_dataset": "typed",
-        "encoder": CheckpointEncoderConfig(settings.pretrained_model_cfg, pooling),
+        "encoder": part_of(CheckpointEncoderConfig, settings.text, pretrained_model_cfg=settings.pretrained_model_cfg, pooling=pooling),
         "ctx_datasets": [str(source.file) for source in settings.passages],
         "indexer": IndexerConfig(**settings.indexer),
     }

@@ -16,6 +16,7 @@ from dpr.core.logs import get_logger
 from dpr.core.seeding import seed_everything
 from dpr.core.settings import part_of
 from dpr.data.collator import SetOptions
+from dpr.data.settings import TextSettings
 from dpr.data.tokens import open_tokens
 from dpr.data.training_data import SampleSource
 from dpr.evaluation.report.write import write_report
@@ -74,7 +75,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``."""
     encoder = config.encoder
     options = part_of(TowerOptions, config.loss, encoder)
-    settings = part_of(EncoderSettings, encoder, dpr_trailing_sep=config.trailing_sep())
+    settings = part_of(EncoderSettings, encoder.text_of(), encoder, dpr_trailing_sep=config.trailing_sep())
     if config.model_file is not None:
         model = BiEncoder.load(
             config.model_file,
@@ -83,7 +84,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             pretrained_model_cfg=encoder.named_model(),
             special_tokens=config.special_tokens or (),
             trailing_sep=encoder.dpr_trailing_sep is not False,
-            settings=settings,
+            settings=part_of(EncoderSettings, TextSettings(), settings),
+            text=encoder,
         )
         stated, stored = config.loss.temperature, model.stored_temperature
         # A run that is continued states the temperature of its start; its present one is restored with its other weights.
@@ -136,6 +138,7 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
             raise ConfigError(f"{keys} are mutually exclusive; nothing would train")
         options = SetOptions(
             namespace=source.name,
+            prompt=given.prompt,
             query_prefix=given.before_questions(),
             passage_prefix=given.passage_prefix or None,
             query_suffix=given.query_special_suffix,
@@ -152,7 +155,12 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
 
 
 def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> Opened:
-    """The sets with their tokens read from token stores, as ``train.token_store`` says; user-defined sets stay as they are."""
+    """The sets with their tokens read from token stores, as ``train.token_store`` says; user-defined sets stay as they are.
+
+    Raises:
+        ConfigError: a set has another prompt than the model.
+    """
+    sets = [(source, options.agreed(model.tensorizer.text)) for source, options in sets]
     train, folder = config.train, config.train.token_store_folder()
     if train.token_store == "off":
         return sets

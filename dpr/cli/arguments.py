@@ -19,7 +19,7 @@ _MAYBE_VALUE = ("--info", "-i")
 _ANSWERED_BY_HYDRA = {"--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
-_KEEP_SPACES = ("query_prefix", "passage_prefix")
+_KEEP_SPACES = ("query_prefix", "passage_prefix", "query_prompt", "passage_prompt", "title_template")
 _TEXT_OPTIONS = (*_KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is no list there
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
@@ -83,9 +83,15 @@ def parse(argv: list[str]) -> Arguments:
 
 def _trimmed(token: str) -> str:
     key, _, value = token.lstrip().partition("=")
-    if key.rpartition(".")[2] in _KEEP_SPACES and value.strip() and value[-1].isspace() and not _is_ready(value.strip()):
+    if _is_one_of(_KEEP_SPACES, key) and value.strip() and value[-1].isspace() and not _is_ready(value.strip()):
         return f"{key}={_quoted(value)}"
     return token.strip().rstrip("\\").rstrip()
+
+
+def _is_one_of(options: tuple[str, ...], key: str) -> bool:
+    """Whether a key is one of these options of an entry, or a prompt by its name."""
+    section, _, option = key.rpartition(".")
+    return option in options or section.endswith("prompts")
 
 
 def quote_values(overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool) -> list[str]:
@@ -107,7 +113,7 @@ def _quote_override(override: str, known: Mapping[str, Setting], is_sweep: bool)
     if not value:
         raise ConfigError(f"{name}= has no value; leave it out, or write {name}=null for none")
     takes_texts = is_option or (setting is not None and setting.takes_texts)
-    takes_text = name.rpartition(".")[2] in _TEXT_OPTIONS if setting is None else setting.takes_text
+    takes_text = _is_one_of(_TEXT_OPTIONS, name) if setting is None else setting.takes_text
     if _is_ready(value) or not (takes_text or takes_texts):
         return f"{key}={value}"
     if _exists(value) or (takes_text and not is_sweep):

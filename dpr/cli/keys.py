@@ -71,7 +71,8 @@ def check_keys(
             if is_name and value not in group:
                 problems.append(f"{key}={value}: no such option{suggestion(value, group) or '; choose one of ' + ', '.join(group)}")
         elif key in known or (section and sign == "~"):
-            kept.append(override)
+            is_whole_catalogue = key in known and known[key].is_open and value.startswith("{") and not sign
+            kept.append("++" + override if is_whole_catalogue else override)
         elif any(entry.is_open and key.startswith(entry.key + ".") for entry in known.values()):
             # Catalogue entries may be new, which Hydra accepts only with ++.
             kept.append(override if sign else "++" + override)

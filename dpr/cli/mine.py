@@ -13,6 +13,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import settings
 from dpr.mining.settings import MiningSettings
+from dpr.models.settings import GivenTextSettings
 
 if TYPE_CHECKING:
     from dpr.mining.search import Search
@@ -26,7 +27,8 @@ EXAMPLES = """examples:
   dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
 """
 _BM25_ONLY = ("k1", "b")
-_DENSE_ONLY = ("vectors", "pretrained_model_cfg", "pooling", "query_prefix", "passage_prefix")
+_DENSE_ONLY = ("vectors", "pretrained_model_cfg", "pooling", "query_prefix", "passage_prefix", "prompt")
+_PROMPTS = ("query_prompt", "passage_prompt", "title_template", "allow_other_prompts")
 _MODELS_ONLY = ("device", "precision", "batch_tokens")
 
 
@@ -60,12 +62,12 @@ def main(argv: list[str]) -> int:
 def _refuse_what_does_nothing(options: Namespace) -> None:
     """Raises ConfigError for settings of a model, BM25 or cross-encoder that is not used."""
     idle = {name: "BM25; leave model_file out" for name in _BM25_ONLY if options.model_file}
-    idle |= {name: "a model; add model_file=<folder>" for name in _DENSE_ONLY if not options.model_file}
+    idle |= {name: "a model; add model_file=<folder>" for name in (*_DENSE_ONLY, *_PROMPTS) if not options.model_file}
     if not options.cross_encoder:
         idle |= {"veto_above": "a cross-encoder; add cross_encoder=<folder>"}
         idle |= {name: "models; add model_file=<folder> or cross_encoder=<folder>" for name in _MODELS_ONLY if not options.model_file}
     for name, owner in idle.items():
-        if getattr(options, name) is not None:
+        if getattr(options, name) not in (None, False):
             raise ConfigError(f"{name} is a setting of {owner}")
 
 
@@ -79,7 +81,8 @@ def _search(options: Namespace) -> Search:
     index = {"options": options.indexer_options} | _given(options, ("indexer",))
     if not options.model_file:
         return lexical_search(**index, **_given(options, _BM25_ONLY))
-    return dense_search(options.model_file, corpus=options.corpus, **index, **_given(options, _DENSE_ONLY + _MODELS_ONLY))
+    text = GivenTextSettings(**_given(options, _PROMPTS))
+    return dense_search(options.model_file, corpus=options.corpus, text=text, **index, **_given(options, _DENSE_ONLY + _MODELS_ONLY))
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -100,9 +103,14 @@ def _parser() -> PlainParser:
     parser.setting("model_file", metavar="FOLDER", help=model_file)
     vectors = "vectors of the corpus by this model, by dpr embed; again for more (default: they are made)"
     parser.setting("vectors", also=("encoded_ctx_files",), action="append", metavar="FOLDER", help=vectors)
-    query_prefix = "put before every question as it is for model_file, as in training (datasets.<name>.query_prefix); none by default"
+    query_prefix = "put before every question as it is for model_file, as in training (datasets.<name>.query_prefix); prompts are stored"
     parser.setting("query_prefix", metavar="TEXT", help=query_prefix)
     parser.setting("passage_prefix", metavar="TEXT", help="the same before every passage; vectors must have been made with it")
+    prompt = "name of the model's prompt for these questions (encoder.prompts); without it those of encoder.query_prompt"
+    parser.setting("prompt", metavar="NAME", help=prompt)
+    for entry in settings(GivenTextSettings):
+        if entry.key in _PROMPTS:
+            parser.declared(entry, also=(f"encoder.{entry.key}",))
     cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
     parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
     parser.setting("device", metavar="D", help="cpu, cuda, cuda:N (default: CUDA when there is one)")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data.negatives import AnyPassage, AnySample, Selection, select_passages
 from dpr.data.order import AUGMENT, NEGATIVES
-from dpr.data.settings import Augmentation
-from dpr.data.tensorizer import Tensorizer, check_selector_type
+from dpr.data.presentation import check_room
+from dpr.data.settings import Augmentation, TextSettings, check_selector_type
+from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.token_store import StoredPassage, StoredSample
 
@@ -62,9 +63,27 @@ class SetOptions:
     """Put before every passage: before its title where it has one."""
     weight: float | None = None
     """The set's share of an epoch, relative to those of the others."""
+    prompt: str | None = None
+    """Name of the model's prompt that is put before every question in place of its ``query_prompt``."""
 
     def __post_init__(self) -> None:
         check_selector_type(self.selector)
+
+    @property
+    def of_questions(self) -> dict[str, str | None]:
+        """What the tensorizer is told about questions."""
+        return {"prompt": self.prompt, "prefix": self.query_prefix, "suffix": self.query_suffix}
+
+    def agreed(self, text: TextSettings) -> SetOptions:
+        """The options beside a model that puts prompts before texts: without a prefix that repeats one of them.
+
+        Raises:
+            ConfigError: the set has another prefix, or names a prompt that the model does not have.
+        """
+        key = f"datasets.{self.namespace}"
+        query = text.agreed_prefix(self.query_prefix, text.question_prompt(self.prompt), key=f"{key}.query_prefix")
+        passage = text.agreed_prefix(self.passage_prefix, text.passage_prompt, key=f"{key}.passage_prefix")
+        return replace(self, query_prefix=query, passage_prefix=passage)
 
 
 class DataRow(NamedTuple):
@@ -112,6 +131,9 @@ class Collator:
         self.tensorizer, self.num_hard, self.num_other, self._seed = tensorizer, num_hard, num_other, seed
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
         self._prefix_lengths: dict[str, int] = {}
+        self._stored_with: dict[SetOptions, dict[str, Any]] = {}
+        if self._augmentation.crop_tokens:
+            check_room(tensorizer.tokenizer, tensorizer.text, {"train.augment.crop_tokens": self._augmentation.crop_tokens})
 
     def __call__(self, rows: Sequence[DataRow]) -> BiEncoderBatch:
         """Collates B rows, of one data set or of several.
@@ -158,7 +180,7 @@ class Collator:
         """
         sample, options = row.sample, row.options
         if isinstance(sample, StoredSample):
-            _refuse_other_options(sample, options)
+            self._refuse_other_facts(sample, options)
         if not sample.positives:
             raise InputError(f"{options.namespace}: row {row.number} has no positive passage", expected="at least one in positive_ctxs")
         is_drawn = self.num_hard or self.num_other or options.shuffle_positives  # a generator costs as much as reading a sample
@@ -172,6 +194,13 @@ class Collator:
             exclude_gold=options.exclude_gold,
         )
 
+    def _refuse_other_facts(self, sample: StoredSample, options: SetOptions) -> None:
+        if options not in self._stored_with:
+            self._stored_with[options] = _stored_with(options, self.tensorizer.text)
+        for key, asked in self._stored_with[options].items():
+            if (stored := sample.facts.get(key)) != asked:
+                raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={stored!r}, not {asked!r}")
+
     def _question_tokens(self, rows: Sequence[DataRow], width: int) -> tuple[list[list[int]], list[int]]:
         """Token ids of the questions and where the vector of each is read, by the options of each set."""
         questions: list[list[int]] = [[] for _ in rows]
@@ -179,7 +208,7 @@ class Collator:
         for options in dict.fromkeys(row.options for row in rows):
             places = [place for place, row in enumerate(rows) if row.options == options]
             texts = [rows[place].sample.question for place in places]
-            tokens = self.tensorizer.question_tokens(texts, prefix=options.query_prefix, suffix=options.query_suffix)
+            tokens = self.tensorizer.question_tokens(texts, **options.of_questions)
             if probability := self._augmentation.mask_probability:
                 generators = [self._augmenting(rows[place], width) for place in places]
                 pairs = zip(tokens, generators, strict=True)
@@ -225,10 +254,11 @@ class Collator:
         return self._prefix_lengths[prefix]
 
 
-def _refuse_other_options(sample: StoredSample, options: SetOptions) -> None:
-    for key in ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix"):
-        if (stored := sample.facts.get(key)) != (asked := getattr(options, key)):
-            raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={stored!r}, not {asked!r}")
+def _stored_with(options: SetOptions, text: TextSettings) -> dict[str, Any]:
+    """The facts of a token store that fits."""
+    expected = {key: getattr(options, key) for key in ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")}
+    of_model = ("query_prompt", "passage_prompt", "title_template", "plain_apostrophes")
+    return expected | dict.fromkeys(of_model) | text.stored_facts(options.prompt)
 
 
 def one_encoder_type(options: Sequence[SetOptions]) -> str:

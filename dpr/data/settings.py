@@ -2,12 +2,95 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, Settings, setting
+
+
+@dataclass
+class TextSettings(Settings):
+    """What a model was trained to find around its texts. Stored in every checkpoint and applied by every job."""
+
+    query_prompt: str = setting("", on_resume=IDENTITY)
+    """Put before every question as it is: "query: ", or an instruction."""
+    passage_prompt: str = setting("", on_resume=IDENTITY)
+    """Put before every passage as it is: before its title or, without one, its text."""
+    prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
+    """More prompts for questions, by name: {web: "...", code: "..."}. A data set, a job or a call names one (prompt=web) in place of
+    query_prompt."""
+    title_template: str = setting("", on_resume=IDENTITY)
+    """How title and text become one text, such as "{title} {text}"; empty = they stay a pair, with the tokenizer's separator between."""
+    plain_apostrophes: bool = setting(True, on_resume=IDENTITY)
+    """Typographic apostrophes of questions become plain ones, as DPR does."""
+
+    @property
+    def has_prompts(self) -> bool:
+        return bool(self.query_prompt or self.passage_prompt or self.prompts)
+
+    def question_prompt(self, name: str | None) -> str:
+        """The text before questions: that of the prompt ``name``, else ``query_prompt``. ConfigError: there is none of that name."""
+        if name is None:
+            return self.query_prompt
+        if name not in self.prompts:
+            known = f"it has {', '.join(sorted(self.prompts))}" if self.prompts else "it has none; set encoder.prompts in training"
+            raise ConfigError(f"prompt={name} is not a prompt of the model; {known}")
+        return self.prompts[name]
+
+    def agreed_prefix(self, prefix: str | None, prompt: str, *, key: str) -> str | None:
+        """The prefix ``key`` of a job, in addition to the model's ``prompt``: None where it repeats it.
+
+        Raises:
+            ConfigError: the model has prompts, and the prefix is another one.
+        """
+        if not prefix or not self.has_prompts:
+            return prefix
+        if prefix == prompt:
+            return None
+        named = next((f", name it by prompt={name}" for name, text in self.prompts.items() if text == prefix), "")
+        raise ConfigError(
+            f"{key}={prefix!r}, but the model was trained with {prompt!r} there; leave {key} out{named}, or change the prompts of "
+            "the model by encoder.query_prompt, encoder.passage_prompt and encoder.allow_other_prompts=true"
+        )
+
+    def stored_facts(self, prompt: str | None) -> dict[str, Any]:
+        """What decides the tokens of a set whose questions have the prompt ``prompt``, without what is as usual."""
+        facts = asdict(replace(self, query_prompt=self.question_prompt(prompt), prompts={}))
+        return {name: value for name, value in facts.items() if value != getattr(TextSettings(), name)}
+
+    def template_parts(self) -> tuple[str, str]:
+        """What ``title_template`` puts before the title, and between title and text."""
+        before, _, rest = self.title_template.partition("{title}")
+        return before, rest.removesuffix("{text}")
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        check_text(self, prefix)
+
+
+def check_text(settings: Any, prefix: str) -> None:
+    """Raises ConfigError for prompts of settings like ``TextSettings`` that are no texts, and for a title template that is none."""
+    prompts = {f"prompts.{name}": text for name, text in settings.prompts.items()}
+    for name, text in ({key: getattr(settings, key) for key in ("query_prompt", "passage_prompt", "title_template")} | prompts).items():
+        is_text = isinstance(text, str) and not any("\ud800" <= letter <= "\udfff" for letter in text)
+        if not is_text and not (text is None and name not in prompts):
+            raise ConfigError(f"{prefix}{name}={text!r} is not a text")
+    template = settings.title_template
+    if template and not re.fullmatch(r"[^{}]*\{title\}[^{}]*\{text\}", template):
+        raise ConfigError(f"{prefix}title_template={template!r} must have {{title}} once and end with {{text}}, as in '{{title}} {{text}}'")
+
+
+def check_selector_type(selector: int | str | None) -> None:
+    """Raises ConfigError for what cannot be a selector, whatever the tokenizer."""
+    if selector is None or (isinstance(selector, str) and selector):
+        return
+    if type(selector) is not int:
+        raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
+    if selector < 0:
+        raise ConfigError(f"selector={selector} is out of range; positions are counted from 0")
 
 
 @dataclass
@@ -67,10 +150,13 @@ class DataSetSettings(Settings):
     """Path, glob, or list of them."""
     selector: int | str | None = setting(None, least=0)
     """Where the question vector is read: absent = first token; an integer = that position; a string = first occurrence of that token."""
+    prompt: str | None = None
+    """Name of the prompt (encoder.prompts) of this set's questions; absent = encoder.query_prompt."""
     special_token: str | None = None
     """Put before every question of this set, with a space between."""
     query_prefix: str | None = None
-    """Put before every question as it is, an instruction for example: "query: ". After special_token, if there is one."""
+    """Put before every question as it is, an instruction for example: "query: ". After special_token, if there is one.
+    The model does not store it, as it does encoder.query_prompt."""
     passage_prefix: str | None = None
     """Put before every passage as it is: before its title or, without one, its text."""
     query_special_suffix: str | None = None

@@ -17,6 +17,9 @@ from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
 from dpr.data.end_token import append_end_token
 from dpr.data.joining import JoinRule, crop_window
+from dpr.data.presentation import PresentedPassage, check_room, presented, split_tokens, tokens_before
+from dpr.data.settings import TextSettings, check_selector_type
+from dpr.data.special_tokens import with_special_tokens
 from dpr.data.text import decorate_question
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats.token_store import StoredPassage
@@ -29,17 +32,18 @@ _LONG_TITLE = 4  # characters, in units of the sequence length
 
 
 class Tensorizer:
-    """Turns questions and passages into token id lists.
+    """Turns questions and passages into token id lists, with the prompts and the title template of ``text``.
 
     A passage with a title is encoded as the pair (title, text), without one as the text alone; both are cut longest-first to
-    ``sequence_length`` tokens in total. Token type ids are never used: all segments are 0, as in DPR.
+    ``sequence_length`` tokens in total. By a title template they are one text. What is cut is never the prompt. Token type ids are never
+    used: all segments are 0, as in DPR.
     """
 
     def __init__(self, tokenizer: Any, *, sequence_length: int, question_length: int = 0, special_tokens: Sequence[str] = ()) -> None:
         if not getattr(tokenizer, "is_fast", False):
             hint = "encoder.pretrained_model_cfg must name a model with a fast tokenizer"
             raise ConfigError(f"{type(tokenizer).__name__} has no fast version; {hint}")
-        self.tokenizer = _with_special_tokens(tokenizer, special_tokens) if special_tokens else tokenizer
+        self.tokenizer = with_special_tokens(tokenizer, special_tokens) if special_tokens else tokenizer
         self.sequence_length = sequence_length
         self.question_length = question_length or sequence_length
         self.special_tokens = tuple(special_tokens)
@@ -48,6 +52,18 @@ class Tensorizer:
             if length < (needed := self.tokenizer.num_special_tokens_to_add(pair=is_pair)):
                 found = f"is less than the {needed} special tokens of {'a title and a text' if is_pair else 'a question'}"
                 raise ConfigError(f"encoder.{key}_length={length} {found}; set it to {needed} or more")
+        self.text = TextSettings()
+        """Prompts, title template and apostrophe rule; ``present`` sets others."""
+
+    def present(self, text: TextSettings) -> None:
+        """Takes other prompts, another title template or apostrophe rule.
+
+        Raises:
+            ConfigError: a prompt does not fit, or the tokenizer would cut it off.
+        """
+        text.check("encoder.")
+        check_room(self.tokenizer, text, {"encoder.question_length": self.question_length, "encoder.sequence_length": self.sequence_length})
+        self.text = text
 
     @classmethod
     def load(
@@ -128,15 +144,21 @@ class Tensorizer:
         single, pair = ((example.ids, example.sequence_ids) for example in examples)
         return JoinRule.from_examples(single, pair, cut_start=self.tokenizer.truncation_side == "left")
 
-    def question_tokens(
-        self, questions: Sequence[str | list[int]], *, prefix: str | None = None, suffix: str | None = None
-    ) -> list[list[int]]:
-        """Token ids of questions, special tokens included; apostrophes are normalised as DPR does.
+    def question_text(self, question: str, *, prompt: str | None = None, prefix: str | None = None, suffix: str | None = None) -> str:
+        """A question as it is tokenised: after the model's prompt, or that of the name ``prompt``, and ``prefix``."""
+        before = self.text.question_prompt(prompt) + (prefix or "")
+        return decorate_question(question, prefix=before, suffix=suffix, plain_apostrophes=self.text.plain_apostrophes)
 
-        Questions of a token store (token ids) have their prefix and suffix in them.
+    def question_tokens(
+        self, questions: Sequence[str | list[int]], *, prompt: str | None = None, prefix: str | None = None, suffix: str | None = None
+    ) -> list[list[int]]:
+        """Token ids of questions, special tokens included; ``question_text`` says of which text.
+
+        Questions of a token store (token ids) have their prompt, prefix and suffix in them.
         """
         rule = self._rule() if any(not isinstance(question, str) for question in questions) else None
-        texts = [decorate_question(question, prefix=prefix, suffix=suffix) for question in questions if isinstance(question, str)]
+        decorated = {"prompt": prompt, "prefix": prefix, "suffix": suffix}
+        texts = [self.question_text(question, **decorated) for question in questions if isinstance(question, str)]
         encoded = iter(self._encode(texts, None, self.question_length))
         return [
             (next(encoded) if isinstance(question, str) or rule is None else rule.join(None, question, self.question_length)) or self._empty
@@ -146,19 +168,20 @@ class Tensorizer:
     def passage_tokens(self, passages: Sequence[Passage | StoredPassage]) -> list[list[int]]:
         """Token ids of passages, special tokens included. The text is stripped, the title is not."""
         result: list[list[int]] = [[] for _ in passages]
-        texts: list[list[tuple[int, Passage]]] = [[], []]
+        texts: list[list[tuple[int, PresentedPassage]]] = [[], []]
         for row, passage in enumerate(passages):
             if isinstance(passage, StoredPassage):
-                stored = passage.tokens()
-                result[row] = self._rule().join(stored.title, stored.text, self.sequence_length)
-            elif passage.title and len(passage.title) > _LONG_TITLE * self.sequence_length and self.join_rule is not None:
-                title, text = self.bare_tokens([passage.title, passage.text.strip()])
+                result[row] = self._rule().join(*self._stored_parts(passage), self.sequence_length)
+                continue
+            shown = presented(passage, self.text)
+            if len(shown.title) > _LONG_TITLE * self.sequence_length and self.join_rule is not None:
+                title, text = self.bare_tokens([shown.title, shown.text])
                 result[row] = self.join_rule.join(title, text, self.sequence_length)
             else:
-                texts[bool(passage.title)].append((row, passage))
+                texts[bool(shown.title)].append((row, shown))
         for titled, rows in enumerate(texts):
-            bodies = [passage.text.strip() for _, passage in rows]
-            first, second = ([passage.title for _, passage in rows], bodies) if titled else (bodies, None)
+            bodies = [shown.text for _, shown in rows]
+            first, second = ([shown.title for _, shown in rows], bodies) if titled else (bodies, None)
             for (row, _), tokens in zip(rows, self._encode(first, second, self.sequence_length), strict=True):
                 result[row] = tokens
         return [tokens or self._empty for tokens in result]
@@ -170,21 +193,42 @@ class Tensorizer:
         encoded = self.tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False, **_IDS_ONLY)
         return [list(tokens) for tokens in encoded["input_ids"]]
 
+    def passage_parts(self, passages: Sequence[Passage]) -> list[tuple[list[int] | None, list[int]]]:
+        """Token ids of titles (None: there is none) and texts as a token store keeps them: uncut, without special tokens, the prompt
+        before them. By a title template the first part is all that comes before the text.
+        """
+        shown = [presented(passage, self.text) for passage in passages]
+        if self.text.title_template:
+            parts = split_tokens(self.tokenizer, shown)
+            return [(head if passage.title else None, text) for passage, (head, text) in zip(passages, parts, strict=True)]
+        texts = self.bare_tokens([each.text for each in shown])
+        titles = dict.fromkeys(each.title for each in shown if each.title)
+        title_tokens = dict(zip(titles, self.bare_tokens(list(titles)), strict=True))
+        return [(title_tokens.get(each.title), text) for each, text in zip(shown, texts, strict=True)]
+
+    def _stored_parts(self, passage: StoredPassage) -> tuple[Sequence[int] | None, Sequence[int]]:
+        title, text = passage.tokens()[:2]
+        return (None, [*(title or ()), *text]) if self.text.title_template else (title, text)
+
     def cropped_passage_tokens(
         self, passage: Passage | StoredPassage, max_tokens: int, generator: np.random.Generator, *, head: int = 0
     ) -> list[int]:
         """As ``passage_tokens``, with a random window of the text in place of its beginning; at most ``max_tokens`` in all.
 
-        The first ``head`` tokens of a text without title, a prefix, stay before the window.
+        The first ``head`` tokens of a text without title, a prefix, stay before the window, as does the model's prompt.
         """
+        head += self._prompt_length
         if isinstance(passage, StoredPassage):
-            stored = passage.tokens()
-            return self._rule().crop(stored.title, stored.text, max_tokens, generator, head=head) or self._empty
-        pair = (passage.title, passage.text.strip()) if passage.title else (passage.text.strip(),)
+            if self.text.title_template and (title := passage.tokens().title) is not None:
+                head = len(title)
+            return self._rule().crop(*self._stored_parts(passage), max_tokens, generator, head=head) or self._empty
+        shown = presented(passage, self.text)
+        pair = (shown.title, shown.text) if shown.title else (shown.text,)
         encoding = self.tokenizer(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
         tokens, segments = encoding.ids, encoding.sequence_ids
         if len(tokens) <= max_tokens:
             return list(tokens) or self._empty
+        head = tokens_before(encoding, shown.head) if shown.head else head
         of_text = [index for index, segment in enumerate(segments) if segment == len(pair) - 1]
         of_title = [index for index, segment in enumerate(segments) if len(pair) == 2 and segment == 0]
         num_special = len(tokens) - len(of_text) - len(of_title)
@@ -219,6 +263,17 @@ class Tensorizer:
             raise ConfigError(f"selector={selector} is out of range; questions have at most {self.question_length} tokens, counted from 0")
         if isinstance(selector, str) and self.tokenizer.convert_tokens_to_ids(selector) in (None, self.tokenizer.unk_token_id):
             raise ConfigError(f"selector={selector!r} is not a token of the vocabulary; add it to special_tokens")
+
+    @property
+    def separates_titles(self) -> bool:
+        """Whether a special token comes between the two texts of a pair."""
+        return self.join_rule is None or bool(self.join_rule.pair[1])
+
+    @property
+    def _prompt_length(self) -> int:
+        """Tokens of the prompt of passages."""
+        prompt = self.text.passage_prompt.strip()
+        return len(self.bare_tokens([prompt])[0]) if prompt else 0
 
     @cached_property
     def _empty(self) -> list[int]:
@@ -260,16 +315,6 @@ class Tensorizer:
         return result
 
 
-def check_selector_type(selector: int | str | None) -> None:
-    """Raises ConfigError for what cannot be a selector, whatever the tokenizer."""
-    if selector is None or (isinstance(selector, str) and selector):
-        return
-    if type(selector) is not int:
-        raise ConfigError(f"selector={selector!r} is neither a position (a whole number) nor a token")
-    if selector < 0:
-        raise ConfigError(f"selector={selector} is out of range; positions are counted from 0")
-
-
 def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     """The tokenizer of a Hugging Face model or folder; a folder is read without the network. Code in it is never run.
 
@@ -295,22 +340,3 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without tokenizer files
         raise InputError("has no vocabulary", file=name_or_folder, expected="tokenizer.json or vocab.txt beside config.json")
     return tokenizer
-
-
-def _with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:
-    """Gives token i the vocabulary slot of ``[unused i]``, so that the embedding table keeps its size and old checkpoints their rows."""
-    from tokenizers import Tokenizer
-
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocabulary = state["model"].get("vocab")
-    for number, token in enumerate(special_tokens):
-        slot = f"[unused{number}]"
-        if not isinstance(vocabulary, dict) or (slot not in vocabulary and token not in vocabulary):
-            found = f"the vocabulary has no slot {slot} for {token!r}"
-            raise ConfigError(f"special_tokens: {found}; use a model with [unusedN] slots or fewer special tokens")
-        if token not in vocabulary:
-            vocabulary[token] = vocabulary.pop(slot)
-        entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        if not any(added["content"] == token for added in state["added_tokens"]):
-            state["added_tokens"].append({"id": vocabulary[token], "content": token, **entry})
-    return type(tokenizer)(tokenizer_object=Tokenizer.from_str(json.dumps(state)))

@@ -9,7 +9,8 @@ TYPOGRAPHIC_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 def normalize_question(text: str) -> str:
-    """Replaces the typographic apostrophe by the plain one. Applied to every question, in training and in retrieval."""
+    """Replaces the typographic apostrophe by the plain one. Applied to questions, in training and in retrieval, unless a model says
+    otherwise (``encoder.plain_apostrophes``)."""
     return text.replace(TYPOGRAPHIC_APOSTROPHE, "'")
 
 
@@ -20,9 +21,9 @@ def normalize_passage(text: str) -> str:
     return text.removesuffix('"')
 
 
-def decorate_question(text: str, *, prefix: str | None = None, suffix: str | None = None) -> str:
+def decorate_question(text: str, *, prefix: str | None = None, suffix: str | None = None, plain_apostrophes: bool = True) -> str:
     """Appends ``suffix`` unless the question ends with it, then puts the ``prefix`` before it as it is."""
-    text = normalize_question(text)
+    text = normalize_question(text) if plain_apostrophes else text
     if suffix and not text.endswith(suffix):
         text += suffix
     return f"{prefix or ''}{text}"

@@ -1,8 +1,8 @@
 """A training set's tokens, stored once by several processes; batches are exactly those made from the text.
 
-Questions are stored with their prefix and suffix, passages as title and text apart (normalised and with a prefix if the set asks for it),
-nothing cut off and without special tokens. So one store serves every sequence length, and what is random in training (negatives, cropping,
-masking) is drawn as from the text.
+Questions are stored with their prompt, prefix and suffix, passages as title and text apart (normalised and with a prefix if the set asks
+for it, after the model's prompt), nothing cut off and without special tokens. So one store serves every sequence length, and what is
+random in training (negatives, cropping, masking) is drawn as from the text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader, usable_cores
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import decorate_question
 from dpr.formats.checksums import cache_root
 from dpr.formats.durable import MANIFEST
 from dpr.formats.outputs import ensure_built
@@ -87,7 +86,7 @@ def open_tokens(
     Args:
         text: what ``open_training_set`` returned.
         tensorizer: of the model that is going to be trained or validated.
-        options: the same that batches are made with; prefix, suffix, normalisation and namespace are part of what is stored.
+        options: the same that batches are made with; prompt, prefix, suffix, normalisation and namespace are part of what is stored.
         folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be written is an error.
         build: False uses an existing store and never builds one.
 
@@ -133,6 +132,7 @@ def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) 
         "query_suffix": options.query_suffix,
         "normalize": options.normalize,
         **({"passage_prefix": options.passage_prefix} if options.passage_prefix else {}),
+        **tensorizer.text.stored_facts(options.prompt),
     }
 
 
@@ -140,8 +140,7 @@ def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: SetOptio
     """Compares some rows, spread over the set, with the tokens of their text."""
     for row in np.unique(np.linspace(0, len(stored) - 1, _COMPARED_ROWS).astype(int)).tolist():
         sample, text = stored[row], stored.text[row]
-        decorated = {"prefix": options.query_prefix, "suffix": options.query_suffix}
-        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens([text.question], **decorated):
+        if tensorizer.question_tokens([sample.question]) != tensorizer.question_tokens([text.question], **options.of_questions):
             return False
         for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
             if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens([as_encoded(passage, options) for passage in theirs]):
@@ -208,7 +207,7 @@ class _Parts(Dataset[tuple[int, int]]):
             samples = [self._text[row] for row in range(start, min(start + _ROWS_AT_ONCE, rows.stop))]
             new = dict.fromkeys(passage for sample in samples for listed in _lists(sample) for passage in listed)
             self._add_passages(part, numbers, [passage for passage in new if passage not in numbers])
-            questions = [decorate_question(sample.question, prefix=options.query_prefix, suffix=options.query_suffix) for sample in samples]
+            questions = [self._tensorizer.question_text(sample.question, **options.of_questions) for sample in samples]
             for sample, question in zip(samples, self._tensorizer.bare_tokens(questions), strict=True):
                 lists = _lists(sample)
                 scores = teacher_scores([passage for listed in lists for passage in listed])
@@ -218,9 +217,6 @@ class _Parts(Dataset[tuple[int, int]]):
 
     def _add_passages(self, part: TokenPartWriter, numbers: dict[Passage, int], passages: list[Passage]) -> None:
         encoded = [encoded_text(passage, self._options) for passage in passages]
-        texts = self._tensorizer.bare_tokens([passage.text.strip() for passage in encoded])
-        titles = dict.fromkeys(passage.title for passage in encoded if passage.title)
-        title_tokens = dict(zip(titles, self._tensorizer.bare_tokens(list(titles)), strict=True))
-        for passage, seen, text in zip(passages, encoded, texts, strict=True):
+        for passage, (title, text) in zip(passages, self._tensorizer.passage_parts(encoded), strict=True):
             identity = judgement_identity(passage, self._options.namespace)
-            numbers[passage] = part.add_passage(PassageTokens(title_tokens.get(seen.title), text, identity, passage.has_score))
+            numbers[passage] = part.add_passage(PassageTokens(title, text, identity, passage.has_score))

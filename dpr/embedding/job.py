@@ -61,11 +61,13 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     Every rank of a group calls it, or a single process. ``config.model_file`` and what else says where model and corpus are is not read.
 
     Raises:
+        ConfigError: the source has a passage_prefix that is not the model's prompt.
         InputError: the corpus is empty, has a bad row or a repeated id; the folder holds vectors of another model, corpus or settings;
             the model gives vectors that are zero, NaN or infinite; they cannot be written; one passage does not fit into memory.
         LostRankError: another rank raised.
     """
     keep_dimensions(model, config.dimensions)
+    source = source.agreed(model.tensorizer.text)
     folder = Path(f"{config.out_file}_{config.shard_id}")
     rows = shard_range(_count(source), config.shard_id, config.num_shards)
     num_chunks = -(-len(rows) // config.chunk_size)

@@ -7,8 +7,8 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import Settings, require_set, setting, store_name
-from dpr.models.settings import EncoderSettings
+from dpr.core.settings import Settings, part_of, require_set, setting, store_name
+from dpr.models.settings import EncoderSettings, GivenTextSettings
 
 
 @dataclass
@@ -28,14 +28,15 @@ class PassageSourceConfig(Settings):
     normalize: bool = False
     """Clean passage texts (newlines, quotes) as DPR's normalize does; must be as in training."""
     passage_prefix: str | None = None
-    """Put before every passage as it is when it is embedded; must be as in training (datasets.<name>.passage_prefix)."""
+    """Put before every passage as it is when it is embedded; must be as in training (datasets.<name>.passage_prefix). The prompt that a
+    model stores (encoder.passage_prompt) is put there without being told."""
     source: str | None = None
     """Where the collection is published, for the message when the file is missing."""
 
 
 @dataclass
-class CheckpointEncoderConfig(Settings):
-    """What a checkpoint file of the original DPR does not hold; folders bring it along."""
+class CheckpointEncoderConfig(GivenTextSettings):
+    """What a checkpoint file of the original DPR, or a folder of another tool, does not hold; checkpoints bring it along."""
 
     pretrained_model_cfg: str | None = None
     """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it."""
@@ -45,7 +46,8 @@ class CheckpointEncoderConfig(Settings):
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``BiEncoder.load`` that these settings stand for."""
-        return {"pretrained_model_cfg": self.pretrained_model_cfg, "settings": EncoderSettings(pooling=self.pooling)}
+        settings = EncoderSettings(pooling=self.pooling)
+        return {"pretrained_model_cfg": self.pretrained_model_cfg, "settings": settings, "text": part_of(GivenTextSettings, self)}
 
 
 @dataclass

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from dpr.core.records import Passage
+from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import check_unique_ids, read_passages
@@ -25,6 +26,15 @@ class PassageSource:
     normalize: bool = False
     passage_prefix: str = ""
     """Put before every passage where it is encoded; texts that are shown or searched by words are without it."""
+
+    def agreed(self, text: TextSettings) -> PassageSource:
+        """The source beside a model that puts a prompt before passages: without a prefix that repeats it.
+
+        Raises:
+            ConfigError: the prefix is another one.
+        """
+        prefix = text.agreed_prefix(self.passage_prefix, text.passage_prompt, key="passage_prefix")
+        return replace(self, passage_prefix=prefix or "")
 
     def as_encoded(self, passage: Passage) -> Passage:
         """A passage that was read, as the model gets it."""

@@ -38,7 +38,8 @@ class TokenCache:
     def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
         self._folder, self._tensorizer = folder, tensorizer
         cut = [tensorizer.sequence_length, tensorizer.tokenizer.truncation_side]
-        self._rules = json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut])
+        facts = {name: value for name, value in tensorizer.text.stored_facts(None).items() if name in ("passage_prompt", "title_template")}
+        self._rules = json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
         self._is_writable = True
 
     def tokens(self, passages: Sequence[Passage]) -> TokenBatch:

@@ -41,6 +41,9 @@ def export_dpr_file(
     differing = {
         "it was trained without the [SEP] that the original puts at the end of every window": not settings.dpr_trailing_sep,
         f"its questions end at {settings.question_length} tokens": settings.question_length not in (0, settings.sequence_length),
+        "it puts prompts before texts": model.tensorizer.text.has_prompts,
+        "it joins title and text by a template": bool(settings.title_template),
+        "it keeps typographic apostrophes": not settings.plain_apostrophes,
     }
     if not allow_other_vectors and (found := [what for what, is_so in differing.items() if is_so]):
         hint = "allow_other_vectors=true writes the file anyway; models trained with encoder.dpr_trailing_sep=true are the same there"

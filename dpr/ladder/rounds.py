@@ -60,6 +60,7 @@ class LadderBuilder:
         self.dev_files = [file for source in resolve_training_files(config.dev_datasets, config.datasets) for file in source.files]
         self.continues = config.ladder.mode == "continue"
         self.query_prefixes = {source.options.before_questions() or "": source.name for source in self.sources}
+        self.prompts = {source.options.prompt or "": source.name for source in self.sources}
         if config.ladder.questions is not None:
             self._check_prefixes_agree()
         self.pooling = [f"encoder.pooling={name}"] if ":" in (name := config.encoder.pooling) else []  # checkpoints never decide it
@@ -99,7 +100,8 @@ class LadderBuilder:
         return self._mine("bm25", source, settings, f"BM25 negatives for {source.name}")
 
     def _mine_dense(self, number: int, source: NamedSource, train: Stage, embed: Stage) -> Stage:
-        prefixes = {"query_prefix": source.options.before_questions(), "passage_prefix": source.options.passage_prefix}
+        options = source.options
+        prefixes = {"query_prefix": options.before_questions(), "passage_prefix": options.passage_prefix, "prompt": options.prompt}
         given = asdict(self.config.mine) | {key: prefix for key, prefix in prefixes.items() if prefix}
         settings = {f"mine.{key}": value for key, value in given.items()}
         return self._mine(f"mine-{number}", source, settings, f"negatives for {source.name} by the model of {train.name}", train, embed)
@@ -192,9 +194,10 @@ class LadderBuilder:
         )
 
     def _evaluate(self, number: int, train: Stage, embed: Stage) -> Stage:
-        name, ladder, prefix = f"evaluate-{number}", self.config.ladder, next(iter(self.query_prefixes), "")
+        name, ladder = f"evaluate-{number}", self.config.ladder
+        form = {"query_prefix": next(iter(self.query_prefixes), ""), "prompt": next(iter(self.prompts), "")}
         files = {"ladder.questions": ladder.questions, "ladder.qrels": ladder.qrels}
-        more = [*self.pooling, *_file_arguments("qa_dataset", str(ladder.questions), "datasets", query_prefix=prefix)]
+        more = [*self.pooling, *_file_arguments("qa_dataset", str(ladder.questions), "datasets", **form)]
         more += [] if ladder.qrels is None else [f"qrels={ladder.qrels}"]
         more += [f"ctx_datasets={self.config.corpus}", f"encoded_ctx_files={embed.folder / VECTORS}"]
         more += [f"metrics_file={self.folder / name / 'metrics.json'}", *self.device]
@@ -202,7 +205,7 @@ class LadderBuilder:
             name,
             f"retrieval by the model of {train.name}",
             lambda: ["retrieve", f"model_file={self._model_of(train)}", *more],
-            settings={"query_prefix": prefix} if prefix else {},
+            settings={key: value for key, value in form.items() if value},
             outputs=lambda: ["metrics.json"],
             inputs=self.corpus | {key: [_existing(key, file)] for key, file in files.items() if file is not None},
             after=[train.name, embed.name],
@@ -214,7 +217,8 @@ class LadderBuilder:
         return train.folder / str(read_json(file)["last_checkpoint"]) if self.continues and file.is_file() else train.folder
 
     def _check_prefixes_agree(self) -> None:
-        for key, found in (("query_prefix", self.query_prefixes), ("passage_prefix", self.passage_prefixes)):
+        shared = {"query_prefix": self.query_prefixes, "passage_prefix": self.passage_prefixes, "prompt": self.prompts}
+        for key, found in shared.items():
             if len(found) > 1:
                 which = ", ".join(f"{name} has {prefix!r}" for prefix, name in found.items())
                 raise ConfigError(f"ladder.questions: with which {key}? {which}; evaluate by hand with dpr retrieve, or give all sets one")

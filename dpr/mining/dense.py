@@ -47,6 +47,8 @@ class DenseSearch:
         shards: vectors of the corpus by this model, in the order of the corpus; if there are none, they are made in the work folder.
         batch_tokens, precision: of the forward passes.
         query_prefix, passage_prefix: put before what is encoded here, as in training; given shards must have been made with the latter.
+            The model's own prompts need not be named.
+        prompt: name of the model's prompt for these questions.
     """
 
     model: BiEncoder
@@ -56,6 +58,15 @@ class DenseSearch:
     query_prefix: str = ""
     passage_prefix: str = ""
     index: IndexChoice = EXACT
+    prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where the model has other prompts, or none of that name."""
+        text = self.model.tensorizer.text
+        query = text.agreed_prefix(self.query_prefix, text.question_prompt(self.prompt), key="query_prefix")
+        passage = text.agreed_prefix(self.passage_prefix, text.passage_prompt, key="passage_prefix")
+        object.__setattr__(self, "query_prefix", query or "")
+        object.__setattr__(self, "passage_prefix", passage or "")
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -74,7 +85,7 @@ class DenseSearch:
         facts: dict[str, Any] = {"kind": "dense", "model_fingerprint": self._fingerprint, "precision": self.precision, "vectors": vectors}
         if self.index.kind != "exact":
             facts["indexer"] = self.index.facts()
-        prefixes = {"query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
+        prefixes = {"query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix, "prompt": self.prompt}
         return facts | {name: prefix for name, prefix in prefixes.items() if prefix}
 
     def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> DenseFinder:
@@ -102,7 +113,7 @@ class DenseSearch:
         samples = [train[row] for row in rows]
         tensorizer = self.model.tensorizer
         questions = [sample.question for sample in samples]
-        tokens = TokenBatch.from_lists(tensorizer.question_tokens(questions, prefix=self.query_prefix))
+        tokens = TokenBatch.from_lists(tensorizer.question_tokens(questions, prompt=self.prompt, prefix=self.query_prefix))
         vectors = self._encode(tokens, "question")
         best = np.full(len(rows), np.nan, dtype=np.float32)
         encoder_type = str(self.shards[0].metadata.get("encoder_type", "ctx")) if self.shards else "ctx"  # as the corpus was embedded

@@ -27,8 +27,9 @@ from dpr.models.backbones import backbone_from_config, distinct_weights, load_ba
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
 from dpr.models.model_folders import read_folder_parts
+from dpr.models.parts import new_tensorizer
 from dpr.models.pooling import begin_with_idf
-from dpr.models.settings import EncoderSettings
+from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.models.towers import build_towers
 
@@ -132,6 +133,11 @@ class BiEncoder(nn.Module):
         return self._temperature if self.log_temperature is None else self.log_temperature.exp()
 
     @property
+    def similarity(self) -> str:
+        """``cosine`` where vectors have length 1, else ``dot``; in both cases the product of two vectors is their score."""
+        return "cosine" if self.settings.normalize else "dot"
+
+    @property
     def dimension(self) -> int:
         return self.question_model.dimension
 
@@ -151,14 +157,17 @@ class BiEncoder(nn.Module):
         """``question`` or ``ctx``."""
         return self.question_model if encoder_type == "question" else self.ctx_model
 
-    def encode_questions(self, texts: str | Sequence[str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-        """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. TypeError for anything but texts."""
+    def encode_questions(self, texts: str | Sequence[str], *, prompt: str | None = None, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
+        """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. Before them comes the model's ``query_prompt``,
+        or the one of its ``prompts`` that ``prompt`` names. TypeError for anything but texts."""
         questions = checked_items(texts, (str,), "encode_questions", "a text")
-        vectors = self.encode_tokens(self.tensorizer.question_tokens(questions), encoder_type="question", batch_tokens=batch_tokens)
+        tokens = self.tensorizer.question_tokens(questions, prompt=prompt)
+        vectors = self.encode_tokens(tokens, encoder_type="question", batch_tokens=batch_tokens)
         return vectors[0] if isinstance(texts, str) else vectors
 
     def encode_passages(self, passages: str | Passage | Sequence[Passage | str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a single one.
+        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a single one. The
+        model's ``passage_prompt`` is put before them.
 
         Raises:
             TypeError: for anything but texts and passages.
@@ -270,28 +279,29 @@ class BiEncoder(nn.Module):
         special_tokens: Sequence[str] = (),
         trailing_sep: bool = True,
         settings: EncoderSettings | None = None,
+        text: GivenTextSettings | None = None,
     ) -> BiEncoder:
         """Loads a checkpoint folder, the best checkpoint of a run folder, a Hugging Face or sentence-transformers folder (one tower for
         both sides), or a checkpoint file of the original DPR. In evaluation mode; needs no network.
 
-        ``settings`` are for third-party folders, which state less; a pooling or length that they do state takes precedence. The three
-        arguments before it are for files of the original: these have neither a config nor a tokenizer (``pretrained_model_cfg`` names the
-        model to take both from, instead of the name in the file) and need its stray [SEP]. The temperature is that of the checkpoint unless
-        ``options`` state one.
+        ``settings`` are for third-party folders, which state less; a pooling, length or prompt that they do state takes precedence.
+        ``text`` names prompts, title template and apostrophe rule of a model that states none or, with ``allow_other_prompts``, in place
+        of its own. The three arguments before them are for files of the original: these have neither a config nor a tokenizer
+        (``pretrained_model_cfg`` names the model to take both from, instead of the name in the file) and need its stray [SEP]. The
+        temperature is that of the checkpoint unless ``options`` state one.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
+            ConfigError: ``text`` is not what the model was trained with.
         """
-        if Path(path).is_file():  # of the original DPR: models of this toolkit and of Hugging Face are folders
-            source = Path(path)
-            parts = read_model_parts(
-                source, pretrained_model_cfg=pretrained_model_cfg, special_tokens=special_tokens, trailing_sep=trailing_sep
-            )
+        if (source := Path(path)).is_file():  # of the original DPR: models of this toolkit and of Hugging Face are folders
+            of_file: dict[str, Any] = {"pretrained_model_cfg": pretrained_model_cfg, "special_tokens": special_tokens}
+            parts = read_model_parts(source, **of_file, trailing_sep=trailing_sep)
         else:
             source = checkpoints.resolve_checkpoint(Path(path))
             parts = read_folder_parts(source, path, settings or EncoderSettings())
         check_start(settings, parts.settings)
-        settings, options, weights = parts.settings, options or TowerOptions(), dict(parts.weights)
+        settings, options, weights = parts.present(text, path), options or TowerOptions(), dict(parts.weights)
         stored = parts.learned_temperature or parts.temperature
         if options.temperature is None:
             options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
@@ -335,14 +345,5 @@ class BiEncoder(nn.Module):
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
             begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder))
-        tensorizer = Tensorizer.load(
-            name_or_folder,
-            sequence_length=settings.sequence_length,
-            question_length=settings.question_length,
-            do_lower_case=do_lower_case,
-            special_tokens=special_tokens,
-            append_eos=settings.append_eos,
-        )
-        if settings.pooling == "last":
-            tensorizer.check_end_token()
+        tensorizer, settings = new_tensorizer(name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens)
         return cls(*towers, tensorizer, settings, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -13,28 +13,12 @@ from dpr.core.errors import CheckpointError, InputError
 from dpr.core.offline import no_downloads
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.original.checkpoints import DprCheckpoint, read_dpr_checkpoint
-from dpr.models.adapters import BaseModel
+from dpr.models.parts import ModelParts
 from dpr.models.pretrained import read_config
 from dpr.models.settings import EncoderSettings
 
 TOWERS = ("question_model", "ctx_model")
 OVERRIDE = "encoder.pretrained_model_cfg=<local folder with config.json and the tokenizer's files>"
-
-
-class ModelParts(NamedTuple):
-    """What a bi-encoder is made of; ``weights`` by the toolkit's names, ``config`` of the backbone.
-
-    ``temperature`` is the fixed or initial one, where it is stored.
-    """
-
-    settings: EncoderSettings
-    config: Any
-    tensorizer: Tensorizer
-    weights: dict[str, Tensor]
-    temperature: float | None = None
-    learned_temperature: float | None = None
-    base: BaseModel | None = None
-    """Where the weights are adapters: the model they belong to."""
 
 
 def _toolkit_name(name: str) -> str:

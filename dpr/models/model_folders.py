@@ -5,22 +5,23 @@ What a folder states wins over settings. Code in a folder is never run, and pick
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import CheckpointError, ConfigError, InputError
+from dpr.core.settings import part_of
+from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import distinct_weights, load_backbone
-from dpr.models.dpr_checkpoint import ModelParts
+from dpr.models.parts import ModelParts, present
 from dpr.models.pooling import POOLINGS, is_user_defined
 from dpr.models.pretrained import CONFIG, check_safetensors, read_config, refuse_impossible_sizes
+from dpr.models.sentence_transformers import MODULES, sentence_transformers_settings
 from dpr.models.settings import EncoderSettings
 from dpr.models.trials import first_position
 
@@ -28,9 +29,6 @@ EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
     "model.safetensors, or a checkpoint file of the original DPR"
 )
-_MODULES = "modules.json"
-_LONGEST_CONTEXT = 1 << 17
-_POOLINGS = {"cls": "cls", "mean": "mean", "weightedmean": "weighted_mean", "max": "max", "lasttoken": "last"}
 
 
 def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings) -> ModelParts:
@@ -38,7 +36,7 @@ def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings
     try:
         if checkpoints.is_checkpoint(folder):
             return _checkpoint_parts(folder, settings.pooling)
-        if (folder / CONFIG).is_file() or (folder / _MODULES).is_file():
+        if (folder / CONFIG).is_file() or (folder / MODULES).is_file():
             return _foreign_parts(folder, settings)
     except CheckpointError:
         raise
@@ -64,7 +62,10 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         refuse_impossible_sizes(config, shapes, encoder / CONFIG)
     tensorizer = _tensorizer(encoder, settings)
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
-    return ModelParts(settings, config, tensorizer, weights, temperature, _temperature(learned, folder / checkpoints.MODEL_FILE), base)
+    tensorizer.present(part_of(TextSettings, settings))
+    learned_temperature = _temperature(learned, folder / checkpoints.MODEL_FILE)
+    stated = frozenset(asdict(TextSettings()))
+    return ModelParts(settings, config, tensorizer, weights, temperature, learned_temperature, base, stated)
 
 
 def _base(stored: Any, settings: EncoderSettings, shapes: Mapping[str, tuple[int, ...]], file: Path) -> BaseModel:
@@ -100,12 +101,19 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
         is_known = not is_valid or key != "pooling" or is_user_defined(value) or value in POOLINGS
         if not is_valid or not is_known or (key == "sequence_length" and value < 3):
             raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
-    return replace(EncoderSettings(), **known)
+    settings = replace(EncoderSettings(), **known)
+    try:
+        part_of(TextSettings, settings).check()
+    except ConfigError as error:
+        raise CheckpointError(str(error), file=file) from None
+    return settings
 
 
 def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
     """A Hugging Face folder, or one of sentence-transformers with its pooling and normalisation: one tower for both sides."""
-    body, settings = _sentence_transformers_settings(folder, settings) if (folder / _MODULES).is_file() else (folder, settings)
+    body, stated = folder, frozenset[str]()
+    if (folder / MODULES).is_file():
+        body, settings, stated = sentence_transformers_settings(folder, settings)
     if settings.projection_dim:
         found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no projection"
         hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
@@ -118,59 +126,8 @@ def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
         raise CheckpointError(f"is a {kind}", file=body, expected="one encoder that gives a vector for every token, such as a BERT")
     limit = getattr(config, "max_position_embeddings", settings.sequence_length) - (first_position(backbone) or 0)
     longest = min(settings.sequence_length, limit)
-    settings = replace(
-        settings, shared=True, adapter="none", sequence_length=longest, question_length=min(settings.question_length, longest)
-    )
+    settings = replace(settings, shared=True, adapter="none", sequence_length=longest, question_length=min(settings.question_length, limit))
     tensorizer = _tensorizer(body, settings)
+    settings = present(tensorizer, settings)
     weights = {f"question_model.backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
-    return ModelParts(settings, config, tensorizer, weights)
-
-
-def _sentence_transformers_settings(folder: Path, settings: EncoderSettings) -> tuple[Path, EncoderSettings]:
-    """The folder of the encoder, and the settings with the pooling, normalisation and length that the modules state."""
-    modules = read_json(folder / _MODULES)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError("is not a list of modules", file=folder / _MODULES)
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        expected = f"Transformer, Pooling ({', '.join(_POOLINGS)}) and perhaps Normalize"
-        raise CheckpointError(f"the modules are {', '.join(kinds)[:100] or 'none'}", file=folder / _MODULES, expected=expected)
-    places = [_inside(folder, module.get("path")) for module in modules]
-    settings = replace(settings, normalize=settings.normalize or "Normalize" in kinds)
-    if "Pooling" in kinds:
-        settings = replace(settings, pooling=_pooling(places[1] / CONFIG))
-    # The library stores the length in the tokenizer's file; earlier versions had a separate file, which takes precedence.
-    body = places[0]
-    for file in (folder / "config_sentence_transformers.json", body / "tokenizer_config.json", body / "sentence_bert_config.json"):
-        stated = _read_object(file) if file.is_file() else {}
-        if stated.get("default_prompt_name"):
-            raise CheckpointError("a prompt is put before every text (default_prompt_name)", file=file, expected="no default prompt")
-        length = stated.get("max_seq_length", stated.get("model_max_length"))
-        if isinstance(length, int) and not isinstance(length, bool) and 3 <= length <= _LONGEST_CONTEXT:
-            settings = replace(settings, sequence_length=length)
-    return body, settings
-
-
-def _inside(folder: Path, path: Any) -> Path:
-    if not isinstance(path, str) or Path(path).name != path or path == "..":
-        raise CheckpointError(f"the path {describe(path)} of a module", file=folder / _MODULES, expected="the name of a folder beside it")
-    return folder / path
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    found = read_json(file)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
-    return found
-
-
-def _pooling(file: Path) -> str:
-    """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true."""
-    stated = _read_object(file)
-    mode = stated.get("pooling_mode")
-    chosen = [mode] if isinstance(mode, str) else [key for key in stated if key.startswith("pooling_mode_") and stated[key] is True]
-    kind = _POOLINGS.get(re.sub("^pooling_mode_|_tokens?$", "", chosen[0])) if len(chosen) == 1 else None
-    if kind is None:
-        found = f"pooling by {', '.join(chosen)[:100] or 'nothing'}"
-        raise CheckpointError(found, file=file, expected="cls, mean, weighted mean, max or last token")
-    return kind
+    return ModelParts(settings, config, tensorizer, weights, stated=stated)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, START, TOLD, Settings, setting
+from dpr.core.settings import IDENTITY, NO_EFFECT, START, TOLD, Settings, setting
+from dpr.data.settings import TextSettings, check_text
 
 PRETRAINED_MODEL = "bert-base-uncased"
 
@@ -29,7 +31,7 @@ class BackboneSettings(Settings):
 
 
 @dataclass
-class EncoderSettings(Settings):
+class EncoderSettings(TextSettings):
     """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
 
     pooling: str = setting("cls", choices=("cls", "mean", "last", "max", "weighted_mean", "idf"), or_class=True, on_resume=IDENTITY)
@@ -70,10 +72,57 @@ class EncoderSettings(Settings):
     """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions); 0 = all."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values; later settings only if they are on, so that fingerprints of other models stay the same."""
-        later = {name: getattr(self, name) for name in ("dpr_trailing_sep", "append_eos", "residual_words", "dimensions")}
-        later |= dict.fromkeys(("adapter", "lora_rank", "lora_alpha", "lora_targets"), self.adapter != "none")
-        return {name: value for name, value in asdict(self).items() if later.get(name, True)}
+        """Names and values; later settings only where they are not as usual, so that fingerprints of other models stay the same."""
+        usual = {"dpr_trailing_sep": False, "append_eos": False, "residual_words": False, "dimensions": 0, **asdict(TextSettings())}
+        of_adapters = () if self.adapter != "none" else ("adapter", "lora_rank", "lora_alpha", "lora_targets")
+        values = asdict(self) | {"prompts": dict(sorted(self.prompts.items()))}
+        return {name: value for name, value in values.items() if name not in of_adapters and (name not in usual or value != usual[name])}
+
+
+@dataclass
+class GivenTextSettings(Settings):
+    """What a job says of prompts, titles and apostrophes; what it leaves out is the model's own."""
+
+    query_prompt: str | None = setting(None, on_resume=IDENTITY)
+    """Put before every question as it is: "query: ", or an instruction. Stored with the model, like the next four; absent = as stored."""
+    passage_prompt: str | None = setting(None, on_resume=IDENTITY)
+    """Put before every passage as it is: before its title or, without one, its text."""
+    prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
+    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web) in place of query_prompt."""
+    title_template: str | None = setting(None, on_resume=IDENTITY)
+    """How title and text become one text; empty = the tokenizer's pair. Absent = as stored; in new models the pair, or
+    "{title} {text}" where the tokenizer puts nothing between the two."""
+    plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
+    """Typographic apostrophes of questions become plain ones; absent = as stored, true in new models, as in DPR."""
+    allow_other_prompts: bool = setting(False, on_resume=NO_EFFECT)
+    """Use these five settings though the model was trained with others; its vectors then are those of another model."""
+
+    def text_of(self, own: TextSettings | None = None, *, stated: Collection[str] = (), source: Any = None) -> TextSettings:
+        """The text settings in effect: those given here, else ``own``.
+
+        Args:
+            own: of the model; None: of a new one.
+            stated: names of those that the model does state, and that may not change.
+            source: of the model, for the message.
+
+        Raises:
+            ConfigError: one is given that the model states otherwise, without ``allow_other_prompts``.
+        """
+        own = own or TextSettings()
+        given = {item.name: value for item in fields(TextSettings) if (value := getattr(self, item.name)) not in (None, {})}
+        for name, value in given.items():
+            was = getattr(own, name)
+            differs = any(was.get(key, text) != text for key, text in value.items()) if name == "prompts" else value != was
+            if differs and name in stated and not self.allow_other_prompts:
+                raise ConfigError(
+                    f"encoder.{name}={value!r}, but {source} was trained with {was!r}; leave it out, or set "
+                    "encoder.allow_other_prompts=true to use it with yours"
+                )
+        return replace(own, **given | {"prompts": own.prompts | self.prompts})
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        check_text(self, prefix)
 
 
 @dataclass
@@ -109,7 +158,7 @@ class TowerOptions(TemperatureSettings, RunningSettings):
 
 
 @dataclass
-class TowerSettings(RunningSettings, EncoderSettings, BackboneSettings):
+class TowerSettings(GivenTextSettings, RunningSettings, EncoderSettings, BackboneSettings):  # type: ignore[misc]
     """The two towers. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
 
     dpr_trailing_sep: bool | None = setting(None, on_resume=IDENTITY)  # type: ignore[assignment]
@@ -120,6 +169,7 @@ class TowerSettings(RunningSettings, EncoderSettings, BackboneSettings):
         return None if self.pretrained_model_cfg == PRETRAINED_MODEL else self.pretrained_model_cfg
 
     def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
         if 0 < self.question_length < 3:
             raise ConfigError(f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0")
         usual = TowerSettings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.likeness import NEAR_DUPLICATE
+from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_passage
 from dpr.formats.checkpoints import ENCODER_FOLDER, is_checkpoint, read_settings, resolve_checkpoint
@@ -35,11 +37,14 @@ def open_tokenizer(name_or_folder: str, *, sequence_length: int | None, question
         folder = resolve_checkpoint(folder)
     if is_checkpoint(folder):
         settings = read_settings(folder)
-        return Tensorizer.load(
+        tensorizer = Tensorizer.load(
             folder / ENCODER_FOLDER,
             sequence_length=sequence_length or int(settings["sequence_length"]),
             question_length=question_length or int(settings.get("question_length") or 0),
+            append_eos=bool(settings.get("append_eos")),
         )
+        tensorizer.present(TextSettings(**{item.name: settings[item.name] for item in fields(TextSettings) if item.name in settings}))
+        return tensorizer
     return Tensorizer.load(name_or_folder, sequence_length=sequence_length or 256, question_length=question_length or 0)
 
 
@@ -118,6 +123,7 @@ def _measure(items: list[Any], role: str, tensorizer: Tensorizer | None) -> list
     if tensorizer is None:
         return [len((item if isinstance(item, str) else f"{item.title} {item.text}").split()) for item in items]
     uncut = Tensorizer(tensorizer.tokenizer, sequence_length=_UNCUT)
+    uncut.present(tensorizer.text)
     lengths: list[int] = []
     for start in range(0, len(items), 1000):
         part = items[start : start + 1000]

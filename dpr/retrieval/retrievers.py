@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
-from dpr.data.text import decorate_question
+from dpr.data.settings import TextSettings
+from dpr.data.text import decorate_question, normalize_question
 from dpr.embedding.encode import encode_tokens
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_ranks
@@ -32,7 +33,7 @@ class QuestionForm:
 
     ``prefix``: a token put before the question, with a space between. ``query_prefix``: a text put between them as it is. ``suffix``:
     appended unless the question ends with it. ``selector``: where the vector is read (a position, or the first occurrence of a token).
-    ``encoder_type``: the tower, ``question`` or ``ctx``.
+    ``encoder_type``: the tower, ``question`` or ``ctx``. ``prompt``: name of the model's prompt for these questions.
     """
 
     prefix: str | None = None
@@ -40,6 +41,16 @@ class QuestionForm:
     selector: int | str | None = None
     encoder_type: str = "question"
     query_prefix: str | None = None
+    prompt: str | None = None
+
+    def agreed(self, text: TextSettings) -> QuestionForm:
+        """The form beside a model that puts prompts before questions: without a prefix that repeats it.
+
+        Raises:
+            ConfigError: the prefix is another one, or the model has no prompt of that name.
+        """
+        prefix = text.agreed_prefix(self.before_questions, text.question_prompt(self.prompt), key="query_prefix")
+        return self if prefix else replace(self, prefix=None, query_prefix=None)
 
     @property
     def before_questions(self) -> str | None:
@@ -50,6 +61,10 @@ class QuestionForm:
         """The question as results show it: apostrophes normalised, with suffix, without what is put before it."""
         return decorate_question(question, suffix=self.suffix)
 
+    def asked(self, question: str) -> str:
+        """The question as retrievers get it: with suffix."""
+        return decorate_question(question, suffix=self.suffix, plain_apostrophes=False)
+
 
 class DenseRetriever:
     """A bi-encoder's question tower in front of an index of its passage vectors."""
@@ -57,7 +72,7 @@ class DenseRetriever:
     def __init__(
         self, model: BiEncoder, index: Index, *, form: QuestionForm | None = None, batch_size: int = 128, batch_tokens: int = BATCH_TOKENS
     ) -> None:
-        self.model, self.index, self.form = model, index, form or QuestionForm()
+        self.model, self.index, self.form = model, index, (form or QuestionForm()).agreed(model.tensorizer.text)
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
@@ -65,7 +80,8 @@ class DenseRetriever:
         if not questions:
             return np.zeros((0, self.model.dimension), dtype=np.float32)
         tensorizer = self.model.tensorizer
-        sequences = tensorizer.question_tokens(questions, prefix=self.form.before_questions, suffix=self.form.suffix)
+        form = self.form
+        sequences = tensorizer.question_tokens(questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix)
         positions = tensorizer.representation_positions(sequences, self.form.selector)
         return encode_tokens(
             self.model,
@@ -86,7 +102,7 @@ class LexicalRetriever:
         self.index = index
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
-        return to_rankings(self.index.search(questions, k))
+        return to_rankings(self.index.search([normalize_question(question) for question in questions], k))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.checksums import verify_file
 from dpr.formats.durable import CHECKSUM, read_json, write_json
 from dpr.formats.text_input import has_lone_surrogate
+from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.retrievers import QuestionForm
 
 FILE = "search.json"
@@ -41,6 +42,8 @@ class SearchSettings:
     """Of a model_file of the original DPR; a folder by its absolute path."""
     dimensions: int = 0
     """That vectors are cut to; 0 = those of encoded_ctx_files."""
+    text: GivenTextSettings = field(default_factory=GivenTextSettings)
+    """The prompts that were named for a model that states none."""
 
     def write(self, folder: Path) -> None:
         """Writes ``search.json`` into the folder."""
@@ -71,7 +74,10 @@ class SearchSettings:
             value["indexer"] = {"kind": value["indexer"]}
         try:
             passages = [_typed(PassageSource, item, f"passages[{place}].") for place, item in enumerate(_list(value, "passages"))]
-            stored = _typed(cls, value | {"passages": passages, "form": _typed(QuestionForm, value.get("form", {}), "form.")}, "")
+            parts: dict[str, Any] = {"form": _typed(QuestionForm, value.get("form", {}), "form.")}
+            parts["text"] = _typed(GivenTextSettings, value.get("text", {}), "text.")
+            parts["text"].check("text.")
+            stored = _typed(cls, value | {"passages": passages} | parts, "")
             check_type("indexer.kind", stored.indexer.get("kind"), str)
             _list({"encoded_ctx_files": stored.encoded_ctx_files}, "encoded_ctx_files", str)
             return stored._with_paths(lambda path: os.path.normpath(folder / path))

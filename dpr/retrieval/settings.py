@@ -51,6 +51,8 @@ class QuestionSetConfig(Settings):
     """Key of the answers."""
     id_attr: str = "id"
     """Key of the id."""
+    prompt: str | None = None
+    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent = encoder.query_prompt."""
     special_query_token: str | None = None
     """Put before every question, with a space between."""
     query_prefix: str | None = None

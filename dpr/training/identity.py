@@ -76,7 +76,7 @@ def run_identity(
     options, device = flat_values(model.options, (IDENTITY, TOLD)), model.device
     files = [source.fingerprint for source in plan.dataset.sources]
     # A set's later options only where they are set, so that older checkpoints compare equal.
-    later = ("passage_prefix", "weight")
+    later = ("passage_prefix", "weight", "prompt")
     sets = [{key: value for key, value in asdict(each).items() if value is not None or key not in later} for each in plan.dataset.options]
     identity = RunIdentity(
         fixed=flat_values(settings, (IDENTITY,))

@@ -88,12 +88,13 @@ class BiEncoderTrainer(Run):
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
-        namespaces = dict.fromkeys(options.namespace for _, options in _with_options(train_sets))
-        self.loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=list(namespaces))
-        self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets)]
+        own_sets = _with_options(train_sets, model)
+        namespaces = list(dict.fromkeys(options.namespace for _, options in own_sets))
+        self.loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
+        self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets, model)]
         self.validations = [*usual_validations(self._dev_sets, settings, metrics, candidates=self.loss.candidates), *validations]
         self.callbacks = all_callbacks(callbacks, train, self.output_dir)
-        self.plan = plan = self._make_plan(_with_options(train_sets))
+        self.plan = plan = self._make_plan(own_sets)
         self.steps_per_epoch, self.total_steps, self.last_step = plan.steps_per_epoch, plan.total_steps, plan.last_step
         freeze_unneeded(model)
         set_up_arithmetic(train, model)
@@ -296,5 +297,6 @@ def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:
         return next(batches)
 
 
-def _with_options(sets: DataSets) -> list[tuple[SampleSource, SetOptions]]:
-    return [item if isinstance(item, tuple) else (item, SetOptions(namespace=item.name)) for item in sets]
+def _with_options(sets: DataSets, model: BiEncoder) -> list[tuple[SampleSource, SetOptions]]:
+    pairs = [item if isinstance(item, tuple) else (item, SetOptions(namespace=item.name)) for item in sets]
+    return [(source, options.agreed(model.tensorizer.text)) for source, options in pairs]

@@ -238,7 +238,7 @@ class _RankPool:
         """The tokens of this rank's questions, with the positions at which their vectors are read."""
         tensorizer, options = self._collator.tensorizer, self._dev.options
         questions = [self._dev.source[row].question for row in self._rows]
-        sequences = tensorizer.question_tokens(questions, prefix=options.query_prefix, suffix=options.query_suffix)
+        sequences = tensorizer.question_tokens(questions, **options.of_questions)
         return TokenBatch.from_lists(sequences, tensorizer.representation_positions(sequences, options.selector))
 
     def passages(self) -> Iterator[AnyPassage]:

@@ -137,9 +137,16 @@ def test_every_name_of_a_pooling_is_read(said: dict[str, Any], pooling: str, tmp
         (["Pooling"], {"modules": "x"}, "is not a list of modules"),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "../hf"}]}, r"the path .*\.\./hf"),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "/tmp"}]}, "the path"),
-        (["Pooling"], {"config_sentence_transformers": {"default_prompt_name": "query", "prompts": {"query": "Q: "}}}, "prompt"),
+        (["Pooling"], {"config_sentence_transformers": {"default_prompt_name": "query", "prompts": {"web": "Q: "}}}, "default_prompt_name"),
+        (["Pooling"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "prompts is"),
+        (["Pooling"], {"config_sentence_transformers": {"similarity_fn_name": "euclidean"}}, "the similarity is"),
+        (
+            ["Pooling"],
+            {"config_sentence_transformers": {"prompts": {"query": "be "}}, "pooling": POOLING | {"include_prompt": False}},
+            "include_prompt is false",
+        ),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_what_would_give_other_vectors_is_refused(tmp_path: Path, modules: list[str], options: dict[str, Any], found: str) -> None:
     folder = as_sentence_transformers(written(tmp_path / "st"), *modules, **options)

@@ -63,6 +63,11 @@ CHANGED: dict[str, Any] = {
     "encoder.sequence_length": 20,
     "train.leave_out": ["ReportPage"],
     "encoder.projection_dim": 8,
+    "encoder.query_prompt": "ba ",
+    "encoder.passage_prompt": "ba ",
+    "encoder.prompts": {"web": "ba "},
+    "encoder.title_template": "{title} {text}",
+    "encoder.plain_apostrophes": False,
 }
 IN_EFFECT = {"train.warmup_ratio": "train.warmup_steps", "loss_scale_factors": "datasets", "compat": "encoder.dpr_trailing_sep"}
 """Settings of which what they lead to is compared, by its name."""

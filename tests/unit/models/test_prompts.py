@@ -1,0 +1,156 @@
+"""A model remembers how it is used: prompts, title template and apostrophe rule are in its folder and in its vectors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.records import Passage
+from dpr.formats.checkpoints import SETTINGS_FILE
+from dpr.formats.durable import MANIFEST, durable_folder
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings, GivenTextSettings
+from tests.helpers.tiny import encoder_folder, tiny_model
+from tests.unit.data.test_joining import fast_tokenizer
+
+PROMPTS: dict[str, Any] = {"query_prompt": "ba be ", "passage_prompt": "bi bo ", "prompts": {"web": "bu ", "code": "ca "}}
+LATER = ("query_prompt", "passage_prompt", "prompts", "title_template", "plain_apostrophes")
+PASSAGES = [Passage("da de di", "do du"), Passage("fa fe")]
+
+
+def saved(folder: Path, **settings: Any) -> tuple[BiEncoder, Path]:
+    model = tiny_model(folder / "bert", dtype=torch.float32, **settings)
+    model.save(folder / "model")
+    return model, folder / "model"
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """A copy of a model with other settings, complete in every other way."""
+    with durable_folder(folder.with_name("rewritten")) as target:
+        shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        (target / SETTINGS_FILE).write_text(json.dumps(change(json.loads((target / SETTINGS_FILE).read_text()))))
+    return folder.with_name("rewritten")
+
+
+def test_a_saved_model_applies_its_prompts(tmp_path: Path) -> None:
+    model, folder = saved(tmp_path, **PROMPTS)
+    plain, again = tiny_model(tmp_path / "bert", dtype=torch.float32), BiEncoder.load(folder)
+    assert again.fingerprint == model.fingerprint != plain.fingerprint
+    for each in (model, again):
+        np.testing.assert_array_equal(each.encode_questions(["ga"]), plain.encode_questions(["ba be ga"]))
+        np.testing.assert_array_equal(each.encode_questions("ga", prompt="web"), plain.encode_questions("bu ga"))
+        expected = plain.encode_passages([Passage("da de di", "bi bo do du"), Passage("bi bo fa fe")])
+        np.testing.assert_array_equal(each.encode_passages(PASSAGES), expected)
+    with pytest.raises(ConfigError, match="prompt=news is not a prompt of the model; it has code, web"):
+        again.encode_questions("ga", prompt="news")
+
+
+def test_a_model_without_prompts_is_stored_as_it_was(tmp_path: Path) -> None:
+    model, folder = saved(tmp_path)
+    stored = json.loads((folder / SETTINGS_FILE).read_text())
+    assert not stored.keys() & set(LATER)
+    assert not EncoderSettings().as_dict().keys() & set(LATER)
+    assert BiEncoder.load(folder).settings == model.settings
+
+
+def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
+    one, other = (tiny_model(tmp_path, prompts=prompts) for prompts in ({"a": "ba ", "b": "be "}, {"b": "be ", "a": "ba "}))
+    assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"query_prompt": "di "}, r"encoder.query_prompt='di ', but .*model was trained with 'ba be '.*encoder.allow_other_prompts=true"),
+        ({"query_prompt": ""}, "encoder.query_prompt=''"),
+        ({"prompts": {"web": "di "}}, "encoder.prompts="),
+        ({"title_template": "{title} {text}"}, "encoder.title_template="),
+        ({"plain_apostrophes": False}, "encoder.plain_apostrophes=False"),
+    ],
+    ids=range(5),
+)
+def test_other_prompts_are_refused_unless_forced(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    model, folder = saved(tmp_path, **PROMPTS)
+    with pytest.raises(ConfigError, match=message):
+        BiEncoder.load(folder, text=GivenTextSettings(**given))
+    forced = BiEncoder.load(folder, text=GivenTextSettings(**given, allow_other_prompts=True))
+    (name, value) = next(iter(given.items()))
+    assert getattr(forced.settings, name) == (PROMPTS["prompts"] | value if name == "prompts" else value)
+    assert forced.fingerprint != model.fingerprint
+    same = BiEncoder.load(folder, text=GivenTextSettings(query_prompt="ba be ", prompts={"web": "bu ", "new": "di "}))
+    assert same.settings.prompts == PROMPTS["prompts"] | {"new": "di "}
+
+
+def test_a_folder_that_states_none_takes_those_given(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(tmp_path / "bert")
+    plain = BiEncoder.load(tmp_path / "bert")
+    model = BiEncoder.load(tmp_path / "bert", text=GivenTextSettings(query_prompt="ba be ", plain_apostrophes=False))
+    np.testing.assert_array_equal(model.encode_questions(["ga"]), plain.encode_questions(["ba be ga"]))
+    assert not model.settings.plain_apostrophes
+    by_settings = BiEncoder.load(tmp_path / "bert", settings=EncoderSettings(query_prompt="ba be ", plain_apostrophes=False))
+    assert by_settings.fingerprint == model.fingerprint
+
+
+@pytest.mark.parametrize(
+    "damage", [{"query_prompt": 3}, {"prompts": ["a"]}, {"prompts": {"web": 3}}, {"title_template": "{text}"}, {"query_prompt": "\ud800"}]
+)
+def test_damaged_prompts_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
+    _, folder = saved(tmp_path)
+    damaged = rewritten(folder, lambda stored: stored | damage)
+    with pytest.raises(CheckpointError, match=r"prompt|template"):
+        BiEncoder.load(damaged)
+
+
+def test_similarity_is_a_property_of_the_model(tmp_path: Path) -> None:
+    assert tiny_model(tmp_path, normalize=True).similarity == "cosine"
+    assert tiny_model(tmp_path).similarity == "dot"
+
+
+def test_a_tokenizer_without_a_separator_has_a_stored_template(tmp_path: Path) -> None:
+    encoder_folder(tmp_path / "bert")
+    fast_tokenizer("gpt2").save_pretrained(tmp_path / "bert")
+    model, folder = saved(tmp_path)
+    assert model.settings.title_template == "{title} {text}"
+    again = BiEncoder.load(folder)
+    np.testing.assert_array_equal(again.encode_passages(PASSAGES[0]), again.encode_passages("do du da de di"))
+    # Of an earlier version: nothing is stored, and the texts stay a pair.
+    earlier = rewritten(folder, lambda stored: {name: value for name, value in stored.items() if name != "title_template"})
+    assert BiEncoder.load(earlier).settings.title_template == ""
+
+
+@pytest.mark.parametrize(
+    "prompts", [{"query": "ba be ", "document": "bi bo ", "web": "bu "}, {"passage": "bi bo "}, {"all": "ba "}], ids=range(3)
+)
+def test_prompts_and_lengths_of_sentence_transformers_are_read(tmp_path: Path, prompts: dict[str, str]) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    tiny_model(tmp_path / "bert", dtype=torch.float32).question_model.backbone.save_pretrained(tmp_path / "bert")
+    fast_tokenizer("bert").save_pretrained(tmp_path / "bert")
+    body = modules.Transformer(str(tmp_path / "bert"), max_seq_length=16, query_length=9, document_length=14)
+    parts = [body, modules.Pooling(body.get_embedding_dimension(), pooling_mode="mean"), modules.Normalize()]
+    theirs = library.SentenceTransformer(
+        modules=parts, device="cpu", prompts=prompts, default_prompt_name="all" if "all" in prompts else None
+    )
+    theirs.save(str(tmp_path / "st"))
+    model, texts = BiEncoder.load(tmp_path / "st"), ["ca ce ci", " ".join(["da de di do du"] * 5)]
+    assert (model.settings.question_length, model.settings.sequence_length) == (9, 14)
+    if "all" in prompts:
+        expected = theirs.encode(texts[:1]), theirs.encode(texts[:1])
+        texts = texts[:1]
+    else:
+        name = next(name for name in ("document", "passage") if name in prompts)
+        expected = theirs.encode_query(texts), theirs.encode(texts, prompt_name=name, task="document")
+    np.testing.assert_allclose(model.encode_questions(texts), expected[0], atol=1e-6)
+    np.testing.assert_allclose(model.encode_passages(texts), expected[1], atol=1e-6)
+    if "web" in prompts:
+        np.testing.assert_allclose(model.encode_questions(["ca"], prompt="web"), theirs.encode(["ca"], prompt_name="web"), atol=1e-6)
+    with pytest.raises(ConfigError, match="was trained with"):
+        BiEncoder.load(tmp_path / "st", text=GivenTextSettings(passage_prompt="do "))
