@@ -220,3 +220,12 @@ def test_a_dry_run_from_the_command_line_writes_nothing(
     out = capsys.readouterr().out
     assert "15 steps" in out and "5 times" in out and "GiB" in out and "GB are free" in out
     assert not Path("run").exists()
+
+
+def test_frozen_weights_under_adapters_have_no_gradient_to_compute(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    lengths = torch.tensor([9, 4])
+    plain = tiny_model(tmp_path, pooling="mean").question_model
+    adapted = tiny_model(tmp_path, pooling="mean", adapter="lora", lora_rank=1, shared=True).question_model
+    share = TowerCost(adapted).of(lengths) / TowerCost(plain).of(lengths)
+    assert 0.6 < share < 0.85, "two passes of three, attention in full, and the adapters themselves"
