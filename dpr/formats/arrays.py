@@ -12,6 +12,7 @@ The scale s is float32, one per vector, in a file of its own.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,28 @@ def map_ids(path: Path) -> np.ndarray:
         expected = f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
         raise InputError(f"holds {ids.dtype} {ids.shape}", file=path, expected=expected)
     return np.asarray(ids)
+
+
+class HashIndex:
+    """Rows by 64-bit hashes: (n, 2) uint64, hash and row, sorted by both, memory-mapped."""
+
+    def __init__(self, path: Path) -> None:
+        # A plain view: taking an element of a memmap makes another memmap, which costs some microseconds.
+        self.pairs = map_array(path).view(np.ndarray)
+
+    @staticmethod
+    def write(path: Path, hashes: array[int]) -> None:
+        """Stores the hashes of rows 0, 1, 2, ..."""
+        unsorted = np.frombuffer(hashes, dtype=np.uint64)
+        order = np.argsort(unsorted, kind="stable")
+        np.save(path, np.stack([unsorted[order], order.astype(np.uint64)], axis=1), allow_pickle=False)
+
+    def rows(self, wanted: int) -> Iterator[int]:
+        """The rows with this hash, ascending."""
+        place = int(np.searchsorted(self.pairs[:, 0], np.uint64(wanted)))
+        while place < len(self.pairs) and self.pairs[place, 0] == wanted:
+            yield int(self.pairs[place, 1])
+            place += 1
 
 
 def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:

@@ -79,7 +79,7 @@ class FlatIndex(Index):
             tile = queries[start : start + query_rows]
             lengths = np.sqrt(_squared_norms(tile))
             refuse_overflow(float(((lengths + self._longest) ** 2 if self._augments else lengths * self._longest * self.dimension).max()))
-            _, found = self._nearest(tile, best.k)
+            found = self._nearest(tile, best.k)
             if (found < 0).all(axis=1).any():  # an index of an earlier version does not say how long its vectors are
                 refuse_overflow(np.inf)
             rows, places = np.nonzero(found >= 0)
@@ -123,8 +123,9 @@ class FlatIndex(Index):
 
         return faiss.IndexFlatIP(dimension)
 
-    def _nearest(self, tile: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._engine.search(tile, k)
+    def _nearest(self, tile: np.ndarray, k: int) -> np.ndarray:
+        """Positions (Q, k), -1 where there are fewer."""
+        return np.asarray(self._engine.search(tile, k)[1])
 
     @classmethod
     def _unlike(cls, engine: Any, dimension: int) -> str | None:
@@ -150,9 +151,9 @@ class HnswIndex(FlatIndex):
 
         return faiss.IndexHNSWFlat(dimension, links)
 
-    def _nearest(self, tile: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def _nearest(self, tile: np.ndarray, k: int) -> np.ndarray:
         self._engine.hnsw.efSearch = max(self._settings.ef_search, k)
-        return self._engine.search(np.hstack([tile, np.zeros((len(tile), 1), dtype=np.float32)]), k)
+        return super()._nearest(np.hstack([tile, np.zeros((len(tile), 1), dtype=np.float32)]), k)
 
     @classmethod
     def _unlike(cls, engine: Any, dimension: int) -> str | None:

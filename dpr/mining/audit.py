@@ -103,20 +103,19 @@ def combine(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
     """The audit as a table for people."""
     counts = audit["counts"]
-    candidates, negatives = max(counts["candidates"], 1), max(counts["negatives"], 1)
+
+    def share(count: int, whole: str, what: str) -> str:
+        return f"{count:>10,}  {count / max(counts[whole], 1):>6.1%} {what}"
+
     yield f"{counts['questions']:>10,}  questions, {counts['questions without negatives']:,} of them without negatives"
     yield f"{counts['candidates']:>10,}  candidates looked at"
-    above = counts["candidates above the positive"]
-    yield f"{above:>10,}  {above / candidates:>6.1%} of them score above the positive"
+    yield share(counts["candidates above the positive"], "candidates", "of them score above the positive")
     for reason, count in sorted(audit["left_out"].items(), key=lambda item: -item[1]):
-        yield f"{count:>10,}  {count / candidates:>6.1%} left out: {reason}"
+        yield share(count, "candidates", f"left out: {reason}")
     yield f"{counts['negatives']:>10,}  negatives written"
-    answering = counts["negatives that hold an answer"]
-    yield f"{answering:>10,}  {answering / negatives:>6.1%} of them hold an answer"
-    known = max(counts["negatives with a known positive score"], 1)
-    above = counts["negatives above the positive"]
-    yield f"{above:>10,}  {above / known:>6.1%} score above the positive"
-    header = " ".join(f"{name:>7}" for name in ("5%", "25%", "50%", "75%", "95%"))
+    yield share(counts["negatives that hold an answer"], "negatives", "of them hold an answer")
+    yield share(counts["negatives above the positive"], "negatives with a known positive score", "score above the positive")
+    header = " ".join(f"{quantile:>7.0%}" for quantile in _QUANTILES)
     yield f"  quantiles of                 {header}"
     labels = ("score", "score / positive's score", "positive's score - score", "cross-encoder's score")
     for name, label in zip(_VALUES, labels, strict=True):

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
 from dpr.data.likeness import plain
 from dpr.embedding.source import PassageSource
-from dpr.formats.durable import durable_file, durable_folder
+from dpr.formats.arrays import HashIndex
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_folder
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_sets import TrainingSet
 
 TRAINING_PASSAGES = "corpus.jsonl"
-_BY_TEXT = "by_text"
+_BY_TEXT = "rows_by_text"
 _MADE = "text:"
 
 
@@ -37,11 +36,10 @@ class MiningCorpus:
         if not len(self._texts):
             raise InputError("no passages", file=file, expected="at least one")
         if not (work / _BY_TEXT).is_dir():
-            hashes = np.frombuffer(array("Q", (text_hash(plain(passage.text)) for passage in self._texts.passages())), dtype=np.uint64)
-            order = np.argsort(hashes, kind="stable").astype(np.uint64)
+            hashes = array("Q", (text_hash(plain(passage.text)) for passage in self._texts.passages()))
             with durable_folder(work / _BY_TEXT) as folder:
-                np.save(folder / "by_text.npy", np.stack([hashes[order.astype(np.int64)], order]), allow_pickle=False)
-        self._hashes, self._rows = np.load(work / _BY_TEXT / "by_text.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+                HashIndex.write(folder / "rows.npy", hashes)
+        self._by_text = HashIndex(work / _BY_TEXT / "rows.npy")
 
     @property
     def num_passages(self) -> int:
@@ -61,9 +59,7 @@ class MiningCorpus:
 
     def row_of(self, passage: Passage) -> int | None:
         """The row of the (first) passage with this text."""
-        wanted = np.uint64(text_hash(plain(passage.text)))
-        place = int(np.searchsorted(self._hashes, wanted))
-        return int(self._rows[place]) if place < len(self._hashes) and self._hashes[place] == wanted else None
+        return next(self._by_text.rows(text_hash(plain(passage.text))), None)
 
     def named(self, passage: Passage) -> Passage:
         """A passage of the training data with its id in the corpus.
@@ -94,15 +90,10 @@ class _StoredPassages(PassageSource):
 
 def write_training_passages(train: TrainingSet, file: Path) -> int:
     """Writes the distinct passages of a training set as a corpus and returns how many. Holds two hashes of each in memory."""
-    count = 0
-    with durable_file(file) as out:
-        for key, passage in _distinct(train):
-            out.write(json.dumps({"_id": key, "title": passage.title, "text": passage.text}, ensure_ascii=False) + "\n")
-            count += 1
-    return count
+    return write_passages(file, _distinct(train))
 
 
-def _distinct(train: TrainingSet) -> Iterator[tuple[str, Passage]]:
+def _distinct(train: TrainingSet) -> Iterator[Passage]:
     contents: set[int] = set()
     names: set[int] = set()
     for row in range(len(train)):
@@ -116,4 +107,4 @@ def _distinct(train: TrainingSet) -> Iterator[tuple[str, Passage]]:
             is_free = passage.id is not None and bool(passage.id) and text_hash(passage.id) not in names and "\0" not in passage.id
             key = str(passage.id) if is_free else f"{_MADE}{content:016x}"
             names.add(text_hash(key))
-            yield key, passage
+            yield replace(passage, id=key)

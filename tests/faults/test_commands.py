@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.command_jobs import DOWNLOADED, JOBS, Commands, Job, check_plain, left_by, unfinished_business
-from tests.faults.conftest import Case
+from tests.faults.conftest import Case, Trial
 
 REFUSED, KILLED = 3, -9
 each_job = pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
@@ -48,14 +48,27 @@ def numbers(case: Case, job: Job, total: int, fast: int) -> list[int]:
     return sorted({total, *random.Random(job.name).sample(range(1, total + 1), min(fast - 1, total))})
 
 
+def trials(case: Case, job: Job, total: int, fast: int) -> Iterator[Trial]:
+    """A trial for each of these numbers; its folder is removed before the next one."""
+    for number in numbers(case, job, total, fast):
+        trial = case.trial(number)
+        yield trial
+        shutil.rmtree(trial.output_dir, ignore_errors=True)
+
+
+def differing(job: Job, folder: Path, expected: dict[str, bytes]) -> list[str]:
+    """Names of the outputs that are missing or not as expected."""
+    left = left_by(job.name, folder)
+    return [name for name in expected if left.get(name) != expected[name]]
+
+
 def finish(commands: Commands, job: Job, folder: Path) -> None:
     """The same command again ends well, with the bytes of an undisturbed one, and leaves nothing about."""
     again = commands.run(job.name, folder)
     check_plain(again, [0])
     whole, _ = commands.undisturbed(job.name)
-    left = left_by(job.name, folder)
-    assert left.keys() == whole.keys()
-    assert [name for name in whole if left[name] != whole[name]] == []
+    assert left_by(job.name, folder).keys() == whole.keys()
+    assert differing(job, folder, whole) == []
     assert unfinished_business(folder) == []
 
 
@@ -63,21 +76,20 @@ def finish(commands: Commands, job: Job, folder: Path) -> None:
 @each_job
 def test_killed_before_an_operation(case: Case, commands: Commands, job: Job) -> None:
     _, result = commands.undisturbed(job.name)
-    for number in numbers(case, job, result.counts["operations"], fast=3):
-        with case.trial(number) as trial:
-            killed = commands.run(job.name, trial.output_dir, fault="operations", number=number)
+    for trial in trials(case, job, result.counts["operations"], fast=3):
+        with trial:
+            killed = commands.run(job.name, trial.output_dir, fault="operations", number=trial.number)
             assert killed.code == KILLED, killed.text
             finish(commands, job, trial.output_dir)
-        shutil.rmtree(trial.output_dir, ignore_errors=True)
 
 
 @pytest.mark.fault("B2", "any command, the disk full from a write on", "one line or none needed, nothing half-written; equal bytes later")
 @each_job
 def test_disk_full(case: Case, commands: Commands, job: Job) -> None:
     whole, result = commands.undisturbed(job.name)
-    for number in numbers(case, job, result.counts["writes"], fast=2):
-        with case.trial(number) as trial:
-            full = commands.run(job.name, trial.output_dir, fault="writes", number=number)
+    for trial in trials(case, job, result.counts["writes"], fast=2):
+        with trial:
+            full = commands.run(job.name, trial.output_dir, fault="writes", number=trial.number)
             check_plain(full, [0, 2, REFUSED])
             errors = [line for line in full.text.splitlines() if line.startswith("error: ")]
             assert len(errors) == (full.code != 0), full.text
@@ -86,7 +98,6 @@ def test_disk_full(case: Case, commands: Commands, job: Job) -> None:
                 half = [name for name, text in left.items() if text != whole[name] and not re.search(r"\.lock|\.part", name)]
                 assert half == [], full.text
             finish(commands, job, trial.output_dir)
-        shutil.rmtree(trial.output_dir, ignore_errors=True)
 
 
 def damage(path: Path, how: int) -> None:
@@ -114,19 +125,17 @@ def test_damaged_outputs_and_caches(case: Case, commands: Commands, job: Job) ->
     assert commands.run(job.name, folder).code == 0
     whole = left_by(job.name, folder)
     places = sorted(path.relative_to(folder) for top in ("out", "cache") for path in (folder / top).rglob("*") if path.is_file())
-    trials = [(place, how) for place in places for how in range(4)]
-    for number in numbers(case, job, len(trials), fast=2):
-        with case.trial(number) as trial:
+    damages = [(place, how) for place in places for how in range(4)]
+    for trial in trials(case, job, len(damages), fast=2):
+        with trial:
             shutil.copytree(folder, trial.output_dir, symlinks=True)
-            place, how = trials[number - 1]
+            place, how = damages[trial.number - 1]
             damage(trial.output_dir / place, how)
             again = commands.run(job.name, trial.output_dir)
             check_plain(again, [0, REFUSED])
             if again.code == 0:
-                left = left_by(job.name, trial.output_dir)
-                differing = [name for name in whole if left.get(name) != whole[name] and not is_about_others(name)]
-                assert differing == [], f"{place} {('flipped', 'cut', 'emptied', 'removed')[how]}: {differing}\n{again.text}"
-        shutil.rmtree(trial.output_dir, ignore_errors=True)
+                found = [name for name in differing(job, trial.output_dir, whole) if not is_about_others(name)]
+                assert found == [], f"{place} {('flipped', 'cut', 'emptied', 'removed')[how]}: {found}\n{again.text}"
 
 
 def change(file: Path) -> None:
@@ -152,16 +161,14 @@ def test_inputs_changed_since(case: Case, commands: Commands, job: Job) -> None:
     assert commands.run(job.name, fresh).code == 0
     expected = left_by(job.name, fresh)
     _, result = commands.undisturbed(job.name)
-    for number in numbers(case, job, result.counts["operations"] + 1, fast=1 + (job.name != "train")):  # the last one is not killed
-        with case.trial(number) as trial:
-            commands.run(job.name, trial.output_dir, fault="operations", number=number)
+    for trial in trials(case, job, result.counts["operations"] + 1, fast=1 + (job.name != "train")):  # the last one is not killed
+        with trial:
+            commands.run(job.name, trial.output_dir, fault="operations", number=trial.number)
             change(trial.output_dir / "in" / job.changed)
             again = commands.run(job.name, trial.output_dir)
             check_plain(again, [0, REFUSED])
             if again.code == 0:
-                left = left_by(job.name, trial.output_dir)
-                assert [name for name in expected if left.get(name) != expected[name]] == [], again.text
-        shutil.rmtree(trial.output_dir, ignore_errors=True)
+                assert differing(job, trial.output_dir, expected) == [], again.text
 
 
 @pytest.mark.fault("B5", "any command, twice at once", "one ends well, the other too or with exit 3; equal bytes")

@@ -19,6 +19,7 @@ import pyarrow as pa
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
+from dpr.formats.arrays import HashIndex
 from dpr.formats.arrow_batches import MappedBatches, write_batches
 from dpr.formats.checksums import cache_root
 from dpr.formats.corpora import is_json_name, read_passages
@@ -44,8 +45,7 @@ class Lookup(MappedBatches):
     def __init__(self, folder: Path, path: Path) -> None:
         super().__init__(folder / _ROWS)
         self.path = path
-        # A plain view: taking an element of a memmap makes another memmap, which costs some microseconds.
-        self._index = np.load(folder / _INDEX, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        self._index = HashIndex(folder / _INDEX)
 
     def passages(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Passages ``start`` to ``stop``, in the order of the file."""
@@ -77,14 +77,19 @@ class Lookup(MappedBatches):
         batch, place = self._with_id(key, "question")
         return batch.column("text")[place].as_py(), tuple(batch.column("answers")[place].as_py())
 
+    def refuse_repeats(self) -> None:
+        """Raises InputError where an id occurs twice."""
+        hashes, rows = self._index.pairs.T
+        for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
+            first, second = (self.id_at(int(row)) for row in rows[place : place + 2])
+            if first == second:
+                raise InputError(f"the id {first!a} occurs twice", file=self.path, expected="unique ids")
+
     def _with_id(self, key: str, what: str) -> tuple[pa.RecordBatch, int]:
-        wanted = text_hash(key)
-        start = int(np.searchsorted(self._index[:, 0], np.uint64(wanted)))
-        while start < len(self._index) and self._index[start, 0] == wanted:
-            batch, place = self.find(int(self._index[start, 1]))
+        for row in self._index.rows(text_hash(key)):
+            batch, place = self.find(row)
             if batch.column("id")[place].as_py() == key:
                 return batch, place
-            start += 1
         raise ValueError(f"the {what} id {key!a} is not in {self.path}")
 
 
@@ -155,16 +160,5 @@ def _store(path: Path, folder: Path) -> None:
                 yield entry
 
         write_batches(temporary / _ROWS, _SCHEMA, entries(), lambda entry: len(entry[1]) + len(entry[2]))
-        index = np.empty((len(hashes), 2), dtype=np.uint64)
-        unsorted = np.frombuffer(hashes, dtype=np.uint64)
-        index[:, 1] = np.argsort(unsorted, kind="stable")
-        index[:, 0] = unsorted[index[:, 1].astype(np.int64)]
-        np.save(temporary / _INDEX, index, allow_pickle=False)
-        _refuse_repeats(Lookup(temporary, path), index)
-
-
-def _refuse_repeats(lookup: Lookup, index: np.ndarray) -> None:
-    for place in np.flatnonzero(index[1:, 0] == index[:-1, 0]):
-        first, second = (lookup.id_at(int(index[place + step, 1])) for step in (0, 1))
-        if first == second:
-            raise InputError(f"the id {first!a} occurs twice", file=lookup.path, expected="unique ids")
+        HashIndex.write(temporary / _INDEX, hashes)
+        Lookup(temporary, path).refuse_repeats()
