@@ -4,92 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_LAUNCHER = "started by torchrun, a job reads ranks, sizes and addresses from its environment"
-_NEVER_READ = "it never had an effect"
-_REMOTE_INDEX = "remote indexes are not supported; indexer=flat, hnsw or hnsw_sq searches on this machine"
-_TABLES = "tables are not read; write their text as passages, one row of a TSV file each"
-
-REPLACED: dict[str, str] = {
-    "local_rank": _LAUNCHER,
-    "n_gpu": "one process serves one GPU; torchrun --nproc-per-node=N sets how many",
-    "distributed_world_size": _LAUNCHER,
-    "distributed_port": _LAUNCHER,
-    "distributed_init_method": _LAUNCHER,
-    "global_loss_buf_sz": "vectors are gathered as tensors, without a buffer",
-    "fp16_opt_level": "train.precision=fp16 or bf16",
-    "train.train_rolling_loss_step": "the logged loss is the mean since the last log line; train.log_batch_step sets how many steps",
-    "multi_q_encoder": _NEVER_READ,
-    "do_lower_case": "the checkpoint brings its tokenizer",
-    "special_tokens": "the checkpoint brings its tokenizer",
-    "encoder.pretrained_file": "encoder.pretrained_model_cfg=<folder> names the weights",
-    "tables_as_passages": _TABLES,
-    "tables_chunk_sz": _TABLES,
-    "tables_split_type": _TABLES,
-    "validate_as_tables": _TABLES,
-    "rpc_retriever_cfg_file": _REMOTE_INDEX,
-    "rpc_index_id": _REMOTE_INDEX,
-    "use_l2_conversion": _REMOTE_INDEX,
-    "use_rpc_meta": _REMOTE_INDEX,
-    "rpc_meta_compressed": _REMOTE_INDEX,
-    "kilt_out_file": "KILT output is not written; out_file= writes DPR's results",
+_BY_REASON = {
+    "started by torchrun, a job reads ranks, sizes and addresses from its environment": (
+        "local_rank distributed_world_size distributed_port distributed_init_method"
+    ),
+    "one process serves one GPU; torchrun --nproc-per-node=N sets how many": "n_gpu",
+    "vectors are gathered as tensors, without a buffer": "global_loss_buf_sz",
+    "train.precision=fp16 or bf16": "fp16_opt_level",
+    "the logged loss is the mean since the last log line; train.log_batch_step sets how many steps": "train.train_rolling_loss_step",
+    "it never had an effect": "multi_q_encoder",
+    "the checkpoint brings its tokenizer": "do_lower_case special_tokens",
+    "encoder.pretrained_model_cfg=<folder> names the weights": "encoder.pretrained_file",
+    "tables are not read; write their text as passages, one row of a TSV file each": (
+        "tables_as_passages tables_chunk_sz tables_split_type validate_as_tables"
+    ),
+    "remote indexes are not supported; indexer=flat, hnsw or hnsw_sq searches on this machine": (
+        "rpc_retriever_cfg_file rpc_index_id use_l2_conversion use_rpc_meta rpc_meta_compressed"
+    ),
+    "KILT output is not written; out_file= writes DPR's results": "kilt_out_file",
 }
+REPLACED = {key: reason for reason, keys in _BY_REASON.items() for key in keys.split()}
 """Key -> what to use instead. A key that a job's own configuration has is never looked up here."""
 
-
-_NAMES_ELSEWHERE: dict[str, str] = {
-    "lr": "train.learning_rate",
-    "bf16": "train.precision=bf16",
-    "epochs": "train.num_train_epochs",
-    "per_device_train_batch_size": "train.batch_size",
-    "train_batch_size": "train.batch_size",
-    "per_device_eval_batch_size": "train.dev_batch_size",
-    "eval_batch_size": "train.dev_batch_size",
-    "eval_strategy": "train.eval_per_epoch, train.eval_every_steps",
-    "evaluation_strategy": "train.eval_per_epoch, train.eval_every_steps",
-    "eval_steps": "train.eval_every_steps",
-    "save_steps": "train.save_every_steps",
-    "save_total_limit": "train.keep_last",
-    "logging_steps": "train.log_batch_step",
-    "dataloader_num_workers": "train.num_workers",
-    "metric_for_best_model": "train.best_metric",
-    "load_best_model_at_end": "train.load_best_at_end",
-    "lr_scheduler_type": "train.lr_schedule",
-    "train_n_passages": "train.hard_negatives",
-    "train_group_size": "train.hard_negatives",
-    "num_negatives": "train.hard_negatives",
-    "gc_chunk_size": "train.grad_cache_tokens",
-    "report_to": "tracking.tensorboard, tracking.wandb",
-    "resume_from_checkpoint": "output_dir (the same command resumes the run there), model_file, init",
-    "model_name_or_path": "encoder.pretrained_model_cfg, model_file",
-    "model_name": "encoder.pretrained_model_cfg, model_file",
-    "model": "encoder.pretrained_model_cfg, model_file",
-    "max_seq_length": "encoder.sequence_length",
-    "max_length": "encoder.sequence_length",
-    "p_max_len": "encoder.sequence_length",
-    "passage_max_len": "encoder.sequence_length",
-    "q_max_len": "encoder.question_length",
-    "query_max_len": "encoder.question_length",
-    "output": "output_dir, out_file",
-    "out": "output_dir, out_file",
-    "train_file": "train_datasets",
-    "train_data": "train_datasets",
-    "train_dir": "train_datasets",
-    "dev_file": "dev_datasets",
-    "eval_file": "dev_datasets",
-    "validation_file": "dev_datasets",
-    "ctx_file": "ctx_src",
-    "corpus": "ctx_src, ctx_datasets",
-    "qa_file": "qa_dataset",
-    "queries": "qa_dataset",
-    "encoded_ctx_file": "encoded_ctx_files",
-    "n-docs": "n_docs",
-    "top_k": "n_docs",
-    "hnsw_index": "indexer.kind",
-    "save_or_load_index": "index_path",
-    "index_buffer": "indexer.buffer_size",
-    "random_seed": "seed",
-    "device_map": "device",
+_USED_BY_OTHERS = {
+    "train.learning_rate": "lr",
+    "train.precision=bf16": "bf16",
+    "train.num_train_epochs": "epochs",
+    "train.batch_size": "per_device_train_batch_size train_batch_size",
+    "train.dev_batch_size": "per_device_eval_batch_size eval_batch_size",
+    "train.eval_per_epoch, train.eval_every_steps": "eval_strategy evaluation_strategy",
+    "train.eval_every_steps": "eval_steps",
+    "train.save_every_steps": "save_steps",
+    "train.keep_last": "save_total_limit",
+    "train.log_batch_step": "logging_steps",
+    "train.num_workers": "dataloader_num_workers",
+    "train.best_metric": "metric_for_best_model",
+    "train.load_best_at_end": "load_best_model_at_end",
+    "train.lr_schedule": "lr_scheduler_type",
+    "train.hard_negatives": "train_n_passages train_group_size num_negatives",
+    "train.grad_cache_tokens": "gc_chunk_size",
+    "tracking.tensorboard, tracking.wandb": "report_to",
+    "output_dir (the same command resumes the run there), model_file, init": "resume_from_checkpoint",
+    "encoder.pretrained_model_cfg, model_file": "model_name_or_path model_name model",
+    "encoder.sequence_length": "max_seq_length max_length p_max_len passage_max_len",
+    "encoder.question_length": "q_max_len query_max_len",
+    "output_dir, out_file": "output out",
+    "train_datasets": "train_file train_data train_dir",
+    "dev_datasets": "dev_file eval_file validation_file",
+    "ctx_src": "ctx_file",
+    "ctx_src, ctx_datasets": "corpus",
+    "qa_dataset": "qa_file queries",
+    "encoded_ctx_files": "encoded_ctx_file",
+    "n_docs": "n-docs top_k",
+    "indexer.kind": "hnsw_index",
+    "index_path": "save_or_load_index",
+    "indexer.buffer_size": "index_buffer",
+    "seed": "random_seed",
+    "device": "device_map",
 }
+_NAMES_ELSEWHERE = {name: settings for settings, names in _USED_BY_OTHERS.items() for name in names.split()}
 """Keys of other trainers, and flags of the first version of DPR, by the settings that do the same."""
 
 

@@ -94,7 +94,7 @@ def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
         file = Path(name if has_label else run)
         label = label if has_label else file.stem
         if label in found:
-            raise ConfigError(f"{label} stands for two files; name them apart: label=file")
+            raise ConfigError(f"two files have the label {label}; set other labels: label=file")
         found[label] = file
     return list(found.items())
 

@@ -58,17 +58,12 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, wit
         out.write("[]\n" if separator == "[" else "\n]\n")
 
 
-def read_results(path: str | Path) -> list[RetrievedQuestion]:
+def iter_results(path: str | Path) -> Iterator[RetrievedQuestion]:
     """Reads a results JSON of this toolkit or of DPR (which has no question ids: the position stands in).
 
     Raises:
         InputError: names the file and the line where the record starts.
     """
-    return list(iter_results(path))
-
-
-def iter_results(path: str | Path) -> Iterator[RetrievedQuestion]:
-    """As ``read_results``, one question at a time."""
     file = Path(path)
     for number, (line, value) in enumerate(iter_json_objects(file)):
         with located(file, line):

@@ -27,11 +27,10 @@ SETTINGS_FILE = "settings.yaml"
 def climb(stages: Sequence[Stage], output_dir: Path, *, overwrite: bool = False) -> None:
     """Runs all stages to their end. A stage that is finished and matches the settings and data is skipped.
 
-    What does not match is refused before anything is run, so that nothing is made of what will not stay; with ``overwrite`` it is removed,
-    and made again when its turn comes.
+    Stages that do not match are refused before anything runs; with ``overwrite`` they are removed, and run again when their turn comes.
 
     Raises:
-        InputError: a stage was made with other settings or data; a file is gone; another ladder is using ``output_dir``.
+        InputError: a stage was made with other settings or data; a file is missing; another ladder is using ``output_dir``.
         StageError: a command has failed; carries its exit code.
         StopRequested: a signal asked to stop.
     """
@@ -84,17 +83,17 @@ class _Ladder:
         if reasons := self.misfits(record):
             if not overwrite:
                 _refuse_if_costly(record, reasons)
-            logger.warning("%s is made again: %s", stage.name, "; ".join(reasons))
+            logger.warning("making %s again: %s", stage.name, "; ".join(reasons))
             remove_folder(stage.folder)
             record = self.records[stage.name] = Record(stage)
         if record.is_done:
             if (lost := record.lost()) is None:
-                logger.info("%s: done before", stage.name)
+                logger.info("%s: already done", stage.name)
                 return
             if not self._is_needed(stage):
-                logger.info("%s: done before; %s, but no later stage needs it", stage.name, lost)
+                logger.info("%s: already done; %s, but no later stage needs it", stage.name, lost)
                 return
-            logger.warning("%s is run again: %s", stage.name, lost)
+            logger.warning("running %s again: %s", stage.name, lost)
         if signals.asked:
             raise StopRequested(f"{describe(signals.asked)} before {stage.name}. Rerun the same command to resume")
         _run(record, self._inputs(record) or {}, signals)
@@ -120,7 +119,7 @@ def _refuse_if_costly(record: Record, reasons: list[str]) -> None:
     raise InputError(
         f"was {'made' if record.is_done else 'started'} with other settings or data: {shown}",
         file=record.stage.folder,
-        hint="restore that, choose another output_dir, or set ladder.overwrite=true to make it and everything that depends on it again",
+        hint="restore them, choose another output_dir, or set ladder.overwrite=true to rerun this stage and all that depend on it",
     )
 
 

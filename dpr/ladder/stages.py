@@ -82,10 +82,10 @@ class Record:
         """Which inputs differ from those the stage was made of, one sentence each."""
         was = {name: facts["sha256"] for name, facts in self.stored.get("inputs", {}).items()}
         now = {name: facts["sha256"] for name, facts in inputs.items()}
-        return [f"{name} is not what it was" for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+        return [f"{name} has changed" for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
 
     def lost(self) -> str | None:
-        """Which output of a finished stage is gone or has changed. Compares sizes; contents are for ``dpr verify``."""
+        """Which output of a finished stage is missing or has changed. Compares sizes; contents are for ``dpr verify``."""
         folder = self.stage.folder
         for name, facts in self.stored["outputs"].items():
             try:
@@ -96,14 +96,14 @@ class Record:
                     if (folder / name / inner).stat().st_size != entry["bytes"]:
                         return f"{name}/{inner} has changed"
             except (InputError, OSError):
-                return f"{name} is gone"
+                return f"{name} is missing"
         return None
 
     def files_now(self) -> Facts:
         """One hash for each of the stage's inputs, over the files and all files in folders; their names and times do not count.
 
         Raises:
-            InputError: a file is gone or cannot be read.
+            InputError: a file is missing or cannot be read.
         """
         return {
             name: {"sha256": _combined([content_sha256(file) for path in paths for file in _files(path)])}
@@ -153,5 +153,5 @@ def _described(path: Path) -> Path:
     """The file that stands for a path: its manifest, for a folder."""
     file = path / MANIFEST if path.is_dir() else path
     if not file.is_file():
-        raise InputError("was not made", file=path)
+        raise InputError("was not written", file=path)
     return file

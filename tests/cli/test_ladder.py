@@ -178,7 +178,7 @@ def test_the_table_has_a_line_for_each_round(fresh: Ladder) -> None:
 def test_a_rerun_does_nothing_and_changes_no_file(workplace: Path, fresh: Ladder) -> None:
     before = files(fresh.folder)
     again = finish(workplace, "fresh", *EVALUATED)
-    assert again.text.count("done before") == 8
+    assert again.text.count("already done") == 8
     assert again.text.splitlines()[-4:] == fresh.text.splitlines()[-4:]
     assert files(fresh.folder) == before
 
@@ -191,7 +191,7 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_thrown_away(workpla
     assert "train-1: was made with other settings or data: train.learning_rate was 0.001, is now 0.002" in refused.text
     assert "ladder.overwrite=true" in refused.text
     # What does not decide the outcome may change.
-    assert finish(workplace, "fresh", *EVALUATED, "train.log_batch_step=2", "train.num_workers=0").text.count("done before") == 8
+    assert finish(workplace, "fresh", *EVALUATED, "train.log_batch_step=2", "train.num_workers=0").text.count("already done") == 8
     assert files(fresh.folder) == before
 
 

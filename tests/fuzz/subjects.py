@@ -28,7 +28,7 @@ from dpr.formats.durable import MANIFEST, durable_folder, read_manifest, verify_
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.formats.results import read_results, read_trec_run
+from dpr.formats.results import iter_results, read_trec_run
 from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_sets import open_training_set
@@ -261,7 +261,9 @@ SUBJECTS: dict[str, Subject] = {
     "qrels tsv": Subject("r.tsv", one("r.tsv", b"query-id\tcorpus-id\tscore\n1\td1\t2\n2\td2\t1\n"), read_qrels, TABLE, True),
     "qrels trec": Subject("r.txt", one("r.txt", b"1 0 d1 2\n2 0 d2 1\n"), read_qrels, TABLE, True),
     "run": Subject("run.trec", one("run.trec", b"1 Q0 d1 1 3.5 dpr\n1 Q0 d2 2 1e-3 dpr\n"), read_trec_run, TABLE, True),
-    "results": Subject("res.json", one("res.json", _RESULTS), lambda path: (read_results(path), read_retrieval("x", path)), JSON, True),
+    "results": Subject(
+        "res.json", one("res.json", _RESULTS), lambda path: (list(iter_results(path)), read_retrieval("x", path)), JSON, True
+    ),
     "metrics file": Subject("m.json", one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
     "metrics lines": Subject(
         "run/metrics.jsonl",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.evaluation.report.reading import read_retrieval
-from dpr.formats.results import Hit, RetrievedQuestion, read_results, read_trec_run, write_results, write_trec_run
+from dpr.formats.results import Hit, RetrievedQuestion, iter_results, read_trec_run, write_results, write_trec_run
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -27,7 +27,7 @@ def test_results_written_are_read_back(tmp_path_factory: Any, monkeypatch: pytes
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     path = tmp_path_factory.mktemp("round") / name
     write_results(path, results)
-    assert read_results(path) == results
+    assert list(iter_results(path)) == results
 
 
 def test_results_file_is_dprs_byte_for_byte_layout(tmp_path: Path) -> None:
@@ -53,7 +53,9 @@ def test_results_without_texts_are_small_and_read_as_hits_without_texts(tmp_path
     write_results(whole, results)
     write_results(bare, results, with_texts=False)
     assert bare.stat().st_size < whole.stat().st_size / 3
-    assert read_results(bare) == [RetrievedQuestion("who?", "0", ("a",), [Hit(hit.id, "", "", hit.score, hit.has_answer) for hit in hits])]
+    assert list(iter_results(bare)) == [
+        RetrievedQuestion("who?", "0", ("a",), [Hit(hit.id, "", "", hit.score, hit.has_answer) for hit in hits])
+    ]
     assert read_retrieval("bare", bare).metrics == read_retrieval("whole", whole).metrics
 
 
@@ -61,7 +63,7 @@ def test_results_of_dpr_are_read(tmp_path: Path) -> None:
     context = {"id": 1, "title": "t", "text": "x", "score": "7.5", "has_answer": False, "is_wiki": 1}
     (tmp_path / "r.json").write_text(json.dumps([{"question": "q", "answers": ["a"], "ctxs": [context]}] * 2))
     hit = Hit("1", "t", "x", 7.5, False)
-    assert read_results(tmp_path / "r.json") == [RetrievedQuestion("q", key, ("a",), [hit]) for key in ("0", "1")]
+    assert list(iter_results(tmp_path / "r.json")) == [RetrievedQuestion("q", key, ("a",), [hit]) for key in ("0", "1")]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_bad_results_are_refused_by_file_and_line(tmp_path: Path, change: dict[s
     good = {"question": "q", "answers": [], "ctxs": []}
     (tmp_path / "r.json").write_text("[\n" + json.dumps(good) + ",\n" + json.dumps(good | change) + "]")
     with pytest.raises(InputError) as caught:
-        read_results(tmp_path / "r.json")
+        list(iter_results(tmp_path / "r.json"))
     assert str(caught.value).startswith(f"{tmp_path}/r.json:3: {said}")
 
 

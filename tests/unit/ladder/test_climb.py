@@ -99,7 +99,7 @@ def test_files_from_outside_count_by_their_content(tmp_path: Path) -> None:
     os.utime(given, (1, 1))
     climb(stages, run)
     given.write_text("two")
-    with pytest.raises(InputError, match="corpus is not what it was"):
+    with pytest.raises(InputError, match="corpus has changed"):
         climb(stages, run)
     given.unlink()
     with pytest.raises(InputError, match=r"given\.txt: cannot be read"):
@@ -117,10 +117,10 @@ def test_what_is_gone_is_made_again_where_somebody_needs_it(
     climb(two(tmp_path), tmp_path)
     (tmp_path / "a" / "out.txt").unlink()
     climb(two(tmp_path), tmp_path)
-    assert "a: done before; out.txt is gone, but no later stage needs it" in caplog.text
+    assert "a: already done; out.txt is missing, but no later stage needs it" in caplog.text
     (tmp_path / "b" / "out.txt").unlink()
     climb(two(tmp_path), tmp_path)
-    assert "a is run again: out.txt is gone" in caplog.text
+    assert "running a again: out.txt is missing" in caplog.text
     assert capsys.readouterr().out.splitlines() == ["made x", "made y", "made x", "made y"]
     (tmp_path / "a" / "out.txt").unlink()
     climb(two(tmp_path, is_training=True), tmp_path)
@@ -137,7 +137,7 @@ def test_a_failure_ends_with_its_exit_code_and_the_same_command_resumes(tmp_path
 
 
 def test_a_command_that_does_not_make_what_it_should_is_not_done(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"out\.txt: was not made"):
+    with pytest.raises(InputError, match=r"out\.txt: was not written"):
         climb([stage(tmp_path, "a", program="pass")], tmp_path)
     assert "outputs" not in read_json(tmp_path / "a" / RECORD)
 

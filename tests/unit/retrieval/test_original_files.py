@@ -11,7 +11,7 @@ import torch
 
 from dpr.assembly.search import open_searcher, search_settings
 from dpr.cli.jobs import embed, export, retrieve
-from dpr.formats.results import read_results
+from dpr.formats.results import iter_results
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
@@ -53,7 +53,7 @@ def test_files_give_the_hits_that_embedding_again_gives(world: World, originals:
         ]
     ):
         assert retrieve([*ask, *more, f"out_file={tmp_path / str(number)}"]) == 0
-        results.append(read_results(tmp_path / str(number)))
+        results.append(list(iter_results(tmp_path / str(number))))
     first = [[hit.id for hit in result.hits] for result in results[0]]
     for result in results[1:]:
         assert [[hit.id for hit in question.hits] for question in result] == first

@@ -19,7 +19,7 @@ from dpr.evaluation.report.reading import read_retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder, read_manifest, write_manifest
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
-from dpr.formats.results import read_results, read_trec_run
+from dpr.formats.results import iter_results, read_trec_run
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import to_rankings
 from tests.helpers.tiny import tiny_model
@@ -42,7 +42,7 @@ def test_results_are_the_nearest_passages_with_their_texts_and_answers(world: Wo
     vectors, queries = model.encode_passages(world.passages), model.encode_questions([question.text for question in world.questions])
     expected = to_rankings(ExactIndex.from_arrays([str(passage.id) for passage in world.passages], vectors).search(queries, 7))
     by_id = {passage.id: passage for passage in world.passages}
-    found = read_results(out)
+    found = list(iter_results(out))
     assert [result.id for result in found] == [question.id for question in world.questions]
     for result, ranking in zip(found, expected, strict=True):
         assert [hit.id for hit in result.hits] == [passage for passage, _ in ranking]
@@ -118,7 +118,7 @@ def test_the_weight_of_a_hybrid_is_said_with_its_reason(world: World, tmp_path: 
 
 def test_results_without_texts_need_no_corpus(world: World, tmp_path: Path) -> None:
     assert main(dense(world, f"out_file={tmp_path / 'r.json.gz'}", "out_texts=false", "n_docs=3")) == 0
-    for result in read_results(tmp_path / "r.json.gz"):
+    for result in iter_results(tmp_path / "r.json.gz"):
         assert [(hit.title, hit.text) for hit in result.hits] == [("", "")] * 3
 
 
@@ -151,7 +151,7 @@ def test_prefix_suffix_and_tower_of_a_question_set_change_the_question(world: Wo
     arguments[2] = "qa_dataset=mine"
     assert main([*arguments, *options, "encoder_path=ctx_model"]) == 0
     model = world.model
-    for result, question in zip(read_results(tmp_path / "results.json"), world.questions, strict=True):
+    for result, question in zip(iter_results(tmp_path / "results.json"), world.questions, strict=True):
         assert result.question == question.text + " bu?", "results show the suffix, not the prefix token"
         query = model.encode_tokens(model.tensorizer.question_tokens([f"ba {question.text} bu?"]), encoder_type="ctx")
         vectors = model.encode_passages(world.passages)
@@ -179,7 +179,7 @@ def test_ids_get_the_prefix_of_their_source(world: World, tmp_path: Path) -> Non
     options = [f"ctx_sources.mine.file={world.path('corpus.tsv')}", "ctx_sources.mine.id_prefix='wiki:'"]
     out = tmp_path / "results.json"
     assert main(dense(world, "ctx_datatsets=[mine]", *options, f"out_file={out}", "n_docs=2")) == 0
-    assert all(hit.id.startswith("wiki:p") and hit.text for result in read_results(out) for hit in result.hits)
+    assert all(hit.id.startswith("wiki:p") and hit.text for result in iter_results(out) for hit in result.hits)
 
 
 def test_vectors_of_another_model_are_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +308,7 @@ def test_examples_show_the_first_hits_and_the_rank_of_the_right_one(world: World
     file, out = tmp_path / "metrics.json", tmp_path / "results.json"
     files = [f"metrics_file={file}", f"out_file={out}", f"qrels={world.path('qrels.tsv')}", f"ctx_datatsets=[{world.path('corpus.tsv')}]"]
     assert main(dense(world, "match=qrels", "n_docs=30", *files)) == 0
-    results = {result.id: result for result in read_results(out)}
+    results = {result.id: result for result in iter_results(out)}
     examples = read_retrieval("dense", file).examples
     assert len(examples) == 10
     for example in examples:
