@@ -20,7 +20,7 @@ _ANSWERED_BY_HYDRA = {"--hydra-help", "--version", "--shell-completion", "-sc", 
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 _KEEP_SPACES = ("query_prefix", "passage_prefix", "query_prompt", "passage_prompt", "title_template")
-_TEXT_OPTIONS = (*_KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is no list there
+_TEXT_OPTIONS = (*_KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 

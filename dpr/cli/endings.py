@@ -25,7 +25,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone; closing would raise again.
+        # The reader of the output (head, less) has exited; closing would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:

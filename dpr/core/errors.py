@@ -1,7 +1,7 @@
 """Errors that are meant for a person, each with the exit code the command line ends with.
 
 0 done, 2 usage or configuration, 3 data or checkpoint refused, 4 training diverged, 5 a rank was lost,
-75 asked to stop and saved (rerun the same command), 130/143 ended by a signal without saving.
+75 asked to stop and saved (rerun the same command to resume), 130/143 ended by a signal without saving.
 """
 
 from __future__ import annotations

@@ -108,14 +108,14 @@ def _worker_message(pids: str, rest: str, where: str) -> str:
 def _ranks_message(error: RuntimeError, where: str) -> str:
     missing, reasons = _call_the_roll(where)
     if missing is None:
-        who = "the group's store does not answer, so rank 0 or its launcher is gone"
+        who = "the group's store does not answer, so rank 0 or its launcher has ended"
     elif missing:
         names = ", ".join(map(str, missing))
         who = f"rank{'s' if len(missing) > 1 else ''} {names} of {os.environ['WORLD_SIZE']} died or stopped answering"
     elif reasons:
         who = "; ".join(f"rank {rank} failed: {reason}" for rank, reason in reasons.items())
     else:
-        who = "the ranks lost touch with each other"
+        who = "the ranks lost their connections"
     return f"{who}{where and ', '}{where} ({first_line(error)}). Rerun the same command to resume from the last checkpoint"
 
 

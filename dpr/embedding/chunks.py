@@ -55,6 +55,6 @@ def _chunks(
         if number not in numbers:
             continue
         if len(chunk) != size:
-            raise InputError("has fewer rows than a moment ago", file=source.file, hint="do not change a corpus while it is embedded")
+            raise InputError("has fewer rows than before", file=source.file, hint="do not change a corpus while it is embedded")
         empty = [str(passage.id) for passage in chunk if not passage.text.strip()]
         yield Chunk(number, [str(passage.id) for passage in chunk], tokenize([source.as_encoded(passage) for passage in chunk]), empty)

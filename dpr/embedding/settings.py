@@ -68,7 +68,7 @@ class EmbedConfig(Settings):
     shard_id: int = setting(0, least=0)
     """Which of ``num_shards`` parts this run embeds, counted from 0."""
     num_shards: int = setting(1, unit="shards", least=1)
-    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. Ranks of one torchrun share a part by themselves."""
+    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. The ranks of one torchrun share a part."""
     batch_size: int = setting(0, unit="passages", least=0)
     """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
     batch_tokens: int = setting(0, unit="tokens", least=0)

@@ -74,7 +74,7 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
     The caller vouches that ``model`` made the vectors; only their dimension is compared.
 
     Raises:
-        InputError: nothing matches, a file is no embedding file or of another dimension, a folder holds something else.
+        InputError: nothing matches, a file is not an embedding file or has another dimension, a folder holds something else.
     """
     paths: list[Path] = []
     for pattern in patterns:

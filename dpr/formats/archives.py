@@ -1,6 +1,6 @@
 """Unpacks untrusted tar and zip archives: plain files and folders only, inside the target only, up to a count and a size.
 
-The first other entry refuses the whole archive; nothing of it stays.
+Any other entry refuses the whole archive; nothing of it stays.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _unpack(entries: Iterator[_Entry], folder: Path, archive: Path, max_files: i
         if not fault and (name.startswith("/") or not name or ".." in parts or "\\" in name or "\0" in name or ":" in "".join(parts[:1])):
             fault = "leads out of the folder"
         elif not fault and plain == "manifest.json":
-            fault = "has a name that is ours"
+            fault = "has a name that this toolkit uses"
         elif not fault and content is not None and (plain in names or not parts):
             fault = "appears twice"
         if fault:
@@ -94,7 +94,7 @@ def _unpack(entries: Iterator[_Entry], folder: Path, archive: Path, max_files: i
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         with content, open(target, "xb") as out:
-            while left >= size and (chunk := content.read(_COPY)):  # which may be more than the archive says of the entry
+            while left >= size and (chunk := content.read(_COPY)):  # which may be more than the archive states
                 left, size = left - len(chunk), max(0, size - len(chunk))
                 out.write(chunk)
         if left < size:
@@ -133,5 +133,5 @@ def _zip_entries(archive: Path) -> Generator[_Entry]:
             is_plain = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
             fault = "is a link, a device or the like" if not is_plain else "is encrypted" if info.flag_bits & 1 else ""
             content = None if fault or info.is_dir() else opened.open(info)
-            # orig_filename is what the archive says; filename is cut at a NUL.
+            # orig_filename is the name in the archive; filename is cut at a NUL.
             yield _Entry(info.orig_filename, info.file_size, content, fault)

@@ -1,6 +1,6 @@
 """Arrays in ``.npy`` files: mapped and checked, ids of vectors, and the number types in which vectors are stored.
 
-Every vector is coded by itself: no pass over the corpus comes first, and the bytes do not depend on what else is stored.
+Every vector is coded alone: there is no pass over the corpus, and the bytes do not depend on what else is stored.
 
     float32, float16   the numbers
     int8               c = round(x / s) in -127 ... 127 with s = max|x| / 127; read as s * c

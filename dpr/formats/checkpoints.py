@@ -43,7 +43,7 @@ METRICS_RECORD = "metrics_lines"
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether the folder is one of ours (complete or not)."""
+    """Whether this toolkit wrote the folder (complete or not)."""
     return (folder / MODEL_FILE).is_file() and (folder / SETTINGS_FILE).is_file()
 
 

@@ -32,7 +32,7 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
     Hashes of files are cached by device, inode, size and times, so that an unchanged file is read once.
 
     Raises:
-        InputError: a file is gone, cannot be read, or changes while it is read.
+        InputError: a file is missing, cannot be read, or changes while it is read.
     """
     try:
         if not path.is_dir():

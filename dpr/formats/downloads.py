@@ -42,10 +42,10 @@ def download(url: str, target: Path, *, sha256: str | None = None, attempts: int
 
     Raises:
         InputError: the server refuses or answers invalidly, the connection fails ``attempts`` times in a row without progress, the disk is
-            too small, the content differs from ``sha256`` or is no gzip although it should be.
+            too small, the content differs from ``sha256``, or is not gzip data although it should be.
         OutputError: it cannot be written.
         CheckpointError: another process is fetching the same file.
-        ConfigError: the address is no http or https one.
+        ConfigError: the address is not an http or https one.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"the address {url!a} does not begin with http:// or https://")
@@ -101,7 +101,7 @@ def _try(url: str, file: IO[bytes], part: Path, timeout_s: float, *, is_last: bo
         raise
     except OSError as error:
         raise OutputError(part, error.strerror or str(error)) from None
-    except ValueError as error:  # an address in an answer that is none
+    except ValueError as error:  # an invalid address in an answer
         raise InputError(f"the server's answer cannot be read ({error})", file=url) from None
     size = file.seek(0, os.SEEK_END)
     if is_last:

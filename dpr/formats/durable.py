@@ -189,8 +189,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a folder.
 
     Raises:
-        InputError: missing (the folder is unfinished or not ours), invalid, of an unknown schema, changed since it was written, or with
-            names that leave the folder.
+        InputError: missing (the folder is unfinished, or another program wrote it), invalid, of an unknown schema, changed since it was
+            written, or with names that leave the folder.
     """
     path = Path(path)
     file = path / MANIFEST

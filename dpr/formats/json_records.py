@@ -30,7 +30,7 @@ _SHAPES = "a JSON array of objects, or one JSON object per line"
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """A record that starts at ``line``: its ``value``, or ``error`` if it is no valid JSON object (reading can continue after it)."""
+    """A record that starts at ``line``: its ``value``, or ``error`` if it is not a valid JSON object (reading can continue after it)."""
 
     line: int
     value: dict[str, Any]
@@ -177,7 +177,7 @@ class _Window:
         return self._line
 
     def next_character(self) -> str:
-        """Moves to the next character that is no space; empty at the end of the file."""
+        """Moves to the next character that is not a space; empty at the end of the file."""
         while True:
             self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
             if self.position < len(self.text):
@@ -205,7 +205,7 @@ class _Window:
         self.position += 1
 
     def decode(self) -> tuple[Any, int, str | None]:
-        """The value at the position, where it ends, and what is wrong with it if its end is known all the same."""
+        """The value at the position, where it ends, and what is wrong with it where its end is known nevertheless."""
         at_end, error, decoder = False, None, _STRICT
         while True:
             start = self.position
@@ -262,7 +262,7 @@ def _array_records(window: _Window) -> Iterator[JsonRecord]:
 
 
 def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
-    """Line number and value of the first byte that is no space, which stays unread; empty at the end of the file."""
+    """Line number and value of the first byte that is not a space, which stays unread; empty at the end of the file."""
     line = 1
     if stream.peek(len(BOM))[: len(BOM)] == BOM:
         stream.read(len(BOM))

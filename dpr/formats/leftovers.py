@@ -56,7 +56,7 @@ def remove_leftovers(parent: Path) -> None:
             if owned is None or owned["host"] != _in_a_name(_host()):
                 continue
             owner = ProcessName(_host(), int(owned["pid"]), int(owned["start"] or 0))
-            # A container starts every run with the same process number; names of before had no start.
+            # A container starts every run with the same process number; names of earlier versions have no start time.
             if not (owner.is_gone() or (owner.pid == os.getpid() and not owner.start)):
                 continue
             if owned["kind"] == REPLACED and not (target := path.with_name(owned["name"])).exists():
@@ -105,7 +105,7 @@ def _start_of(pid: int) -> int | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] == "Z" else int(fields[19])
-    except OSError:  # gone, or a system without /proc
+    except OSError:  # it has ended, or the system has no /proc
         pass
     try:
         os.kill(pid, 0)

@@ -78,7 +78,7 @@ def read_qrels(path: str | Path) -> Qrels:
     """Judgements (question id -> passage id -> grade) in BEIR's three tab-separated columns (header optional) or TREC's four.
 
     Raises:
-        InputError: another number of columns, a grade that is no integer, two grades for one pair.
+        InputError: another number of columns, a grade that is not an integer, two grades for one pair.
     """
     file = Path(path)
     qrels: Qrels = {}

@@ -90,7 +90,7 @@ def read_trec_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
     """Hits of each question, best first: by score, equal scores by passage id. The rank column is not used.
 
     Raises:
-        InputError: a line without six columns, a score that is no number, a passage listed twice for one question.
+        InputError: a line without six columns, a score that is not a number, a passage listed twice for one question.
     """
     file = Path(path)
     run: dict[str, dict[str, float]] = {}

@@ -92,7 +92,7 @@ class RunLock:
             file.flush()
         if not is_alone:
             time.sleep(0.05)  # a file system without locks: of two that take over at the same time, the last writer stays
-        return None if self.is_held() else "it took the folder a moment ago"
+        return None if self.is_held() else "it has just taken the lock"
 
     def _holder(self, lock: dict[str, Any]) -> str | None:
         """The first living process that a lock file names; None if the lock is free or damaged."""
@@ -109,7 +109,7 @@ class RunLock:
         return None
 
     def _age_s(self) -> float:
-        """Seconds since the file was touched, by the clock of the file system, which may not be ours."""
+        """Seconds since the file was touched, by the clock of the file system, which may differ from this machine's."""
         now = temporary_beside(self._file)
         try:
             now.touch()

@@ -89,7 +89,7 @@ class IndexChoice:
         """A kind and those of ``values`` that are its settings; ``key`` is the section they stand in.
 
         Raises:
-            ConfigError: the kind is not known, is no ``Index``, or its settings do not accept the values.
+            ConfigError: the kind is not known, is not an ``Index``, or its settings do not accept the values.
         """
         made = index_class(kind)
         known = [item.name for item in fields(made.Settings)]
@@ -186,7 +186,7 @@ def index_class(kind: str) -> type[Index]:
     """The class of a kind.
 
     Raises:
-        ConfigError: there is none of that name, or what the path names is no ``Index``.
+        ConfigError: there is none of that name, or what the path names is not an ``Index``.
     """
     if kind not in KINDS and ":" not in kind:
         raise ConfigError(f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or a user-defined indexer.kind=module:Class")

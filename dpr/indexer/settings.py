@@ -39,7 +39,7 @@ class GraphSettings(FlatSettings):
     store_n: int = setting(0, least=0, on_resume=TOLD)
     """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq."""
     ef_search: int = setting(128, least=1, on_resume=NO_EFFECT)
-    """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the value of now."""
+    """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the present value."""
     ef_construction: int = setting(200, least=1, on_resume=TOLD)
     """Breadth of the search while an HNSW graph is built."""
 

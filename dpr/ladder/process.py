@@ -85,4 +85,4 @@ def _pass_output(stream: IO[bytes], file: IO[bytes]) -> None:
                 console.write(decoder.decode(chunk))
                 console.flush()
         except (OSError, ValueError):
-            console = None  # the reader has gone
+            console = None  # the reader has exited

@@ -122,7 +122,7 @@ class Record:
         write_json(self._file, self.stored)
 
     def add_seconds(self, seconds: float) -> None:
-        """Adds to the time of all starts that ended by themselves."""
+        """Adds to the time of all starts that were not killed."""
         self.stored["seconds"] = round(self.stored["seconds"] + seconds, 1)
         write_json(self._file, self.stored)
 

@@ -108,7 +108,7 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
         return f"{count:>10,}  {count / max(counts[whole], 1):>6.1%} {what}"
 
     yield f"{counts['questions']:>10,}  questions, {counts['questions without negatives']:,} of them without negatives"
-    yield f"{counts['candidates']:>10,}  candidates looked at"
+    yield f"{counts['candidates']:>10,}  candidates examined"
     yield share(counts["candidates above the positive"], "candidates", "of them score above the positive")
     for reason, count in sorted(audit["left_out"].items(), key=lambda item: -item[1]):
         yield share(count, "candidates", f"left out: {reason}")

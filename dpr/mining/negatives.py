@@ -30,7 +30,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Mined:
-    """What came of one question: the negatives, how many candidates were looked at, and how many each filter left out."""
+    """What came of one question: the negatives, how many candidates were examined, and how many each filter left out."""
 
     negatives: list[Candidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ def choose_negatives(
 ) -> Choosing:
     """Applies rank window and filters in this order: known positives, score, near-duplicates of a positive, answers, repeats, veto.
 
-    A candidate is looked at only while negatives are wanting, its text only when its id and score pass, and the cross-encoder is asked only
+    A candidate is examined only while negatives are missing, its text only when its id and score pass, and the cross-encoder is asked only
     about one that passes all else.
 
     Args:
@@ -103,7 +103,7 @@ def choose_negatives(
 
 
 def _order(num_found: int, row: int, settings: MiningSettings) -> Sequence[int]:
-    """Places in the ranking, in the order in which they are looked at."""
+    """Places in the ranking, in the order in which they are examined."""
     window = range(settings.from_rank - 1, min(settings.to_rank, num_found))
     if settings.pick == "top" or not window:
         return window
@@ -130,7 +130,7 @@ class _Filters:
         self._words: frozenset[str] = frozenset()
 
     def judge(self, key: str, score: float, passage_of: Callable[[str], Passage]) -> tuple[str, Passage]:
-        """Why a passage is no negative, empty where it is one, and the passage (nothing where its id decides)."""
+        """Why a passage is not a negative, empty where it is one, and the passage (nothing where its id decides)."""
         if key in self._ids:
             return _KNOWN, _UNREAD
         passage = passage_of(key)
@@ -159,7 +159,7 @@ class _Filters:
         words, limit = self._words, self._limit
         for other in others:
             smaller, larger = sorted((len(words), len(other)))
-            # They have no more in common than the smaller one holds, so most pairs are told apart by counting.
+            # They have no more in common than the smaller one holds, so most pairs are ruled out by counting.
             if smaller and smaller / larger >= limit and jaccard(words, other) >= limit:
                 return True
         return False
@@ -168,7 +168,7 @@ class _Filters:
 def finish_together(choices: Sequence[tuple[str, Choosing]], scorer: PairScorer | None) -> list[Mined]:
     """Runs the choices of many questions to their end.
 
-    Each waits for one candidate at a time. Those candidates are scored together, so no pair is scored in vain and batches are large.
+    Each waits for one candidate at a time. Those candidates are scored together, so no pair is scored needlessly and batches are large.
     """
     running = list(enumerate(choices))
     mined: dict[int, Mined] = {}

@@ -27,7 +27,7 @@ class MiningSettings(Settings):
     """Keep passages that hold an answer string."""
     near_duplicate: float = setting(0.8, least=0, most=1)
     """Share of common words from which two passages are the same, so that repeats of a positive or of a negative that is taken are left
-    out; 0 = not looked at."""
+    out; 0 = not compared."""
     max_relative_score: float = setting(0.0, least=0)
     """Highest share of the model's score p of the positive: leaves out what scores above p - (1 - this) * |p|; 0 = any."""
     absolute_margin: float | None = None

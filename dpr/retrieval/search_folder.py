@@ -113,6 +113,6 @@ def _typed(made: type[Made], value: Any, key: str) -> Made:
     for name, item in value.items():
         check_type(key + name, item, str if hints[name] is Path else hints[name])
         if isinstance(item, str) and ("\0" in item or has_lone_surrogate(item)):
-            raise ConfigError(f"{key}{name}={item!r} is no text")
+            raise ConfigError(f"{key}{name}={item!r} is not a text")
     paths = {name: Path(item) for name, item in value.items() if hints[name] is Path}
     return made(**value | paths)

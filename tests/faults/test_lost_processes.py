@@ -37,7 +37,7 @@ def test_one_rank_is_killed(case: Case, workshop: Workshop, undisturbed: dict[in
             end_of(run, 1 - victim, GROUP_TIMEOUT_S + 10)
             codes = run.wait()
             assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, LOST), run.text
-            named = rf"rank {victim} of 2 died or stopped answering" if victim else "rank 0 or its launcher is gone"
+            named = rf"rank {victim} of 2 died or stopped answering" if victim else "rank 0 or its launcher has ended"
             assert re.search(rf"error: .*{named}, at step {step} ", run.rank_text(1 - victim)), run.text
             assert "Traceback" not in run.rank_text(1 - victim)
             assert "Timed out" not in run.rank_text(1 - victim), "noticed at once, though the rank's workers live on for some seconds"

@@ -68,7 +68,7 @@ def read_dpr_checkpoint(path: Path) -> DprCheckpoint:
     """Reads the weights and the encoder's settings.
 
     Raises:
-        CheckpointError: the file is no such checkpoint, damaged, or names something that has no place in one.
+        CheckpointError: the file is not such a checkpoint, is damaged, or names something that has no place in one.
     """
     try:
         with path.open("rb") as file, _open_container(file, path.stat().st_size) as (root, storages):

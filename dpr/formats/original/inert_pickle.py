@@ -6,7 +6,7 @@ caller's allow-list decides which names may occur at all. So ``Record`` classes 
 * ``load_vectors`` (the C unpickler, for files of gigabytes) first walks through the operations: only those that make numbers, texts, bytes,
   lists and tuples pass, a length may not exceed the bytes that are left, and a memo number not the count of operations.
 * ``StructureReader`` (the Python unpickler, for at most 16 MB) reads dictionaries too. It checks every key before it is hashed: hashing
-  tuples within tuples that share each other would take for ever.
+  tuples within tuples that share each other would never end.
 
 Both need at most a few hundred bytes per operation, so memory grows with the size of the file and not with what it claims.
 """
