@@ -1,4 +1,4 @@
-"""Every YAML file composes, and everything the documents tell a user to type exists."""
+"""Every YAML file composes, and everything that the documents ask a user to type exists."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ def test_prefixes_are_put_wherever_a_model_encodes(
 
 @pytest.mark.slow
 def test_what_is_embedded_mined_and_asked_with_prefixes_fits_together(workplace: Path) -> None:
-    """Mining refuses vectors with another prefix; the record says what the questions were asked with."""
+    """Mining refuses vectors with another prefix; the record holds what the questions were asked with."""
     short = ("train_datasets=[web]", "datasets.web.file=train.jsonl", *PREFIXED, "train.num_train_epochs=1", "ladder.bm25=false")
     ladder = finish(workplace, "prefixed", *short, *EVALUATED)
     manifest = json.loads((ladder.folder / "embed-1" / "vectors_0" / "manifest.json").read_text())

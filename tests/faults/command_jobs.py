@@ -196,7 +196,7 @@ class Commands:
 
 
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
-    """The outputs of a job, by name. Of training, whose files tell times, what decides how it goes on."""
+    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues."""
     if name == "train":
         return {"checkpoint": final_hash(folder / "out" / "run").encode()}
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted((folder / "out").rglob("*")) if path.is_file()}

@@ -248,7 +248,7 @@ def late_start(seed: int) -> None:
 
 
 def slow_steps(seconds: float) -> None:
-    """Every update takes this much longer, and says when it begins, so that a signal can meet the run at a chosen time."""
+    """Every update takes this much longer, and prints when it begins, so that a signal can reach the run at a chosen time."""
 
     def linger() -> None:
         print("a slow update begins", flush=True)

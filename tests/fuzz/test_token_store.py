@@ -1,4 +1,4 @@
-"""A token store with any damage to any of its files gives the batches of the text, at once or after one start that says so.
+"""A token store with any damage to any of its files gives the batches of the text, at once or after one start that reports it.
 
 ``make fuzz`` tries more cases; DPR_FUZZ_CASES and DPR_FUZZ_SEED as in test_readers.
 """
@@ -50,7 +50,7 @@ def tokens_of(source: Any, tensorizer: Tensorizer) -> list[Any]:
 
 
 def damage(folder: Path, rng: random.Random) -> str:
-    """Damages a file of a store, or loses it, or puts another's in its place; says which."""
+    """Damages a file of a store, or loses it, or puts another's in its place; returns which."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     file = rng.choice(files)
     kind = rng.randrange(8)

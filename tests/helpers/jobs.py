@@ -27,7 +27,7 @@ def launched_jobs() -> tuple[LaunchedJob, ...]:
     jobs = []
     for command, (module_name, _) in COMMANDS.items():
         if importlib.util.find_spec(module_name) is None:
-            continue  # a test of its own says so
+            continue  # has its own test
         module = importlib.import_module(module_name)
         if not hasattr(module, "launch"):
             continue

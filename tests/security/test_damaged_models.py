@@ -192,7 +192,7 @@ def damaged(good: Path, folder: Path, damage: Damage) -> Path:
 
 
 def message_of(load: Callable[[], object]) -> str:
-    """What the refusal says; "" where the folder is read."""
+    """The message of the refusal; "" where the folder is read."""
     started = time.process_time()
     try:
         load()

@@ -1,4 +1,4 @@
-"""What a run writes tells nothing of the person who started it: no tokens, no environment, no home folder."""
+"""What a run writes reveals nothing about the person who started it: no tokens, no environment, no home folder."""
 
 from __future__ import annotations
 

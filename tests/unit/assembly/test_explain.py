@@ -1,4 +1,4 @@
-"""What is told of a step is what the trainer does at it."""
+"""What is printed of a step is what the trainer does in it."""
 
 from __future__ import annotations
 

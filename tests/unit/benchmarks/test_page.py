@@ -1,4 +1,4 @@
-"""The page keeps what was not measured again, shows what it missed, and the README says what the page says."""
+"""The page keeps what was not measured again, shows what it missed, and the README repeats the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain script sees what training says; an application that has set up logging is left alone."""
+"""A plain script sees the messages of training; an application that has set up logging is left alone."""
 
 from __future__ import annotations
 

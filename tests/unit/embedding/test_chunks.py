@@ -1,4 +1,4 @@
-"""Reading, encoding and writing side by side: nobody waits, nothing is lost, a failing write is told."""
+"""Reading, encoding and writing side by side: none waits for another, nothing is lost, a failing write is reported."""
 
 from __future__ import annotations
 

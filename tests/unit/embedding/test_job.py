@@ -269,7 +269,7 @@ def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: P
 
 
 def test_the_question_tower_makes_other_vectors(folder: Path, tmp_path: Path) -> None:
-    """The original wrote context vectors whatever encoder_type said."""
+    """The original wrote context vectors whatever encoder_type was."""
     embed(folder, tmp_path / "ctx")
     embed(folder, tmp_path / "question", EmbedConfig(chunk_size=8, batch_tokens=200, encoder_type="question"))
     model = BiEncoder.load(folder / "model")

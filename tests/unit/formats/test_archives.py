@@ -41,14 +41,14 @@ def zipped(*members: tuple[str, int, bytes]) -> bytes:
 
 
 def long_header() -> bytes:
-    """A pax header that says it is 5 GB long."""
+    """A pax header that claims to be 5 GB long."""
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, 5 * 10**9
     return info.tobuf() + b"\0" * 10240
 
 
 def lying_zip() -> bytes:
-    """The directory says 10 bytes, the data unpack to 5 MB."""
+    """The directory states 10 bytes, the data unpack to 5 MB."""
     data = bytearray(zipped(("a", 0o100644, b"0" * 5_000_000)))
     place = data.rindex(b"PK\x01\x02")
     data[place + 24 : place + 28] = struct.pack("<I", 10)

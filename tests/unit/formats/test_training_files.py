@@ -1,4 +1,4 @@
-"""Every format of training data: what is written is read back, and what is read is told row by row."""
+"""Every format of training data: what is written is read back, and bad rows are reported one by one."""
 
 from __future__ import annotations
 

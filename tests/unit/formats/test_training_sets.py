@@ -97,7 +97,7 @@ TRAPS = [
 
 @pytest.mark.parametrize("layout", ["array", "lines"])
 def test_dpr_file_with_traps_is_read_as_stated(tmp_path: Path, layout: str) -> None:
-    path = tmp_path / "traps.txt"  # the name says nothing
+    path = tmp_path / "traps.txt"  # the name does not show the format
     path.write_text(json.dumps(TRAPS) if layout == "array" else "\n".join(map(json.dumps, TRAPS)))
     data = opened(path)
     assert data.counts == Counts(read=3, kept=2, dropped=1, rejected=0)
@@ -279,7 +279,7 @@ def test_a_cache_with_any_damage_is_built_again_with_one_warning(
         file.unlink()
     else:
         file.write_bytes(data)
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # damage tells of itself by no time
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # no time shows the damage
     again = opened(path)
     assert rows(again) == whole
     assert again.rows_with_same_question(2) == [0]

@@ -194,7 +194,7 @@ def test_torchrun_hides_the_exit_code_but_the_run_says_that_it_was_asked(tmp_pat
     note = f"import pathlib, json; pathlib.Path({str(run)!r}).write_text(json.dumps({{'stopped_at_step': 3}})); raise SystemExit(1)"
     with pytest.raises(StopRequested):
         climb([stage(tmp_path, "a", program=note, processes=2, is_training=True)], tmp_path)
-    # An old note says nothing about a later failure.
+    # An old note does not explain a later failure.
     with pytest.raises(StageError):
         climb([stage(tmp_path, "a", program="raise SystemExit(1)", processes=2, is_training=True)], tmp_path)
 

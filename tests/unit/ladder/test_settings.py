@@ -1,4 +1,4 @@
-"""Ladder settings: what contradicts or is out of range is told by name before anything is run."""
+"""Ladder settings: conflicts and values out of range are reported by name before anything runs."""
 
 from __future__ import annotations
 

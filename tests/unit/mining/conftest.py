@@ -35,7 +35,7 @@ def model(model_folder: Path) -> BiEncoder:
 
 
 def repeating_corpus(count: int = 120) -> list[Passage]:
-    """Every sixth passage says nearly what the one before it says."""
+    """Every sixth passage nearly repeats the one before it."""
     rng = random.Random(1)
     passages: list[Passage] = []
     for number in range(count):

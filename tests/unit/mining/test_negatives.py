@@ -21,7 +21,7 @@ def candidates(*texts: str) -> list[Passage]:
 
 
 def mine(found: list[Passage], settings: MiningSettings | None = None, scores: dict[str, float] | None = None, **options: Any) -> Mined:
-    """With ``scores``, what a cross-encoder says of a passage by its text."""
+    """With ``scores``, the cross-encoder's score of a passage by its text."""
     ranking = [(str(passage.id), 10.0 - rank) for rank, passage in enumerate(found, 1)]
     texts = {str(passage.id): passage for passage in found}
     options = {"positives": (POSITIVE,), "row": 0, **options}

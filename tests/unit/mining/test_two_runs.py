@@ -1,4 +1,4 @@
-"""Two runs to one output: the second is refused and told who is there; when that one is gone, it goes on with its work."""
+"""Two runs to one output: the second is refused and names the first; when that one has ended, it resumes the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpr.cli.main import main
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining import lexical
 
-# Does one block, says so, and waits.
+# Does one block, prints that, and waits.
 WAITING = """
 import sys, time
 import dpr.mining.lexical

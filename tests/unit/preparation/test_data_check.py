@@ -165,7 +165,7 @@ def test_every_item_has_the_same_chance_in_a_sample() -> None:
 
 
 def test_many_negatives_do_not_make_it_slow(tmp_path: Path) -> None:
-    """Rows are compared ever more seldom, and the report says of how many it speaks."""
+    """Rows are compared ever more seldom, and the report names how many it covers."""
     passages = tuple(Passage(f"{' '.join(WORDS)} {number}" * 3) for number in range(60))
     path = written(tmp_path / "t.jsonl", *(sample(number, hard_negatives=passages) for number in range(2000)))
     check = check_files([path], ReadOptions())

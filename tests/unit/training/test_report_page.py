@@ -19,7 +19,7 @@ from tests.helpers.training import make_trainer
 
 
 class Looker(Callback):
-    """Keeps what the page said at every checkpoint."""
+    """Keeps the page of every checkpoint."""
 
     def __init__(self) -> None:
         self.pages: list[str] = []

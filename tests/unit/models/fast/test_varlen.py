@@ -92,7 +92,7 @@ def test_a_last_layer_for_the_tokens_read_asks_for_one_query_a_sequence(monkeypa
 
 
 def test_local_layers_have_a_window_and_for_a_token_read_go_through_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ModernBERT, whose last layer here is local: the kernel could not be told where the tokens stand."""
+    """ModernBERT, whose last layer here is local: the kernel cannot be given the positions of the tokens."""
     assert CONFIGS["modernbert"].layer_types == ["full_attention", "sliding_attention"]
     windows = []
     for pooling in ("mean", "cls"):
