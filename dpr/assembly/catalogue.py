@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.settings import Settings
+from dpr.core.suggestions import suggestion
 
 Options = TypeVar("Options", bound=Settings)
 
@@ -77,8 +77,9 @@ class Catalogue(Generic[Options]):
         given = {option: value for option, value in entry.items() if option not in ("_target_", *self.without_effect)}
         for option in given:
             if option not in known:
-                near = difflib.get_close_matches(str(option), known, n=3, cutoff=0.5)
-                raise ConfigError(f"unknown setting {key}.{option}; did you mean {', '.join(near or known)}?")
+                raise ConfigError(
+                    f"unknown setting {key}.{option}" + suggestion(str(option), known, otherwise=f"; it has {', '.join(known)}")
+                )
         options = self.options(**{option: value for option, value in given.items() if value is not None})
         options.check(f"{key}.")
         for prefix in _PREFIXES & given.keys():
@@ -87,9 +88,8 @@ class Catalogue(Generic[Options]):
 
     def unknown(self, name: str, entries: Mapping[str, Any], *, setting: str = "", also: Iterable[str] = ()) -> ConfigError:
         """What to raise for a name that is neither a file nor an entry."""
-        near = [*difflib.get_close_matches(name, entries, n=3), *also]
-        hint = f"did you mean {', '.join(near)}?" if near else f"the catalogue has {', '.join(sorted(entries)) or 'no entries'}"
-        return ConfigError(f"{setting}{name} is neither a file nor a {self.what} of the catalogue {self.key}; {hint}")
+        hint = suggestion(name, entries, also=also, otherwise=f"; the catalogue has {', '.join(sorted(entries)) or 'no entries'}")
+        return ConfigError(f"{setting}{name} is neither a file nor a {self.what} of the catalogue {self.key}{hint}")
 
     def missing(self, name: str, file: str, options: Any) -> ConfigError:
         """What to raise for an entry whose file is not there."""

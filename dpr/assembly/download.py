@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 from dpr.assembly.catalogue import Catalogue
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.suggestions import suggestion
 from dpr.formats.archives import is_archive, unpack
 from dpr.formats.downloads import download
 from dpr.formats.outputs import require_writable
@@ -48,9 +48,7 @@ def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
     for name in names:
         keys = [name] if name in resources else [key for key in resources if key.startswith(name.rstrip(".") + ".")]
         if not keys:
-            near = difflib.get_close_matches(name, resources, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else "dpr download lists all"
-            raise ConfigError(f"{name} is not a key of resources; {hint}")
+            raise ConfigError(f"{name} is not a key of resources{suggestion(name, resources, otherwise='; dpr download lists all')}")
         found |= dict.fromkeys(keys)
     return list(found)
 

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from dpr.cli.conf_folder import group_options
 from dpr.cli.legacy import same_elsewhere, translate
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting
+from dpr.core.suggestions import suggestion
 
 _SHOWN = 3
-
-
-def nearest(word: str, choices: Iterable[str], *, count: int = 3) -> list[str]:
-    """The choices most similar to ``word``, best first: as a whole, or by the part after the last dot."""
-    whole, leaf = difflib.SequenceMatcher(b=word.lower()), difflib.SequenceMatcher(b=word.lower().rpartition(".")[2])
-
-    def likeness(choice: str) -> float:
-        whole.set_seq1(choice.lower())
-        leaf.set_seq1(choice.lower().rpartition(".")[2])
-        return max(whole.ratio(), leaf.ratio() * 0.95)
-
-    scored = sorted(((likeness(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1]))
-    return [choice for score, choice in scored[:count] if score >= 0.6]
-
-
-def suggestion(word: str, choices: Iterable[str]) -> str:
-    """``; did you mean a, b?`` or nothing."""
-    found = nearest(word, choices)
-    return f"; did you mean {', '.join(found)}?" if found else ""
 
 
 def check_keys(
@@ -69,7 +50,7 @@ def check_keys(
             kept.append(override)
             is_name = has_value and value != "null" and not value.startswith(("[", "{", "$")) and "," not in value
             if is_name and value not in group:
-                problems.append(f"{key}={value}: no such option{suggestion(value, group) or '; choose one of ' + ', '.join(group)}")
+                problems.append(f"{key}={value}: no such option{suggestion(value, group, otherwise='; choose one of ' + ', '.join(group))}")
         elif key in known or (section and sign == "~"):
             is_whole_catalogue = key in known and known[key].is_open and value.startswith("{") and not sign
             kept.append("++" + override if is_whole_catalogue else override)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import dpr
 from dpr.cli.endings import exit_code_of, run_and_leave
-from dpr.cli.keys import suggestion
+from dpr.core.suggestions import suggestion
 
 # name -> module, and its line in --help. The function (argv) -> exit code has the command's name, or is main in a module of its own.
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dpr.cli.keys import suggestion
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting
+from dpr.core.suggestions import suggestion
 
 if TYPE_CHECKING:
     from dpr.formats.training_files.rows import ReadOptions

@@ -5,7 +5,6 @@ An import path must never come from data, a checkpoint or a model folder: import
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpr.core.errors import ConfigError, DprError
+from dpr.core.suggestions import suggestion
 
 
 def import_object(path: str, *, setting: str) -> Any:
@@ -36,9 +36,7 @@ def import_object(path: str, *, setting: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             names = [known for known in vars(found) if not known.startswith("_")]
-            near = difflib.get_close_matches(part, names, n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise ConfigError(f"{setting}={path}: {module_name} has no {part}{hint}")
+            raise ConfigError(f"{setting}={path}: {module_name} has no {part}{suggestion(part, names)}")
         found = getattr(found, part)
     return found
 
