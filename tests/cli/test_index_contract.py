@@ -157,7 +157,7 @@ def test_mining_uses_it_on_one_and_two_processes(world: Path, tmp_path: Path, ki
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("json:JSONDecoder", "is not a subclass of dpr.indexer.registry.Index"),
         ("nowhere:X", "nowhere cannot be imported"),
@@ -165,9 +165,9 @@ def test_mining_uses_it_on_one_and_two_processes(world: Path, tmp_path: Path, ki
     ],
 )
 def test_what_is_no_index_is_refused_in_one_line(
-    world: Path, tmp_path: Path, kind: str, said: str, capfd: pytest.CaptureFixture[str]
+    world: Path, tmp_path: Path, kind: str, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert retrieve(world, tmp_path / "x.run", f"indexer.kind={kind}") == 2
     error = capfd.readouterr().err
-    assert said in error
+    assert message in error
     assert "Traceback" not in error

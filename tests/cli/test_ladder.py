@@ -284,8 +284,8 @@ def test_the_negatives_of_a_continued_round_cannot_be_exchanged(
     other = workplace / "other"
     other.mkdir()
     settings["datasets"]["train"]["file"] = "dev.jsonl"
-    told = {str(continued.folder / "train-2"): "train_datasets was", str(other / "run"): "was trained on other questions"}
-    for name, (output_dir, message) in zip(("begun", "new"), told.items(), strict=True):
+    reported = {str(continued.folder / "train-2"): "train_datasets was", str(other / "run"): "was trained on other questions"}
+    for name, (output_dir, message) in zip(("begun", "new"), reported.items(), strict=True):
         (other / f"{name}.yaml").write_text(json.dumps({**settings, "output_dir": output_dir}))
         assert main(["train", "--config-path", str(other), "--config-name", name]) == 3
         assert message in capsys.readouterr().err

@@ -90,7 +90,7 @@ kept.itself = kept  # nobody lets go of it before the interpreter is dismantled
 def main():
     threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
     atexit.register(print, "exit handler")
-    sys.stderr.write("told")
+    sys.stderr.write("reported")
     if sys.argv[1] == "raise":
         raise RuntimeError("unforeseen")
     return int(sys.argv[1])
@@ -105,7 +105,7 @@ run_and_leave(main)
     @pytest.mark.parametrize("code", [0, 75])
     def test_a_process_of_a_group_is_not_dismantled_and_loses_nothing(self, code: int, tmp_path: Path) -> None:
         done = self.leave(str(code), tmp_path, RANK="0")
-        assert (done.returncode, done.stdout.split("\n"), done.stderr) == (code, ["thread", "exit handler", ""], "told")
+        assert (done.returncode, done.stdout.split("\n"), done.stderr) == (code, ["thread", "exit handler", ""], "reported")
 
     def test_a_process_of_its_own_leaves_as_every_program_does(self, tmp_path: Path) -> None:
         done = self.leave("3", tmp_path)

@@ -70,8 +70,8 @@ def test_verify_judges_single_files_by_their_checksum_and_says_what_has_none(cap
     write_results(results, [RetrievedQuestion("who?", "1", ("me",), [Hit("7", "", "text", 0.5)])])
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["verify", folder]) == main(["verify", str(results)]) == 0
-    told = capsys.readouterr().out
-    assert told.count(f"{results}: good") == 2 and f"{folder}: no checksum says what these held: notes.txt\n" in told
+    reported = capsys.readouterr().out
+    assert reported.count(f"{results}: good") == 2 and f"{folder}: no checksum says what these held: notes.txt\n" in reported
     assert main(["verify", str(tmp_path / "notes.txt")]) == 3
     assert "no notes.txt.sha256 beside it" in capsys.readouterr().out
     subprocess.run(["sha256sum", "--check", "results.json.sha256"], cwd=tmp_path, check=True, capture_output=True)

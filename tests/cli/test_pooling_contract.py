@@ -93,7 +93,7 @@ def test_a_run_is_resumed_bit_for_bit(folder: Path, alone: dict[str, Tensor]) ->
 def test_commands_load_it_where_its_class_is_named_and_refuse_it_otherwise(
     folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, model = f"encoder.pooling={TOY}", f"model_file={folder}/alone"
+    named, model = f"encoder.pooling={TOY}", f"model_file={folder}/alone"
     corpus = [model, f"ctx_src={folder}/corpus.tsv", f"out_file={folder}/vectors", "no_cuda=true"]
     asked = [model, f"ctx_datasets=[{folder}/corpus.tsv]", f"encoded_ctx_files=[{folder}/vectors_0]", "no_cuda=true"]
     asked += [f"qa_dataset={folder}/questions.csv", f"out_file={folder}/found.json"]
@@ -101,9 +101,9 @@ def test_commands_load_it_where_its_class_is_named_and_refuse_it_otherwise(
     for command, arguments in (("embed", corpus), ("retrieve", asked), ("mine", mined)):
         assert main([command, *arguments]) == 3
         assert f"set encoder.pooling={TOY}" in capsys.readouterr().err
-        assert main([command, *arguments, told]) == 0
+        assert main([command, *arguments, named]) == 0
     exported = [model, f"out_file={folder}/exported.cp", "to=dpr"]
-    assert main(["export", *exported, told]) == 3
+    assert main(["export", *exported, named]) == 3
     assert f"pooling is {TOY}" in capsys.readouterr().err
     loaded = BiEncoder.load(folder / "alone", settings=EncoderSettings(pooling=TOY))
     assert loaded.dimension == 32

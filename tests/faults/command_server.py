@@ -74,22 +74,22 @@ def _import_everything() -> None:
 
 def _start(child: dict[str, Any]) -> tuple[int, int, int]:
     """The number of the forked process, and the ends of the pipes with what it prints and with its counts."""
-    printed, told = os.pipe(), os.pipe()
+    printed, reported = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(printed[0])
-        os.close(told[0])
-        _run(child, printed[1], told[1])
+        os.close(reported[0])
+        _run(child, printed[1], reported[1])
     os.close(printed[1])
-    os.close(told[1])
+    os.close(reported[1])
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)  # here and in the child: whichever comes first
-    return pid, printed[0], told[0]
+    return pid, printed[0], reported[0]
 
 
-def _wait(pid: int, printed: int, told: int, *, deadline: float) -> dict[str, Any]:
+def _wait(pid: int, printed: int, reported: int, *, deadline: float) -> dict[str, Any]:
     """Exit code (minus the signal's number for one that a signal ended), output, and counts of one child."""
-    texts = {printed: b"", told: b""}
+    texts = {printed: b"", reported: b""}
     with selectors.DefaultSelector() as selector:
         for end in texts:
             selector.register(end, selectors.EVENT_READ)
@@ -108,10 +108,10 @@ def _wait(pid: int, printed: int, told: int, *, deadline: float) -> dict[str, An
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # processes that it has started and left
-    return {"code": code, "text": texts[printed].decode(errors="replace"), "counts": json.loads(texts[told] or b"{}")}
+    return {"code": code, "text": texts[printed].decode(errors="replace"), "counts": json.loads(texts[reported] or b"{}")}
 
 
-def _run(child: dict[str, Any], printed: int, told: int) -> None:
+def _run(child: dict[str, Any], printed: int, reported: int) -> None:
     """In the child; never returns."""
     code = 1
     counts: dict[str, int] = {}
@@ -138,7 +138,7 @@ def _run(child: dict[str, Any], printed: int, told: int) -> None:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
-            os.write(told, json.dumps(counts).encode())
+            os.write(reported, json.dumps(counts).encode())
         os._exit(code)
 
 

@@ -174,7 +174,7 @@ def test_a_group_leaves(case: Case, workshop: Workshop, undisturbed: dict[int, s
                 )
                 for rank in range(2)
             ]
-            told = [rank.communicate(timeout=patient(60))[1] for rank in ranks]
-            assert [rank.returncode for rank in ranks] == [0, 0], told
-            assert "terminate called" not in "".join(told)
+            reported = [rank.communicate(timeout=patient(60))[1] for rank in ranks]
+            assert [rank.returncode for rank in ranks] == [0, 0], reported
+            assert "terminate called" not in "".join(reported)
             assert final_hash(trial.output_dir) == undisturbed[2]

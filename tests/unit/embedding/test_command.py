@@ -78,7 +78,7 @@ def test_catalogue_source_with_prefix_is_embedded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"model_file": None}, "model_file is not set"),
         ({"ctx_src": None}, "ctx_src is not set"),
@@ -92,8 +92,8 @@ def test_catalogue_source_with_prefix_is_embedded(folder: Path) -> None:
         ({"batch_tokens": -1}, "batch_tokens=-1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         config(tmp_path, **options)
 
 
@@ -135,7 +135,7 @@ def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ({"file": "none.tsv"}, "passage collection wiki: none.tsv does not exist"),
         ({"file": "none.tsv", "source": "https://host/x.tsv.gz"}, "published at https://host/x.tsv.gz"),
@@ -147,8 +147,8 @@ def test_patterns_stand_for_the_files_they_match(tmp_path: Path) -> None:
         (5, "is not a set of options"),
     ],
 )
-def test_bad_catalogue_entries_are_refused(entry: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_bad_catalogue_entries_are_refused(entry: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         resolve_passage_source("wiki", {"wiki": entry})
     with pytest.raises(ConfigError, match="did you mean wiki"):
         resolve_passage_source("wikki", {"wiki": entry})

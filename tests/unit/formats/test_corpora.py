@@ -93,7 +93,7 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("c.tsv", "1\ttext\ttitle\n2\ttext\n", "c.tsv:2: 2 columns, expected 3, as in the first row"),
         ("c.tsv", "1 text\n", "c.tsv:1: 1 columns, expected at least 2; columns are separated by tabs"),
@@ -110,12 +110,12 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
         ("c.jsonl", '{"_id": true, "text": "a"}\n', "c.jsonl:1: _id is the boolean True"),
     ],
 )
-def test_bad_rows_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, said: str | None) -> None:
+def test_bad_rows_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, message: str | None) -> None:
     path = tmp_path / name
-    path.write_bytes(text.encode("latin-1" if said is None else "utf-8"))
+    path.write_bytes(text.encode("latin-1" if message is None else "utf-8"))
     with pytest.raises(InputError) as caught:
         list(read_passages(path))
-    assert str(caught.value).startswith(f"{tmp_path}/{said or 'c.tsv:1: byte 3 of the line (0xff) is not UTF-8'}")
+    assert str(caught.value).startswith(f"{tmp_path}/{message or 'c.tsv:1: byte 3 of the line (0xff) is not UTF-8'}")
 
 
 @pytest.mark.parametrize("held", [1, 2, 3, 5, 100])

@@ -132,7 +132,7 @@ def test_manifest_names_that_leave_the_folder_are_refused(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ("[]", "not a manifest"),
@@ -142,22 +142,22 @@ def test_manifest_names_that_leave_the_folder_are_refused(tmp_path: Path, name: 
         (f'{{"schema": 1, "files": {{}}, "metadata": {{"kind": {"[" * 800}{"]" * 800}}}, "sha256": "0"}}', "has changed"),
     ],
 )
-def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, said: str) -> None:
+def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, message: str) -> None:
     folder = make_folder(tmp_path / "out")
     (folder / "manifest.json").write_bytes(text.encode("latin-1"))
     (problem,) = verify_folder(folder)
-    assert said in problem
+    assert message in problem
     assert "manifest.json" in problem
 
 
-@pytest.mark.parametrize(("closed", "said"), [("a", "a: cannot be read"), ("manifest.json", "cannot be read"), (".", "cannot be read")])
-def test_what_may_not_be_read_is_a_problem_and_no_failure(tmp_path: Path, closed: str, said: str) -> None:
+@pytest.mark.parametrize(("closed", "message"), [("a", "a: cannot be read"), ("manifest.json", "cannot be read"), (".", "cannot be read")])
+def test_what_may_not_be_read_is_a_problem_and_no_failure(tmp_path: Path, closed: str, message: str) -> None:
     folder = make_folder(tmp_path / "out")
     (folder / closed).chmod(0)
     with bound_by_permissions(tmp_path):
         problems = verify_folder(folder)
     (folder / closed).chmod(0o755)
-    assert len(problems) == 1 and said in problems[0] and "ermission denied" in problems[0]
+    assert len(problems) == 1 and message in problems[0] and "ermission denied" in problems[0]
 
 
 def test_unfinished_folder_says_so(tmp_path: Path) -> None:

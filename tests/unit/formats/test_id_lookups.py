@@ -211,6 +211,6 @@ def test_judgements(tmp_path_factory: pytest.TempPathFactory, form: str) -> None
 def test_a_lone_surrogate_is_reported_with_its_line(tmp_path: Path, field: str) -> None:
     row = {"_id": "d2", "text": "b", "title": "c"} | {field: "\ud800"}
     (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps(value) for value in ({"_id": "d1", "text": "a"}, row)) + "\n")
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as reported:
         open_lookup(tmp_path / "corpus.jsonl", tmp_path / "cache")
-    assert (told.value.line, "lone surrogate" in str(told.value)) == (2, True)
+    assert (reported.value.line, "lone surrogate" in str(reported.value)) == (2, True)

@@ -99,7 +99,7 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("q.jsonl", '{"question": "a"}\n{"answers": []}', "q.jsonl:2: question is missing, expected a string"),
         ("q.jsonl", '{"question": 5}', "q.jsonl:1: question is the number 5"),
@@ -113,10 +113,10 @@ def test_json_of_every_source_is_read(tmp_path: Path) -> None:
         ("q.csv", "\t['a']\n", "q.csv:1: empty question"),
     ],
 )
-def test_bad_questions_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_bad_questions_are_refused_by_file_and_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         questions(text, tmp_path / name)
-    assert str(caught.value).startswith(f"{tmp_path}/{said}")
+    assert str(caught.value).startswith(f"{tmp_path}/{message}")
 
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -141,7 +141,7 @@ def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("1 d1\n", "qrels:1: 2 columns, expected 3"),
         ("q\tc\ts\n1\td1\thigh\n", "qrels:2: the grade 'high' is not an integer"),
@@ -151,11 +151,11 @@ def test_qrels_of_beir_and_trec_are_read(tmp_path: Path) -> None:
         ("q\tc\ts\n", "qrels: no rows"),
     ],
 )
-def test_bad_qrels_are_refused_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_qrels_are_refused_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "qrels").write_text(text)
     with pytest.raises(InputError) as caught:
         read_qrels(tmp_path / "qrels")
-    assert str(caught.value).startswith(f"{tmp_path}/{said}")
+    assert str(caught.value).startswith(f"{tmp_path}/{message}")
 
 
 def test_ids_that_the_layout_cannot_carry_are_refused(tmp_path: Path) -> None:

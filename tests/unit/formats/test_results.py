@@ -67,7 +67,7 @@ def test_results_of_dpr_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"ctxs": None}, "answers and ctxs are not both lists"),
         ({"ctxs": ["x"]}, "an entry of ctxs is the string 'x'"),
@@ -79,12 +79,12 @@ def test_results_of_dpr_are_read(tmp_path: Path) -> None:
         ({"answers": [1]}, "answers[] is the number 1"),
     ],
 )
-def test_bad_results_are_refused_by_file_and_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_bad_results_are_refused_by_file_and_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     good = {"question": "q", "answers": [], "ctxs": []}
     (tmp_path / "r.json").write_text("[\n" + json.dumps(good) + ",\n" + json.dumps(good | change) + "]")
     with pytest.raises(InputError) as caught:
         list(iter_results(tmp_path / "r.json"))
-    assert str(caught.value).startswith(f"{tmp_path}/r.json:3: {said}")
+    assert str(caught.value).startswith(f"{tmp_path}/r.json:3: {message}")
 
 
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -105,7 +105,7 @@ def test_run_is_ordered_by_score_then_id_whatever_the_lines_say(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("1 Q0 a 1 0.5\n", "run:1: 5 columns, expected 6"),
         ("1 Q0 a 1 0.5 x\n1 Q0 a 2 0.4 x\n", "run:2: passage 'a' is listed twice"),
@@ -113,11 +113,11 @@ def test_run_is_ordered_by_score_then_id_whatever_the_lines_say(tmp_path: Path) 
         ("1 Q0 a 1 0,5 x\n", "run:1: the score is the string '0,5'"),
     ],
 )
-def test_bad_runs_are_refused_by_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_runs_are_refused_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "run").write_text(text)
     with pytest.raises(InputError) as caught:
         read_trec_run(tmp_path / "run")
-    assert str(caught.value).startswith(f"{tmp_path}/{said}")
+    assert str(caught.value).startswith(f"{tmp_path}/{message}")
 
 
 @pytest.mark.parametrize(("question", "passage", "tag"), [("a b", "c", "t"), ("a", "c\td", "t"), ("", "c", "t"), ("a", "c", "my run")])

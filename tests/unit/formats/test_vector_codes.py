@@ -124,12 +124,12 @@ def test_codes_are_verified_continued_and_refused_like_numbers(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
-@pytest.mark.parametrize(("value", "said"), [(np.nan, "not finite"), (np.inf, "not finite"), (0.0, "all zero"), (1e-41, "all zero")])
-def test_vectors_that_codes_cannot_hold_are_refused(tmp_path: Path, dtype: str, value: float, said: str) -> None:
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "not finite"), (np.inf, "not finite"), (0.0, "all zero"), (1e-41, "all zero")])
+def test_vectors_that_codes_cannot_hold_are_refused(tmp_path: Path, dtype: str, value: float, message: str) -> None:
     vectors = np.ones((9, 5), dtype="f4")
     vectors[[2, 5]] = value
     writer = VectorShardWriter(tmp_path / "v_0", metadata={}, dimension=5, dtype=dtype)
-    with pytest.raises(InputError, match=f"2 of 9 vectors are {said}.*first ids: k2, k5"):
+    with pytest.raises(InputError, match=f"2 of 9 vectors are {message}.*first ids: k2, k5"):
         writer.write_chunk(0, [f"k{row}" for row in range(9)], vectors)
 
 

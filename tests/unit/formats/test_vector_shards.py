@@ -153,20 +153,20 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(tmp_path: Path) -> None:
     made = writer(tmp_path / "X_0", dtype="float16")
-    for value, said in ((np.nan, "not finite"), (np.inf, "not finite"), (1e6, "not finite as float16"), (0.0, "all zero")):
+    for value, message in ((np.nan, "not finite"), (np.inf, "not finite"), (1e6, "not finite as float16"), (0.0, "all zero")):
         bad = vectors(9)
         bad[[2, 5]] = value
-        with pytest.raises(InputError, match=f"2 of 9 vectors are {said}.*first ids: k2, k5"):
+        with pytest.raises(InputError, match=f"2 of 9 vectors are {message}.*first ids: k2, k5"):
             made.write_chunk(0, [f"k{row}" for row in range(9)], bad)
     assert made.finished_chunks() == set()
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "message"),
     [(["a", "b", "a"], "'a' occurs twice"), (["a", "", "b"], "empty"), (["a", "b\0", "c"], "NUL"), (["a", "b" * 1025, "c"], "1024")],
 )
-def test_bad_ids_are_refused(tmp_path: Path, ids: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_bad_ids_are_refused(tmp_path: Path, ids: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         writer(tmp_path / "X_0").write_chunk(0, ids, vectors())
 
 
@@ -198,17 +198,17 @@ def test_missing_shards_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         ("model_fingerprint", "another model"),
         ("settings_fingerprint", "other tokenizer or encoder settings"),
         ("encoder_type", "the other tower"),
     ],
 )
-def test_vectors_of_different_origin_are_not_mixed(tmp_path: Path, key: str, said: str) -> None:
+def test_vectors_of_different_origin_are_not_mixed(tmp_path: Path, key: str, message: str) -> None:
     shard(tmp_path / "X_0", ids=[["a"]])
     shard(tmp_path / "X_1", ids=[["b"]], **{key: "different"})
-    with pytest.raises(InputError, match=f"X_1: these vectors are made with {said} than .*X_0"):
+    with pytest.raises(InputError, match=f"X_1: these vectors are made with {message} than .*X_0"):
         open_shards([str(tmp_path / "X_*")])
 
 

@@ -1,4 +1,4 @@
-"""Distillation by pencil and paper, and what is said of scores that cannot be learned from."""
+"""Distillation by pencil and paper, and the messages for scores that cannot be learned from."""
 
 from __future__ import annotations
 

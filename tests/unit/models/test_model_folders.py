@@ -110,7 +110,7 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "pooling"),
+    ("message", "pooling"),
     [
         ({"pooling_mode": "cls"}, "cls"),
         ({"pooling_mode": "lasttoken"}, "last"),
@@ -121,8 +121,8 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
     ],
 )
-def test_every_name_of_a_pooling_is_read(said: dict[str, Any], pooling: str, tmp_path: Path) -> None:
-    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, **said})
+def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, tmp_path: Path) -> None:
+    folder = as_sentence_transformers(written(tmp_path / "st"), "Pooling", pooling={"embedding_dimension": 16, **message})
     assert BiEncoder.load(folder, settings=EncoderSettings(pooling="mean")).settings.pooling == pooling
 
 

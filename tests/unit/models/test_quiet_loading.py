@@ -29,10 +29,10 @@ def test_nothing_is_said_of_the_pooler_and_each_bar_comes_once(tmp_path: Path) -
     folder = encoder_folder(tmp_path / "encoder")
     AutoModel.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)  # with its pooler
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    told = []
+    reported = []
     for rank in "01":
         done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder), rank], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        told.append(done.stdout + done.stderr)
-    assert "pooler" not in "".join(told) and "REPORT" not in "".join(told)
-    assert ["Loading weights" in text for text in told] == [True, False]
+        reported.append(done.stdout + done.stderr)
+    assert "pooler" not in "".join(reported) and "REPORT" not in "".join(reported)
+    assert ["Loading weights" in text for text in reported] == [True, False]

@@ -107,7 +107,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["fromat=dpr"], 2, "unknown setting fromat; did you mean format"),
         (["to=squad"], 2, "format squad is not written; choose one of dpr, beir, tevatron, flagembedding"),
@@ -117,10 +117,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path
         (["corpus=nothing.tsv", "queries=nothing.tsv"], 3, "nothing.tsv: cannot be read: No such file"),
     ],
 )
-def test_mistakes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str) -> None:
     source = pairs(tmp_path / "p.tsv", 2, 0)
     assert main(["prepare", str(source), f"out={tmp_path / 'out.jsonl'}", *arguments]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_nothing_is_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,10 +157,10 @@ REAL = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_data_become_training_sets(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    arguments, said = REAL[name]
+    arguments, message = REAL[name]
     out = tmp_path / "train.jsonl"
     assert main(["prepare", str(shared_data / name), f"out={out}", *arguments]) == 0
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     data = open_training_set(out, name="train")
     assert len(data) == data.counts.read
     assert all(data[row].positives[0].text for row in range(0, len(data), 97))

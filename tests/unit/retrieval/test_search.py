@@ -141,7 +141,7 @@ def test_search_settings_of_wrong_types_are_one_line(run_folder: Path, world: Wo
     monkeypatch.setattr(BiEncoder, "load", lambda path, **options: model if path == known else load(path, **options))
     stored = json.loads((run_folder / "search.json").read_text())
     (run_folder / "search.json.sha256").unlink()
-    refused, said, tracebacks = 0, "", []
+    refused, message, tracebacks = 0, "", []
     for place in [place for place in places_of(stored) if place]:
         for odd in ODD:
             changed = json.loads(json.dumps(stored))
@@ -153,12 +153,12 @@ def test_search_settings_of_wrong_types_are_one_line(run_folder: Path, world: Wo
             try:
                 open_searcher(search_settings(run_folder), device="cpu").search("anything", 1)
             except DprError as error:
-                refused, said = refused + 1, said + str(error)
+                refused, message = refused + 1, message + str(error)
             except Exception as error:
                 tracebacks.append(f"{place} = {odd!r}: {type(error).__name__}: {error}")
     assert not tracebacks, "\n".join(tracebacks)
     assert refused > 200
-    assert "\n" not in said
+    assert "\n" not in message
 
 
 def test_changed_search_settings_are_noticed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

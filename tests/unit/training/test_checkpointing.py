@@ -66,24 +66,24 @@ def test_what_an_earlier_version_left_of_its_trial_is_no_obstacle(tmp_path: Path
     assert folder.newest() is None
 
 
-def start_and_tell(folder: Path, together: Any, told: Any) -> None:
+def start_and_tell(folder: Path, together: Any, reported: Any) -> None:
     checkpoints = CheckpointFolder(folder, "dpr_biencoder")
     together.wait()
     try:
         checkpoints.prepare()
-        told.put("")
+        reported.put("")
     except DprError as error:
-        told.put(str(error) if isinstance(error, CheckpointError) else repr(error))
+        reported.put(str(error) if isinstance(error, CheckpointError) else repr(error))
     together.wait()  # nobody gives the lock back before all have asked for it
 
 
 def test_of_several_starts_at_once_all_but_one_name_the_other_run(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    together, told = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=start_and_tell, args=(tmp_path / "run", together, told)) for _ in range(4)]
+    together, reported = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=start_and_tell, args=(tmp_path / "run", together, reported)) for _ in range(4)]
     for process in processes:
         process.start()
-    messages = sorted(told.get() for _ in processes)
+    messages = sorted(reported.get() for _ in processes)
     for process in processes:
         process.join()
     assert messages[0] == ""

@@ -65,12 +65,12 @@ def test_metrics_that_are_not_those_that_were_written_are_reported_everywhere(
     file = run / "metrics.jsonl"
     file.write_text(DAMAGE[damage](file.read_text()))
     assert verify.main([str(run)]) == 3
-    told = "content has changed since" if damage == "changed" else "has been cut to"
-    assert f"metrics.jsonl: {told}" in capsys.readouterr().out
-    assert f"metrics.jsonl {told}" in write_report(run).read_text()
-    assert told not in caplog.text
+    reported = "content has changed since" if damage == "changed" else "has been cut to"
+    assert f"metrics.jsonl: {reported}" in capsys.readouterr().out
+    assert f"metrics.jsonl {reported}" in write_report(run).read_text()
+    assert reported not in caplog.text
     finished_run(tmp_path)
-    assert f"metrics.jsonl {told}" in caplog.text
+    assert f"metrics.jsonl {reported}" in caplog.text
 
 
 def test_metrics_that_are_gone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
