@@ -181,7 +181,7 @@ class _Retrieval:
         kept = [place for place, (passage, _) in enumerate(ranking[:NUM_HITS]) if passage in passages]
         right = None if judged.right is None else [[judged.right[row][place] for place in kept]]
         (result,) = to_results([self.questions[row]], [self.texts[row]], [[ranking[place] for place in kept]], passages, right)
-        return replace(example_of(result), first_right_rank=judged.first_right_rank(row)).as_dict()
+        return asdict(replace(example_of(result), first_right_rank=judged.first_right_rank(row)))
 
     def report(self, judged: Judged, weight: float | None, examples: list[dict[str, Any]]) -> dict[str, Any]:
         config = self.config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpr.formats.results import RetrievedQuestion
@@ -34,10 +34,6 @@ class Example:
     answers: tuple[str, ...]
     first_right_rank: int | None
     hits: tuple[ExampleHit, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """As a metrics file holds it."""
-        return asdict(self)
 
 
 def cut(text: str, limit: int) -> str:
