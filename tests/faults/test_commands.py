@@ -79,7 +79,8 @@ def test_killed_before_an_operation(case: Case, commands: Commands, job: Job) ->
     for trial in trials(case, job, result.counts["operations"], fast=3):
         with trial:
             killed = commands.run(job.name, trial.output_dir, fault="operations", number=trial.number)
-            assert killed.code == KILLED, killed.text
+            # There are some more operations where the inputs are old enough for their hashes to be remembered.
+            assert killed.code == KILLED or trial.number > killed.counts["operations"], killed.text
             finish(commands, job, trial.output_dir)
 
 
