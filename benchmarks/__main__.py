@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def keep(out: Path, name: str, section: Section) -> None:
-    """Puts a section into the page, its figures and its drawing."""
+    """Puts a section into the page, its numbers and its drawing."""
     known = page.read(out.with_suffix(".json")) | {name: section}
     sections = {name: known[name] for name in SECTIONS if name in known}
     drawing = out.with_suffix(".svg")

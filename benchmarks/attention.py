@@ -54,7 +54,7 @@ def _what() -> str:
     return (
         f"BERT of {LAYERS} layers x {WIDTH} in bf16, SQuAD texts truncated at {LENGTH} tokens. Training: {BATCH} questions and {2 * BATCH} "
         f"passages a step, hidden dropout {DROPOUT}, no attention dropout on any side, AdamW and clipping included. Sides: "
-        "`encoder.attention=varlen`, `encoder.attention=sdpa` (packs whose attention is padded among sequences of like length), a plain "
+        "`encoder.attention=varlen`, `encoder.attention=sdpa` (packs whose attention is padded among sequences of similar length), a plain "
         f"loop over texts sorted by length in padded micro-batches of at most {MICRO_BATCH_TOKENS:,} tokens. Encoding: "
         f"{BATCHES * 2 * BATCH} passages, tokenised before, at most {ENCODING_TOKENS:,} tokens a forward; the padded side sorts too."
     )

@@ -69,7 +69,7 @@ class Case:
 
 
 class Curve(NamedTuple):
-    """Losses of all steps, and the figures of the dev set after the last."""
+    """Losses of all steps, and the metrics of the dev set after the last."""
 
     losses: list[float]
     figures: Metrics
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def write_data(data: Path, folder: Path) -> str:
-    """Train and dev set, of articles of their own, and the encoder; returns what it all is made of."""
+    """Train and dev set, from different articles, and the encoder; returns what all of it is made of."""
     samples, source = (read_rows(data), data.name) if data.is_file() else (made_up_rows(), "made-up words")
     split = split_by_group([sample.positives[0].title for sample in samples], {"dev": NUM_DEV}, seed=0)
     for name, purpose in ((TRAIN, "train"), ("dev", "validate")):
@@ -175,7 +175,7 @@ def made_up_rows() -> list[TrainingSample]:
 
 
 def trained(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
-    """The case's curve; in processes of its own where it takes several."""
+    """The case's curve; in several processes where it takes them."""
     if case.processes == 1:
         return train(case, folder, steps, dropout)
     task, result = folder / "task.json", folder / "curve.json"
@@ -275,7 +275,7 @@ def tolerances(curves: dict[str, Curve]) -> tuple[Difference, float]:
 
 
 def verdict(case: Case, curves: dict[str, Curve], chance: Difference, rounding: float) -> tuple[str, str]:
-    """What was promised, in figures, and whether it holds."""
+    """What was promised, in numbers, and whether it holds."""
     if case.promises == SAME_BITS:
         return "the same bits", _yes(curves[case.name] == curves[case.like])
     found = difference(curves[case.name], curves[case.like])

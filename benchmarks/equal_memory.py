@@ -1,4 +1,4 @@
-"""Gradient caching against sentence-transformers' cached loss where both take the same memory: each side in a process of its own.
+"""Gradient caching against sentence-transformers' cached loss where both take the same memory: each side in its own process.
 
 A side loads, takes one step to warm up, and then takes a step for every line that it is sent; the two are sent lines in turns.
 """

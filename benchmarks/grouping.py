@@ -1,4 +1,4 @@
-"""``python -m benchmarks.grouping``: what pools of rows of like length change: tokens between ranks, padding, and the padded path's speed.
+"""``python -m benchmarks.grouping``: pools of rows of similar length: tokens between ranks, padding, and the padded path's speed.
 
 The pools are those of an epoch, on one machine: of each, the tokens that every one of ``--ranks`` ranks would compute are counted. Speed is
 that of rank 0's batches with towers that pad (encoder.packed=false) and with packed ones, sides in turns. It is of the first ``--steps``
@@ -51,7 +51,7 @@ class Rows(TrainingData):
 
 
 def load_sets() -> list[Rows]:
-    """Those of SQuAD (paragraphs of like length) and MedQuAD (answers of any length) that are at hand; else made-up texts."""
+    """Those of SQuAD (paragraphs of similar length) and MedQuAD (answers of any length) that are at hand; else made-up texts."""
     found = []
     for name, file in (("SQuAD", SQUAD), ("MedQuAD", MEDQUAD)):
         if file.is_file():

@@ -1,4 +1,4 @@
-"""How things are timed: sides take turns, every figure is a ratio to a partner measured seconds before it."""
+"""How things are timed: sides take turns, every number is a ratio to a partner measured seconds before it."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def seconds_of_steps(folder: str, pool: int, steps: int, cores: Sequence[int]) -
     os.sched_setaffinity(0, cores)
     try:
         training = Training(folder, pool)
-        for _ in range(3):  # buckets are laid out anew after the first
+        for _ in range(3):  # buckets are laid out again after the first
             training.step()
         seconds = [training.step() for _ in range(steps)]
         training.watch.seconds.clear()

@@ -96,7 +96,7 @@ def _import_seconds(folder: Path) -> float:
 
 
 def _first_step(folder: Path, *, afresh: bool) -> float:
-    """From starting the command until the figures of step 1 are written; ``afresh`` has no cache of the training data."""
+    """From starting the command until the metrics of step 1 are written; ``afresh`` has no cache of the training data."""
     with tempfile.TemporaryDirectory(dir=folder) as run:
         cache = Path(run) / "cache" if afresh else folder / "cache"
         settings = {

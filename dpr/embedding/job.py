@@ -58,7 +58,7 @@ def shard_range(num_passages: int, shard_id: int, num_shards: int) -> range:
 def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) -> EmbedReport:
     """Writes the vectors of the shard ``config.shard_id`` to the folder ``<out_file>_<shard_id>``; resumes an interrupted run.
 
-    Every rank of a group calls it, or a single process. ``config.model_file`` and what else says where model and corpus are is not read.
+    Every rank of a group calls it, or a single process. The settings that name the model and the corpus are not read.
 
     Raises:
         ConfigError: the source has a passage_prefix that is not the model's prompt.

@@ -62,7 +62,7 @@ def command(output_dir: str, *overrides: str) -> list[str]:
 
 
 class Ladder:
-    """One start of the command, in a process group of its own."""
+    """One start of the command, in its own process group."""
 
     def __init__(self, workplace: Path, output_dir: str, *overrides: str) -> None:
         self.folder = workplace / output_dir

@@ -74,7 +74,7 @@ class TestPlain:
 
 
 class TestLeaving:
-    """A thread of gloo that lets go of a tensor while the interpreter is dismantled aborts the process (docs/reliability.md, A25)."""
+    """A thread of gloo that releases a tensor while the interpreter is dismantled aborts the process (docs/reliability.md, A25)."""
 
     JOB = """
 import atexit, logging, sys, threading, time
@@ -85,7 +85,7 @@ class Dismantled:
         print("dismantled", flush=True)
 
 kept = Dismantled()
-kept.itself = kept  # nobody lets go of it before the interpreter is dismantled
+kept.itself = kept  # it is released only when the interpreter is dismantled
 
 def main():
     threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()

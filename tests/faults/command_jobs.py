@@ -136,7 +136,7 @@ class Result:
 
 
 class Commands:
-    """Starts commands in folders of their own. ``whole`` remembers what an undisturbed one leaves."""
+    """Starts commands, each in its own folder. ``whole`` remembers what an undisturbed one leaves."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url

@@ -193,7 +193,7 @@ _ports = itertools.cycle(range(20000 + os.getpid() % 100 * 100, 20100 + os.getpi
 
 
 def free_port() -> int:
-    """A port below those that the system gives to connections, so that nobody takes it before rank 0 does; another one at every call."""
+    """A port below those that the system gives to connections, so that none takes it before rank 0; another one at every call."""
     for port in itertools.islice(_ports, 100):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

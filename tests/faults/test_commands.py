@@ -41,7 +41,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 def numbers(case: Case, job: Job, total: int, fast: int) -> list[int]:
-    """All operations, or some of them, the last among them: from 1. Of training some in any case; it has rows of its own."""
+    """All operations, or some of them, the last among them: from 1. Of training always some; it has its own rows in the table."""
     if case.takes_all and job.name != "train":
         return list(range(1, total + 1))
     fast = 40 if case.takes_all else fast

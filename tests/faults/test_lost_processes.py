@@ -1,4 +1,4 @@
-"""One process of several dies, hangs or fails: the others say which and end, and the same command goes on."""
+"""One process of several dies, hangs or fails: the others name it and end, and the same command resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU the monitor looks at a step when the next one is done, so that nobody waits for the device."""
+"""On a GPU the monitor looks at a step when the next one is done, so that the host never waits for the device."""
 
 from __future__ import annotations
 

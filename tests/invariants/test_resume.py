@@ -80,7 +80,7 @@ def kill_after_steps(workplace: Path, output_dir: Path, num_processes: int, step
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL for a process and all that came from it; a launcher's workers are in sessions of their own."""
+    """SIGKILL for a process and all that came from it; a launcher's workers are in other sessions."""
     os.kill(root, signal.SIGSTOP)
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():

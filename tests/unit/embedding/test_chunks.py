@@ -50,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_chunk_is_encoded_while_the_one_before_it_is_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each write waits until the next chunk has been encoded; written in turn, they would wait for ever."""
+    """Each write waits until the next chunk has been encoded; written in turn, they would deadlock."""
     encoded = [threading.Event() for _ in range(CHUNKS + 1)]
     encoded[CHUNKS].set()  # nothing follows the last
     writing: list[int] = []

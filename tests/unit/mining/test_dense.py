@@ -233,7 +233,7 @@ def test_vectors_of_another_model_or_corpus_are_refused(tmp_path: Path, train: T
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:
-    """A Hugging Face folder: the encoder's config and vocabulary with weights of its own."""
+    """A Hugging Face folder: the encoder's config and vocabulary with other weights."""
     from transformers import AutoModel, AutoTokenizer, BertConfig
 
     folder = tmp_path / "foreign"

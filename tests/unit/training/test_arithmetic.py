@@ -155,7 +155,7 @@ def started(folder: Path, config: BiEncoderTrainConfig) -> BiEncoderTrainer:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pretrained encoder with weights of its own."""
+    """A pretrained encoder with random weights."""
     from transformers import AutoConfig, BertModel
 
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))

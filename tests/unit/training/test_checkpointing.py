@@ -74,7 +74,7 @@ def start_and_tell(folder: Path, together: Any, reported: Any) -> None:
         reported.put("")
     except DprError as error:
         reported.put(str(error) if isinstance(error, CheckpointError) else repr(error))
-    together.wait()  # nobody gives the lock back before all have asked for it
+    together.wait()  # none releases the lock before all have asked for it
 
 
 def test_of_several_starts_at_once_all_but_one_name_the_other_run(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def rows_left_after_a_step() -> int:
         del rows, pending, local
     deadline = time.monotonic() + 10
     while (left := sum(reference() is not None for reference in references)) and time.monotonic() < deadline:
-        time.sleep(0.01)  # gloo's threads let go of the last step's a moment after it
+        time.sleep(0.01)  # gloo's threads release the tensors of a step a moment after it
     return left
 
 

@@ -51,7 +51,7 @@ def test_the_arithmetic_counted_is_that_of_torchs_counter(tmp_path: Path, poolin
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.question_model(batch).sum().backward()
     own = TowerCost(model.question_model).of(batch.lengths)
-    # Computed on the way and used by nobody: queries of all 60 tokens, keys and values of the 3 that are read, forward only.
+    # Computed on the way and not used: queries of all 60 tokens, keys and values of the 3 that are read, forward only.
     unused = 2 * 64 * 64 * (60 + 2 * 3) if pooling == "cls" else 0
     assert own + unused == counter.get_total_flops()
     model.question_model.requires_grad_(False)

@@ -107,7 +107,7 @@ def test_attention_dropout_stays_on_when_packed() -> None:
 
 @pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.5)], ids=["hidden", "attention"])
 def test_dropout_has_the_distribution_that_it_has_padded(hidden: float, attention: float) -> None:
-    """Mean and variance of every element of the vectors, over many copies of three sequences with masks of their own."""
+    """Mean and variance of every element of the vectors, over many copies of three sequences each with its own masks."""
     copies, lengths = 2000, [12, 7, 3]
     torch.manual_seed(0)
     backbone = backbone_from_config(BertConfig(**SMALL, hidden_dropout_prob=hidden, attention_probs_dropout_prob=attention))
