@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -142,22 +143,26 @@ class IndexChoice:
         return index
 
     def _saved(self, folder: Path, source: Mapping[str, Any]) -> Index:
-        rebuild = "remove it to build it again, or name another folder"
+        fault = partial(InputError, file=folder, hint="remove it to build it again, or name another folder")
         metadata = read_manifest(folder)["metadata"]
         settings, made_of = metadata.get("settings", {}), metadata.get("source")
         if not isinstance(settings, dict) or not isinstance(made_of, dict):
             raise InputError("is not an index of this toolkit", file=folder)
         kind = settings.get("kind", metadata.get("kind"))  # indexes of earlier versions all store the kind "faiss" here
         if kind != self.kind:
-            raise InputError(
-                f"holds an index of kind {kind!r}", file=folder, expected=repr(self.kind), hint=f"set indexer={kind}, or {rebuild}"
-            )
+            hint = f"set indexer={kind}, remove it to build it again, or name another folder"
+            raise InputError(f"holds an index of kind {kind!r}", file=folder, expected=repr(self.kind), hint=hint)
         for key, value in source.items():
             if made_of.get(key) != value:
-                raise InputError(
-                    f"was built from something else ({key} {made_of.get(key)!r})", file=folder, expected=repr(value), hint=rebuild
-                )
-        self._compare(settings, folder, rebuild)
+                raise fault(f"was built from something else ({key} {made_of.get(key)!r})", expected=repr(value))
+        for item in fields(self.settings):
+            ours, theirs, role = getattr(self.settings, item.name), settings.get(item.name), rule_of(item).on_resume or IDENTITY
+            if item.name not in settings or ours == theirs or role == NO_EFFECT:
+                continue
+            found = f"was built with {item.name}={theirs}"
+            if role != TOLD:
+                raise fault(found, expected=str(ours))
+            logger.warning("%s %s; %s=%s has no effect on it. Remove it to build it again", folder, found, item.name, ours)
         if problems := verify_folder(folder):
             raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
         try:
@@ -165,21 +170,11 @@ class IndexChoice:
         except (DprError, MemoryError):
             raise
         except Exception as error:  # readers of damaged files, and classes of users, raise anything
-            raise InputError(f"cannot be opened ({type(error).__name__}: {error})", file=folder, hint=rebuild) from error
+            raise fault(f"cannot be opened ({type(error).__name__}: {error})") from error
         stated = metadata.get("num_passages", metadata.get("num_vectors"))
         if index.num_passages != stated:
-            raise InputError(f"holds {index.num_passages} passages, its manifest says {stated}", file=folder, hint=rebuild)
+            raise fault(f"holds {index.num_passages} passages, its manifest says {stated}")
         return index
-
-    def _compare(self, saved: Mapping[str, Any], folder: Path, rebuild: str) -> None:
-        for item in fields(self.settings):
-            ours, theirs, role = getattr(self.settings, item.name), saved.get(item.name), rule_of(item).on_resume or IDENTITY
-            if item.name not in saved or ours == theirs or role == NO_EFFECT:
-                continue
-            found = f"was built with {item.name}={theirs}"
-            if role != TOLD:
-                raise InputError(found, file=folder, expected=str(ours), hint=rebuild)
-            logger.warning("%s %s; %s=%s has no effect on it. Remove it to build it again", folder, found, item.name, ours)
 
 
 def index_class(kind: str) -> type[Index]:
