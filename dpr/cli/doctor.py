@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import dpr
+from dpr.core.lazy import version_of
 
 _USAGE = """Usage: dpr doctor [--deep]
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     if unknown := [word for word in argv if word not in ("--deep", "deep=true")]:
         print(f"error: {unknown[0]} is not known; dpr doctor takes --deep alone", file=sys.stderr)
         return 2
-    versions = {name: _version(name) for name in _CORE}
+    versions = {name: version_of(name) for name in _CORE}
     print(f"dpr {dpr.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, version in versions.items():
         print(f"  {name:<22} {version or 'MISSING'}")
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     _section("Disk", _disks())
     print("Optional")
     for name, (extra, gives) in _EXTRAS.items():
-        version = _version(name)
+        version = version_of(name)
         print(f"  {name:<22} {version or 'absent':<10} {gives}" + ("" if version else f'; pip install -e ".[{extra}]"'))
     if missing := [name for name, version in versions.items() if version is None]:
         print(f"error: missing {', '.join(missing)}; install dpr again", file=sys.stderr)
@@ -54,13 +54,6 @@ def main(argv: list[str]) -> int:
 
 def _section(title: str, lines: list[str]) -> None:
     print("\n  ".join([title, *lines]))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _machine() -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import dpr
+from dpr.core.lazy import version_of
 from dpr.evaluation.report.page import Report, build_page
 from dpr.evaluation.report.reading import read_retrieval, read_training
 from dpr.formats.durable import durable_file
@@ -46,9 +46,4 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
 def versions() -> dict[str, str]:
     """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the host."""
     found = {"dpr": dpr.__version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}
