@@ -9,9 +9,9 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.json_records import iter_member_records
+from dpr.formats.json_records import describe, iter_member_records
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, parsed_row
-from dpr.formats.training_files.values import describe_value, text_of, title_of
+from dpr.formats.training_files.values import text_of, title_of
 from dpr.formats.training_records import checked_answers
 
 
@@ -51,7 +51,7 @@ def _sample(paragraph: dict[str, Any], title: Any, inside: str, place: int, entr
         return TrainingSample(question, ())
     listed = entry.get("answers") or []
     if not isinstance(listed, list) or any(not isinstance(answer, dict) for answer in listed):
-        raise ValueError(f"{where}.answers is {describe_value(listed)}, expected a list of objects with text")
+        raise ValueError(f"{where}.answers is {describe(listed)}, expected a list of objects with text")
     answers = checked_answers(list(dict.fromkeys(str(answer.get("text", "")) for answer in listed)))
     return TrainingSample(question, (passage,), answers=tuple(answer for answer in answers if answer))
 

@@ -21,7 +21,7 @@ _SCORE_KEYS = dict.fromkeys(("positive_passages", "negative_passages"), (*TEACHE
 def text_of(value: Any, where: str) -> str:
     """A string that holds more than spaces. Raises ValueError for anything else, or half a character."""
     if not isinstance(value, str):
-        raise ValueError(f"{where} is {describe_value(value)}, expected a string")
+        raise ValueError(f"{where} is {describe(value)}, expected a string")
     if not value.strip():
         raise ValueError(f"{where} is empty, expected some text")
     if has_lone_surrogate(value):
@@ -34,7 +34,7 @@ def id_of(value: Any, where: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value or has_lone_surrogate(value):
-        raise ValueError(f"{where} is {describe_value(value)}, expected an id (a string or an integer)")
+        raise ValueError(f"{where} is {describe(value)}, expected an id (a string or an integer)")
     return value
 
 
@@ -65,7 +65,7 @@ def title_of(value: Any, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or has_lone_surrogate(value):
-        raise ValueError(f"{where} is {describe_value(value)}, expected a string or null")
+        raise ValueError(f"{where} is {describe(value)}, expected a string or null")
     return value
 
 
@@ -94,7 +94,7 @@ def split_by_grade(
     for item in listed:
         grade = number_of(item)
         if grade is None:
-            raise ValueError(f"{where} is {describe_value(item)}, expected a number: 0 for a negative, 1 or more for a positive")
+            raise ValueError(f"{where} is {describe(item)}, expected a number: 0 for a negative, 1 or more for a positive")
         if min_grade is None and grade != int(grade):
             advice = "dpr prepare FILE min_grade=X out=train.jsonl makes positives of those from X on"
             raise ValueError(f"{where} is the score {grade:g}, expected a whole grade, or a bound that says which are positives; {advice}")
@@ -102,12 +102,6 @@ def split_by_grade(
     least = 1 if min_grade is None else min_grade
     graded = list(zip(passages, grades, strict=True))
     return tuple(item for item, grade in graded if grade >= least), tuple(item for item, grade in graded if grade < least and grade <= 0)
-
-
-def describe_value(value: Any) -> str:
-    """A value as error messages show it; values of Parquet columns that JSON does not know by their type."""
-    is_json = value is None or isinstance(value, str | int | float | bool | list | dict)
-    return describe(value) if is_json else f"of type {type(value).__name__}"
 
 
 def _passage(item: Any, where: str, corpus: Lookup | None, title: str, score_keys: tuple[str, ...]) -> Passage:
