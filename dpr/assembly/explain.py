@@ -78,7 +78,8 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
         yield ""
         yield f"  question {number}, row {row.number}{of_set}: {_short(row.sample.question)}"
         yield f"    tokens    {questions[number]}"
-        slots = [("positive", drawn.positive), *(("other", passage) for passage in drawn.other_negatives)]
+        slots = [("positive", passage) for passage in (drawn.positive, *drawn.other_positives)]
+        slots += [("other", passage) for passage in drawn.other_negatives]
         slots += [("hard", passage) for passage in drawn.hard_negatives]
         for place, (role, passage) in enumerate(slots):
             slot = number * width + place

@@ -125,15 +125,22 @@ class Collator:
         *,
         num_hard: int,
         num_other: int,
+        num_positives: int = 1,
         seed: int | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
         self.tensorizer, self.num_hard, self.num_other, self._seed = tensorizer, num_hard, num_other, seed
+        self.num_positives = num_positives
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
         self._prefix_lengths: dict[str, int] = {}
         self._stored_with: dict[SetOptions, dict[str, Any]] = {}
         if self._augmentation.crop_tokens:
             check_room(tensorizer.tokenizer, tensorizer.text, {"train.augment.crop_tokens": self._augmentation.crop_tokens})
+
+    @property
+    def width(self) -> int:
+        """Slots of a question."""
+        return self.num_positives + self.num_other + self.num_hard
 
     def __call__(self, rows: Sequence[DataRow]) -> BiEncoderBatch:
         """Collates B rows, of one data set or of several.
@@ -141,7 +148,7 @@ class Collator:
         Raises:
             ConfigError: sets with different ``encoder_type`` meet: a batch goes through the towers as one.
         """
-        width = 1 + self.num_other + self.num_hard
+        width = self.width
         slots: list[AnyPassage | None] = []
         for row in rows:
             chosen = self.select(row).in_slot_order()
@@ -183,12 +190,13 @@ class Collator:
             self._refuse_other_facts(sample, options)
         if not sample.positives:
             raise InputError(f"{options.namespace}: row {row.number} has no positive passage", expected="at least one in positive_ctxs")
-        is_drawn = self.num_hard or self.num_other or options.shuffle_positives  # a generator costs as much as reading a sample
+        is_drawn = self.width > 1 or options.shuffle_positives  # a generator costs as much as reading a sample
         generator = None if self._seed is None or not is_drawn else generator_for(NEGATIVES, self._seed, row.lap, row.dataset, row.number)
         return select_passages(
             sample,
             num_hard=self.num_hard,
             num_other=self.num_other,
+            num_positives=self.num_positives,
             generator=generator,
             shuffle_positives=options.shuffle_positives,
             exclude_gold=options.exclude_gold,

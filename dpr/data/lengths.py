@@ -12,13 +12,13 @@ from dpr.data.training_data import SampleSource
 _LISTS = ("positives", "hard_negatives", "other_negatives")
 
 
-def row_lengths(source: SampleSource, *, num_hard: int, num_other: int) -> np.ndarray:
-    """Characters that a row brings into a pool, (N,) int64: its question, a positive and the negatives it draws, each of average length."""
+def row_lengths(source: SampleSource, *, num_hard: int, num_other: int, num_positives: int = 1) -> np.ndarray:
+    """Characters that a row brings into a pool, (N,) int64: its question, the positives and negatives it draws, each of average length."""
     questions, passages = source.character_counts() if hasattr(source, "character_counts") else _counts_by_row(source)
     positive, hard, other = (passages[name] for name in _LISTS)
     # As in drawing: the other negatives stand in where a row has no hard ones.
     hard = np.where(hard[:, 1:] > 0, hard, other)
-    return questions + _expected(positive, 1) + _expected(hard, num_hard) + _expected(other, num_other)
+    return questions + _expected(positive, num_positives) + _expected(hard, num_hard) + _expected(other, num_other)
 
 
 def _expected(counts: np.ndarray, drawn: int) -> np.ndarray:

@@ -77,7 +77,8 @@ def cut_into_pools(
     num_rows, names = [len(source) for source in sources], [source.name for source in sources]
     lengths = None
     if sampling.group_by_length:
-        lengths = [row_lengths(source, num_hard=collator.num_hard, num_other=collator.num_other) for source in sources]
+        drawn = {name: getattr(collator, name) for name in ("num_hard", "num_other", "num_positives")}
+        lengths = [row_lengths(source, **drawn) for source in sources]
     share: dict[str, Any] = {"global_batch_size": global_batch_size, "seed": seed, "rank": ranks.rank, "world_size": ranks.world_size}
     iterator: PoolIterator
     if sampling.mixed:

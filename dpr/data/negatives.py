@@ -16,14 +16,15 @@ AnySample = TrainingSample | StoredSample
 
 
 class Selection(NamedTuple):
-    """The passages of one question in slot order: the positive, other negatives, hard negatives."""
+    """The passages of one question: the positive, other negatives, hard negatives; and further positives, which stand behind the first."""
 
     positive: AnyPassage
     other_negatives: tuple[AnyPassage, ...]
     hard_negatives: tuple[AnyPassage, ...]
+    other_positives: tuple[AnyPassage, ...] = ()
 
     def in_slot_order(self) -> list[AnyPassage]:
-        return [self.positive, *self.other_negatives, *self.hard_negatives]
+        return [self.positive, *self.other_positives, *self.other_negatives, *self.hard_negatives]
 
 
 def select_passages(
@@ -31,6 +32,7 @@ def select_passages(
     *,
     num_hard: int,
     num_other: int,
+    num_positives: int = 1,
     generator: np.random.Generator | None = None,
     shuffle_positives: bool = False,
     exclude_gold: bool = False,
@@ -43,12 +45,13 @@ def select_passages(
     positives: Sequence[AnyPassage] = sample.positives
     if exclude_gold:
         positives = [passage for passage in positives if passage.has_score] or positives
-    positive = positives[0]
+    place = 0
     if generator is not None and shuffle_positives and len(positives) > 1:
-        positive = positives[int(generator.integers(len(positives)))]
+        place = int(generator.integers(len(positives)))
     others = _draw(sample.other_negatives, max(num_other, num_hard if not sample.hard_negatives else 0), generator)
     hard = _draw(sample.hard_negatives, num_hard, generator) if sample.hard_negatives else others[:num_hard]
-    return Selection(positive, others[:num_other], hard)
+    rest = tuple(passage for number, passage in enumerate(positives) if number != place)
+    return Selection(positives[place], others[:num_other], hard, _draw(rest, num_positives - 1, generator))
 
 
 def _draw(passages: tuple[AnyPassage, ...], count: int, generator: np.random.Generator | None) -> tuple[AnyPassage, ...]:

@@ -66,7 +66,8 @@ def make_plan(
         ConfigError: an epoch has fewer pools than an update takes.
     """
     train, seed = settings.train, settings.seed
-    collator = Collator(tensorizer, num_hard=train.hard_negatives, num_other=train.other_negatives, seed=seed, augmentation=train.augment)
+    drawn = {"num_hard": train.hard_negatives, "num_other": train.other_negatives, "num_positives": train.positives}
+    collator = Collator(tensorizer, **drawn, seed=seed, augmentation=train.augment)
     dataset = cut_into_pools(
         sets,
         collator,

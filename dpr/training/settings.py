@@ -51,6 +51,9 @@ class BatchSettings(Settings):
     """Hard negatives drawn for each question from those in the data."""
     other_negatives: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
     """Negatives of the data's second list (negative_ctxs) drawn for each question."""
+    positives: int = setting(1, unit="passages", least=1, on_resume=IDENTITY)
+    """Positives drawn for each question. The further ones do not count against it; they are learned from with loss.positives=any or each,
+    and by distillation, and are negatives of other questions."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
     token_store: str = setting("auto", on_resume=NO_EFFECT)
@@ -293,6 +296,11 @@ class TrainingSettings(Settings):
         return Path(str(self.model_file)) if self.init == "continue" else None
 
     def check_together(self, prefix: str) -> None:
+        if self.train.positives > 1 and self.candidates() == "dpr":
+            raise ConfigError(
+                f"train.positives={self.train.positives} and loss.candidates=dpr are mutually exclusive: dpr would count the further "
+                "positives as negatives; set loss.candidates=distinct, or train.positives=1"
+            )
         self.train.sampling.check_shares(self.train_sampling_rates)
         if self.local_shards_dataloader:
             self.train.sampling.refuse_local_shards()

@@ -63,6 +63,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "each of several positives": {"positives": "each", "hardness": 0.5, "false_negative_margin": 0.1},
 }
 NORMALIZED = {"kl alone", "matryoshka of vectors of length 1, all terms", "hard negatives weigh more", "margin to the positive"}
+TWO_POSITIVES = {
+    "nll, kl and margin_mse",
+    "own negatives only, all positives, guarded, weighed",
+    "any of several positives",
+    "each of several positives",
+}
 
 
 class HandMadeGuide(Guide):
@@ -85,10 +91,10 @@ def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
     return replace(batch, teacher_scores=scores.where((number % 5 > 0) & (rows % 4 > 0), torch.nan))
 
 
-def pool_batch(model: BiEncoder, rank: int, world_size: int) -> BiEncoderBatch:
+def pool_batch(model: BiEncoder, name: str, rank: int, world_size: int) -> BiEncoderBatch:
     source = ListSource(make_samples(3 * POOL, num_passages=24))
     order = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=rank, world_size=world_size)
-    collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
+    collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, num_positives=2 if name in TWO_POSITIVES else 1, seed=5)
     options = [SetOptions("tiny", loss_scale=0.5)]
     return with_teacher(PoolDataset([source], options, MultiSetDataIterator([order], seed=5), collator)[1, 0])
 
@@ -110,7 +116,7 @@ def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scor
         step = CachedStep(model, loss, max_tokens=40, ranks=ranks, device=CPU)
     else:
         step = DirectStep(data_parallel(model, ranks, CPU), loss, ranks=ranks, device=CPU)
-    result = step(pool_batch(model, ranks.rank, ranks.world_size), num_pools=1, is_last=True)
+    result = step(pool_batch(model, name, ranks.rank, ranks.world_size), num_pools=1, is_last=True)
     gradient = {key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None}
     return {"loss": sum_over_ranks(result.loss_sum) / POOL, **gradient}
 
@@ -143,7 +149,7 @@ def found(folder: Path) -> dict[int, list[dict[tuple[str, str], dict[str, torch.
 def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """Loss and gradient of the objective written out, from vectors of the padded towers."""
     model = make_model(folder, name, packed=False)
-    batch = pool_batch(model, 0, 1)
+    batch = pool_batch(model, name, 0, 1)
     vectors = model(batch.questions, batch.contexts)
     pool = PlainPool(vectors.questions, vectors.contexts[batch.context_row], batch, vectors.temperature, model.settings.normalize)
     if "guide" in OBJECTIVES[name]:

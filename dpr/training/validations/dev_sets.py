@@ -118,8 +118,7 @@ class NllValidation(DevSetValidation):
             batch = collator([data_row(dev.source, row, dev.options) for row in rows]).to(model.device)
             questions = self._encode(model, batch.questions, dev.options.encoder_type or "question")
             contexts = self._encode(model, batch.contexts, dev.options.encoder_type or "ctx")
-            width = 1 + collator.num_hard + collator.num_other
-            own = slice(mine.start * width, mine.stop * width)
+            own = slice(mine.start * collator.width, mine.stop * collator.width)
             pool = self._pool(batch, questions, contexts[batch.context_row], own, float(model.temperature))
             result = BiEncoderNllLoss()(questions, pool)
             found = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *self._user_sums(questions, pool)]
