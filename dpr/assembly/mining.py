@@ -9,9 +9,7 @@ from typing import Any
 from dpr.assembly.catalogue import warn_of_lost_space
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.settings import part_of
 from dpr.embedding.encode import usual_tokens
-from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.registry import IndexChoice
@@ -19,9 +17,9 @@ from dpr.mining.dense import DenseSearch
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import PairScorer
 from dpr.mining.search import Search
+from dpr.mining.settings import ModelSearchSettings
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
-from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.retrievers import check_vectors_are_of
 
 
@@ -30,51 +28,36 @@ def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None =
     return LexicalSearch(_index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>"))
 
 
-def dense_search(
-    model_file: str,
-    *,
-    vectors: Sequence[str] = (),
-    corpus: Path | None = None,
-    device: str | None = None,
-    precision: str = "fp32",
-    batch_tokens: int = 0,
-    pretrained_model_cfg: str | None = None,
-    pooling: str = "cls",
-    query_prefix: str = "",
-    passage_prefix: str = "",
-    prompt: str | None = None,
-    text: GivenTextSettings | None = None,
-    indexer: str = "exact",
-    options: Mapping[str, Any] | None = None,
-) -> Search:
-    """A bi-encoder's search, by an index with its ``options``, over ``vectors`` that ``dpr embed`` made; without them it makes them.
+def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -> Search:
+    """A bi-encoder's search over vectors that ``dpr embed`` made; without them it makes them.
 
     Raises:
         ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does not have.
         InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
         CheckpointError: there is no model.
     """
-    index = _index(indexer, options or {}, reads="vectors", else_hint="leave model_file out")
-    if vectors and corpus is None:
+    settings.check()
+    index = _index(settings.indexer, settings.indexer_options, reads="vectors", else_hint="leave model_file out")
+    if settings.vectors and corpus is None:
         raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
-    for key, prefix in (("query_prefix", query_prefix), ("passage_prefix", passage_prefix)):
+    for key, prefix in (("query_prefix", settings.query_prefix), ("passage_prefix", settings.passage_prefix)):
         warn_of_lost_space(key, prefix)
-    where = resolve_device(device)
-    encoder = part_of(CheckpointEncoderConfig, text or GivenTextSettings(), pretrained_model_cfg=pretrained_model_cfg, pooling=pooling)
-    model = BiEncoder.load(model_file, device=where, **encoder.arguments())
-    shards = open_shards(list(vectors)) if vectors else []
-    check_vectors_are_of(model, shards, model_file=f"model_file={model_file}")
-    passage_prefix = model.tensorizer.text.agreed_prefix(passage_prefix, model.tensorizer.text.passage_prompt, key="passage_prefix") or ""
+    where = resolve_device(settings.device)
+    model = BiEncoder.load(settings.model_file, device=where, **settings.arguments())
+    shards = open_shards(settings.vectors) if settings.vectors else []
+    check_vectors_are_of(model, shards, model_file=f"model_file={settings.model_file}")
+    text = model.tensorizer.text
+    passage_prefix = text.agreed_prefix(settings.passage_prefix, text.passage_prompt, key="passage_prefix") or ""
     if corpus is not None:
         _check_vectors_are_of_corpus(shards, corpus, passage_prefix)
     return DenseSearch(
         model,
         shards=shards,
-        batch_tokens=batch_tokens or usual_tokens(where),
-        precision=precision,
-        query_prefix=query_prefix,
+        batch_tokens=settings.batch_tokens or usual_tokens(where),
+        precision=settings.precision,
+        query_prefix=settings.query_prefix,
         passage_prefix=passage_prefix,
-        prompt=prompt,
+        prompt=settings.prompt,
         index=index,
     )
 

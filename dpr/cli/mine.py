@@ -12,7 +12,7 @@ from dpr.cli.plain_arguments import PlainParser
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import settings
-from dpr.mining.settings import MiningSettings
+from dpr.mining.settings import MiningSettings, ModelSearchSettings
 from dpr.models.settings import GivenTextSettings
 
 if TYPE_CHECKING:
@@ -78,11 +78,10 @@ def _given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
 def _search(options: Namespace) -> Search:
     from dpr.assembly.mining import dense_search, lexical_search
 
-    index = {"options": options.indexer_options} | _given(options, ("indexer",))
     if not options.model_file:
-        return lexical_search(**index, **_given(options, _BM25_ONLY))
-    text = GivenTextSettings(**_given(options, _PROMPTS))
-    return dense_search(options.model_file, corpus=options.corpus, text=text, **index, **_given(options, _DENSE_ONLY + _MODELS_ONLY))
+        return lexical_search(options=options.indexer_options, **_given(options, ("indexer", *_BM25_ONLY)))
+    given = _given(options, [name for name in ModelSearchSettings.__dataclass_fields__ if name in options])
+    return dense_search(ModelSearchSettings(**given), corpus=options.corpus)
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Settings of mining: what becomes a hard negative."""
+"""Settings of mining: what becomes a hard negative, and the model that finds it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, setting
+from dpr.embedding.settings import CheckpointEncoderConfig
 
 
 @dataclass
@@ -56,3 +59,27 @@ class MiningSettings(Settings):
         if self.max_relative_score and positive_score:
             highest = min(highest, positive_score - (1 - self.max_relative_score) * abs(positive_score))
         return highest
+
+
+@dataclass
+class ModelSearchSettings(CheckpointEncoderConfig):
+    """The bi-encoder that negatives are searched with, its index, and the vectors that there are of the corpus."""
+
+    model_file: str = ""
+    """Checkpoint, run folder, Hugging Face or sentence-transformers folder."""
+    vectors: list[str] = field(default_factory=list)
+    """Vectors of the corpus by this model, by ``dpr embed``; without them they are made."""
+    query_prefix: str = ""
+    """Put before every question as it is, as in training; prompts are stored with the model."""
+    passage_prefix: str = ""
+    """The same before every passage; vectors must have been made with it."""
+    prompt: str | None = None
+    """Name of the model's prompt for these questions."""
+    device: str | None = None
+    precision: str = setting("fp32", choices=tuple(PRECISIONS))
+    batch_tokens: int = setting(0, unit="tokens", least=0)
+    """Of a forward pass; 0 = as many as usual for the device."""
+    indexer: str = "exact"
+    """Kind of the index, or module:Class."""
+    indexer_options: dict[str, Any] = field(default_factory=dict)
+    """Settings of the index."""

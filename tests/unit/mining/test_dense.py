@@ -29,6 +29,7 @@ from dpr.mining.job import mine
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import MiningSettings
 from dpr.mining.search import Search
+from dpr.mining.settings import ModelSearchSettings
 from dpr.models.biencoder import BiEncoder
 from tests.unit.mining.conftest import repeating_corpus, repeating_samples
 
@@ -227,9 +228,9 @@ def test_vectors_of_another_model_or_corpus_are_refused(tmp_path: Path, train: T
     write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
     foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
     with pytest.raises(InputError, match="made with corpus_fingerprint="):
-        dense_search(str(model_folder), vectors=[str(tmp_path / "vectors_0")], corpus=other, device="cpu")
+        dense_search(ModelSearchSettings(model_file=str(model_folder), vectors=[str(tmp_path / "vectors_0")], device="cpu"), corpus=other)
     with pytest.raises(InputError, match="vectors of another model"):
-        dense_search(str(foreign), vectors=[str(tmp_path / "vectors_0")], corpus=corpus_file, device="cpu")
+        dense_search(ModelSearchSettings(model_file=str(foreign), vectors=[str(tmp_path / "vectors_0")], device="cpu"), corpus=corpus_file)
 
 
 def _foreign_folder(tmp_path: Path, encoder: Path) -> Path:
