@@ -18,7 +18,7 @@ from dpr.models.encoder import Encoder
 def merged(model: BiEncoder) -> BiEncoder:
     """The model with each tower's adapter added to the weights of a backbone of its own; itself where it has no adapters.
 
-    Weights are added in their own precision, which is fp32 for a loaded model: in bf16 the sum would lose most of an adapter.
+    Weights are added in fp32 or more, and stay so: in bf16 the sum would lose much of an adapter.
     """
     if model.base is None:
         return model
@@ -30,6 +30,7 @@ def merged(model: BiEncoder) -> BiEncoder:
 
 def _merged_tower(tower: Encoder) -> Encoder:
     whole = copy.deepcopy(tower)
+    whole.to(torch.promote_types(next(tower.parameters()).dtype, torch.float32))
     adapter, whole.adapter = whole.adapter, None
     assert adapter is not None
     with torch.no_grad():

@@ -110,11 +110,13 @@ def _targets(backbone: nn.Module, wanted: str) -> list[str]:
             if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
         }
     )
+    if not found:
+        raise ConfigError(f"encoder.adapter=lora: a {type(backbone).__name__} has no linear layers to adapt; leave it out")
     chosen = found if wanted == ALL else [name.strip() for name in wanted.split(",")]
-    if unknown := [name for name in chosen if name not in found] or ([] if chosen else ["no"]):
+    if unknown := [name for name in chosen if name not in found]:
         raise ConfigError(
             f"encoder.lora_targets={wanted}: {unknown[0]} is no linear layer of a {type(backbone).__name__}; "
-            f"set it to {ALL} or to some of {', '.join(found) or 'another backbone'}"
+            f"set it to {ALL} or to some of {', '.join(found)}"
         )
     return chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,14 @@ def test_a_merged_model_is_plain_and_gives_the_same_vectors(kind: str, shared: b
         for found, expected in zip(whole(*batches())[:2], model(*batches())[:2], strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if kind == "bert" else 1e-6)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_in_half_precision_is_merged_in_fp32(tmp_path: Path) -> None:
+    model = lora_model(tmp_path).bfloat16()
+    expected = merged(copy.deepcopy(model).double()).weights()
+    for name, found in merged(model).weights().items():
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected[name], rtol=0, atol=1e-6, msg=name)
 
 
 def test_a_merged_checkpoint_needs_no_base(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import CheckpointError, ConfigError
+from dpr.models.adapters import BaseModel, add_adapters
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.fast.compilation import checkpoint_activations
 from dpr.models.settings import EncoderSettings, TowerSettings
@@ -162,6 +163,8 @@ def test_targets_are_names_of_linear_layers(targets: str, tmp_path: Path) -> Non
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"encoder\.lora_targets=q_proj: q_proj is no linear layer of a BertModel; set it to all"):
         lora_model(tmp_path, lora_targets="q_proj")
+    with pytest.raises(ConfigError, match="has no linear layers to adapt"):
+        add_adapters(torch.nn.Embedding(4, 4), BaseModel("x", "y"), EncoderSettings(adapter="lora"), TowerOptions())
     for other in ({"fix_ctx_encoder": True}, {"pretrained": False}):
         with pytest.raises(ConfigError, match="mutually exclusive"):
             TowerSettings(adapter="lora", **other).check_together("encoder.")
