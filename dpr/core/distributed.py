@@ -226,13 +226,18 @@ def copy_from_main(tensors: Iterable[Tensor]) -> None:
             dist.broadcast(tensor.data, 0)
 
 
-def largest_over_ranks(value: int) -> int:
-    """The largest of all ranks' 64-bit integers, on every rank. It travels between CPUs, so that no rank waits for a GPU."""
+def largest_of_each(values: Sequence[int]) -> list[int]:
+    """Of each of these 64-bit integers the largest over ranks, on every rank. They travel between CPUs, so that no rank waits for a GPU."""
     if current_ranks().world_size == 1:
-        return value
-    tensor = torch.tensor(value, dtype=torch.int64)
+        return list(values)
+    tensor = torch.tensor(values, dtype=torch.int64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return int(tensor)
+    return tensor.tolist()
+
+
+def largest_over_ranks(value: int) -> int:
+    """The largest of all ranks' 64-bit integers, on every rank, as ``largest_of_each``."""
+    return largest_of_each([value])[0]
 
 
 def from_main(value: int) -> int:

@@ -6,7 +6,7 @@ Only checkpoints of a training run have the last five files. The manifest is wri
     encoder/                 backbone config and tokenizer files, as Hugging Face writes them
     encoder_settings.json    pooling, lengths: all other settings that decide a vector
     manifest.json            sizes and SHA-256 of all files
-    optimizer.safetensors    optimizer state by parameter name
+    optimizer.safetensors    optimizer state by parameter name; or the folder optimizer/, in parts (``tensor_parts``)
     scaler.json              loss scale of fp16
     callbacks.json           what callbacks remember, by class name
     trainer_state.json       progress, identity of the run, best value
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER_PARTS = "optimizer"
 ENCODER_FOLDER = "encoder"
 SETTINGS_FILE = "encoder_settings.json"
 STATE_FILE = "trainer_state.json"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpr.core.errors import CheckpointError
 from dpr.models.pretrained import load_weights, read_config
 
 
@@ -97,3 +100,15 @@ def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
     """The state of a module with each shared tensor once, under its first name."""
     names = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
     return {name: tensor for name, tensor in module.state_dict().items() if name in names}
+
+
+def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
+    """Raises CheckpointError unless the weights found in ``source`` have the names and shapes of the expected ones."""
+    wrong = {
+        "missing": sorted(expected.keys() - found.keys()),
+        "not known": sorted(found.keys() - expected.keys()),
+        "of another shape": [name for name in expected if name in found and expected[name].shape != found[name].shape],
+    }
+    if problems := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
+        hint = "was it written with other encoder.* settings?"
+        raise CheckpointError(f"the weights do not fit this model ({'; '.join(problems)})", file=source, hint=hint)

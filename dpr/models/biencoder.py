@@ -15,17 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
+from dpr.core.distributed import largest_over_ranks
 from dpr.core.errors import CheckpointError, ConfigError, DprError
 from dpr.core.records import Passage
+from dpr.core.sharded import own_part, placed_like, whole
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
 from dpr.models.adapters import BaseModel, check_start, is_stored, load_base, update_digest
-from dpr.models.backbones import backbone_from_config, distinct_weights, load_backbone
+from dpr.models.backbones import backbone_from_config, check_weights, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
-from dpr.models.encoder import Encoder
+from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.model_folders import read_folder_parts
 from dpr.models.parts import new_tensorizer
 from dpr.models.pooling import begin_with_idf
@@ -130,7 +132,7 @@ class BiEncoder(nn.Module):
     @property
     def temperature(self) -> Tensor | float:
         """Losses and validations divide scores by it: () with gradient when it is learned."""
-        return self._temperature if self.log_temperature is None else self.log_temperature.exp()
+        return self._temperature if self.log_temperature is None else own_part(self.log_temperature).exp()
 
     @property
     def similarity(self) -> str:
@@ -150,7 +152,7 @@ class BiEncoder(nn.Module):
         """Changes with any weight of the towers or any setting that changes vectors."""
         digest = sha256(repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode())
         digest.update(b"" if self.base is None else self.base.fingerprint.encode())
-        update_digest(digest, self.weights())
+        update_digest(digest, {name: whole(tensor) for name, tensor in self.weights().items()})
         return digest.hexdigest()[:32]
 
     def tower(self, encoder_type: str) -> Encoder:
@@ -192,19 +194,23 @@ class BiEncoder(nn.Module):
 
     @torch.no_grad()
     def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = BATCH_TOKENS, max_sequences: int = 0) -> Tensor:
-        """As ``encode_tokens``, as a tensor on the model's device, without dropout; ``max_sequences`` = 0 is no limit."""
+        """As ``encode_tokens``, as a tensor on the model's device, without dropout; ``max_sequences`` = 0 is no limit.
+        All ranks of a sharded model call it together, with or without texts."""
         tower, was_training = self.tower(encoder_type), self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
         result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
         self.eval()
         try:
-            for rows in plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens)):
+            batches = plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens))
+            most = largest_over_ranks(len(batches)) if tower.is_sharded else 0  # known to all before the first
+            for rows in batches:
                 index = torch.from_numpy(rows)
                 part = tokens.select(index)
                 if self.device.type == "cuda" and part.tokens.device.type == "cpu":
                     index, part = index.pin_memory(), part.pin_memory()  # the copies need not wait for the previous batch
-                part = part.to(self.device)
-                result[index.to(self.device, non_blocking=True)] = tower(part).to(dtype)
+                result[index.to(self.device, non_blocking=True)] = tower(part.to(self.device)).to(dtype)
+            for _ in range(len(batches), most):
+                tower(filler_tokens(self.device))
         finally:
             self.train(was_training)
         return result
@@ -214,7 +220,7 @@ class BiEncoder(nn.Module):
         return [tower.backbone.get_input_embeddings().weight for tower in self.towers]
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights by name; those that modules share (a tower, a table) appear once, under their first name."""
+        """Weights by name, of a sharded model DTensors; those that modules share (a tower, a table) appear once, under their first name."""
         weights = distinct_weights(self)
         return weights if self.base is None else {name: tensor for name, tensor in weights.items() if is_stored(name)}
 
@@ -235,15 +241,9 @@ class BiEncoder(nn.Module):
             weights = {name: tensor for name, tensor in weights.items() if name != "log_temperature"}
         elif self.log_temperature is not None and "log_temperature" not in weights:
             weights = weights | {"log_temperature": current["log_temperature"]}
-        wrong = {
-            "missing": sorted(current.keys() - weights.keys()),
-            "not known": sorted(weights.keys() - current.keys()),
-            "of another shape": [name for name in current if name in weights and current[name].shape != weights[name].shape],
-        }
-        if found := [f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in wrong.items() if names]:
-            hint = "was it written with other encoder.* settings?"
-            raise CheckpointError(f"the weights do not fit this model ({'; '.join(found)})", file=source, hint=hint)
-        self.load_state_dict(weights, strict=False)  # of names that share a tensor only the first is there
+        check_weights(weights, current, source)
+        placed = {name: placed_like(tensor, current[name]) for name, tensor in weights.items()}
+        self.load_state_dict(placed, strict=False)  # of names that share a tensor only the first is there
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Writes a folder, complete or not at all, that ``BiEncoder.load`` and every command read (``model_file=FOLDER``).
@@ -254,9 +254,9 @@ class BiEncoder(nn.Module):
         with durable_folder(Path(folder), overwrite=overwrite) as temporary:
             self.write_to(temporary)
 
-    def write_to(self, folder: Path) -> None:
-        """Writes everything that is needed to use the model into an existing folder (see ``dpr.formats.checkpoints``)."""
-        checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, self.weights())
+    def write_to(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Writes what is needed to use the model into an existing folder (``dpr.formats.checkpoints``); ``weights``, if sharded, whole."""
+        checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, self.weights() if weights is None else weights)
         encoder_folder = folder / checkpoints.ENCODER_FOLDER
         encoder_folder.mkdir()
         self.question_model.config.save_pretrained(str(encoder_folder))

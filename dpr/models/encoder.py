@@ -15,7 +15,7 @@ from dpr.models.fast import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
 from dpr.models.residual import add_residual_words
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.trials import check_vectors, first_position, is_static, longest_sequence, pad_id
+from dpr.models.trials import LENGTHS, check_vectors, first_position, is_static, longest_sequence, pad_id
 
 
 class _LastToken(NamedTuple):
@@ -24,6 +24,11 @@ class _LastToken(NamedTuple):
     token: int
     position: int
     first: int
+
+
+def filler_tokens(device: torch.device) -> TokenBatch:
+    """A short text of any words, for a forward whose vector nobody reads."""
+    return TokenBatch.from_lists([[1] * LENGTHS[-1]]).to(device)
 
 
 class Encoder(nn.Module):
@@ -71,6 +76,8 @@ class Encoder(nn.Module):
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
+        self.is_sharded = False
+        """Its weights are spread over ranks (``dpr.training.sharding``), which must call it equally often, in the same order."""
 
     def keep(self, dimensions: int) -> None:
         """Cuts vectors to their first ``dimensions`` numbers, before they are scaled. ConfigError if they have fewer."""

@@ -10,21 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dpr.core.distributed import current_ranks, from_main, gather_rows, on_main
+from dpr.core.distributed import current_ranks, from_main, gather_rows, largest_over_ranks, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, DprError
 from dpr.core.logs import get_logger
+from dpr.core.sharded import is_sharded, whole_on_main
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
-from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove_leftovers, this_process
+from dpr.formats.leftovers import HOST_BYTES, ProcessName, remove, remove_leftovers, temporary_beside, this_process
 from dpr.formats.run_lock import RunLock
+from dpr.formats.tensor_parts import read_parts, stored_shapes, write_parts
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.optimizer import optimizer_tensors, restore_optimizer
+from dpr.training.optimizer import optimizer_tensors, restore_optimizer, stored_like
 from dpr.training.run import Progress
 from dpr.training.settings import TrainingSettings
 
 logger = get_logger(__name__)
+
+Collect = Callable[[Path], Callable[[Path], None]]
+"""Brings together, on all ranks, what a checkpoint is to hold; what rank 0 then calls to write it. See ``StateOfRun.collect``."""
 
 MOST_FAILED_SAVES = 3
 SCALER_FILE = "scaler.json"
@@ -38,6 +44,7 @@ class CheckpointFolder:
         self.output_dir, self.name, self.keep_last = output_dir, name, keep_last
         self.lock = RunLock(output_dir)
         self._failed_saves = 0
+        self._processes: list[ProcessName] = []
 
     def prepare(self) -> None:
         """Makes the folder, takes its lock, and removes what a killed save left behind.
@@ -49,7 +56,7 @@ class CheckpointFolder:
         mine = this_process()
         host = mine.host.encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0")
         rows = gather_rows(torch.tensor([[mine.pid, mine.start, *host]], dtype=torch.int64)).tolist()
-        processes = [ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1]) for row in rows]
+        self._processes = processes = [ProcessName(bytes(row[2:]).rstrip(b"\0").decode("utf-8", "replace"), row[0], row[1]) for row in rows]
 
         def make() -> None:
             try:
@@ -107,9 +114,10 @@ class CheckpointFolder:
         step = from_main(_step_of(found[0]) if found else -1)
         return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
 
-    def save(self, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]) -> Path | None:
+    def save(self, progress: Progress, collect: Collect, identity: dict[str, Any], config: dict[str, Any]) -> Path | None:
         """Writes a checkpoint on rank 0, points ``run.json`` at it, and removes the oldest beyond ``keep_last`` (never the best).
 
+        All ranks call ``collect`` first, with a folder for what each of them writes itself; rank 0 moves that into the checkpoint.
         A disk that is full or fails costs this checkpoint only: None is returned with a warning, and the next one is tried when it is due.
 
         Raises:
@@ -126,12 +134,24 @@ class CheckpointFolder:
                     hint="only one run may write here; if it was moved, run the same command with the new output_dir",
                 )
             try:
-                self._write(folder, progress, write, identity, config)
+                self._write(folder, progress, written[0], identity, config)
             except OSError as error:
                 failures.append(error.strerror or str(error))
 
-        on_main(save)
-        if not from_main(len(failures)):
+        # Named after rank 0's process, so that a later start removes it, should this one be killed.
+        parts = temporary_beside(folder.with_name(f"{folder.name}.parts"), process=self._processes[0])
+        written: list[Callable[[Path], None]] = []
+        try:
+            written.append(collect(parts))
+        except OSError as error:
+            failures.append(error.strerror or str(error))
+        try:
+            if not largest_over_ranks(len(failures)):
+                on_main(save)
+        finally:
+            if current_ranks().is_main and parts.exists():
+                remove(parts)
+        if not largest_over_ranks(len(failures)):
             self._failed_saves = 0
             return folder
         self._failed_saves += 1
@@ -229,36 +249,67 @@ def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int
 
 @dataclass(frozen=True, slots=True)
 class StateOfRun:
-    """What a checkpoint holds of a run besides its progress and identity."""
+    """What a checkpoint holds of a run besides its progress and identity.
+
+    ``in_parts``: where the model is sharded, each rank writes its part of the optimizer's state.
+    """
 
     model: BiEncoder
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     callbacks: Sequence[Callback]
+    in_parts: bool = False
 
-    def write(self, folder: Path) -> None:
+    def collect(self, parts: Path) -> Callable[[Path], None]:
+        """What all ranks do together before rank 0 writes: sharded tensors become whole in its memory, or go into the folder ``parts``.
+
+        Raises:
+            OSError: some rank cannot write its part; on all ranks.
+        """
+        weights, state = self.model.weights(), optimizer_tensors(self.model, self.optimizer)
+        if not any(map(is_sharded, weights.values())):
+            return lambda folder: self._write(folder, weights, state)
+        whole = whole_on_main(weights)
+        if not self.in_parts:
+            whole_state = whole_on_main(state)
+            return lambda folder: self._write(folder, whole, whole_state)
+        write_parts(parts, state)
+
+        def write(folder: Path) -> None:
+            self._write(folder, whole, None)
+            parts.rename(folder / checkpoints.OPTIMIZER_PARTS)
+
+        return write
+
+    def _write(self, folder: Path, weights: dict[str, Tensor], optimizer: dict[str, Tensor] | None) -> None:
         """Writes all of it into a checkpoint in the making.
 
         Raises:
             DivergedError: a weight is NaN or infinite.
         """
-        for name, tensor in self.model.weights().items():
+        for name, tensor in weights.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise DivergedError(
                     f"{name} is NaN or infinite, so no checkpoint is written; lower train.learning_rate, or use train.precision=fp32. "
                     "Earlier checkpoints are intact"
                 )
-        self.model.write_to(folder)
-        checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer_tensors(self.model, self.optimizer))
+        self.model.write_to(folder, weights)
+        if optimizer is not None:
+            checkpoints.write_tensors(folder, checkpoints.OPTIMIZER_FILE, optimizer)
         checkpoints.write_json_file(folder, SCALER_FILE, self.scaler.state_dict())
         states = {name: state for name, callback in self._named_callbacks() if (state := callback.state_dict())}
         checkpoints.write_json_file(folder, CALLBACKS_FILE, states)
 
     def read(self, folder: Path, *, with_optimizer: bool) -> None:
-        """Restores the weights and, if wanted, the state of the optimizer and the loss scale."""
+        """Restores the weights and, if wanted, the state of the optimizer and the loss scale, whichever rank wrote what."""
         self.model.load_weights(checkpoints.read_tensors(folder, checkpoints.MODEL_FILE), source=folder)
         if with_optimizer:
-            restore_optimizer(self.model, self.optimizer, checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE))
+            if (parts := folder / checkpoints.OPTIMIZER_PARTS).is_dir():
+                state = stored_like(self.model, stored_shapes(parts))
+                read_parts(parts, state)
+            else:
+                state = checkpoints.read_tensors(folder, checkpoints.OPTIMIZER_FILE)
+            restore_optimizer(self.model, self.optimizer, state)
             self.scaler.load_state_dict(read_json(folder / SCALER_FILE))
 
     def read_callbacks(self, folder: Path) -> None:

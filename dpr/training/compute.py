@@ -18,6 +18,7 @@ from dpr.models.fast.compilation import checkpoint_activations, compile_towers
 from dpr.training.grad_cache import CachedStep
 from dpr.training.rows import row_tables
 from dpr.training.settings import ComputeSettings
+from dpr.training.sharding import shard
 from dpr.training.step import DirectStep, Step
 from dpr.training.trial import evaluating, tokens_within, total, trial_tokens
 
@@ -47,13 +48,17 @@ def set_up_arithmetic(settings: ComputeSettings, model: BiEncoder) -> None:
 
 
 def make_step(model: BiEncoder, loss: Loss, settings: ComputeSettings, *, ranks: Ranks, device: torch.device) -> Step:
-    """The step that the settings ask for: the whole batch at once, or chunk by chunk."""
+    """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if they ask for that."""
     max_tokens = settings.grad_cache_tokens
     if settings.memory_budget_gb:
-        max_tokens = tokens_within(model, settings.memory_budget_gb, precision=settings.precision)
-    if max_tokens:
-        return CachedStep(model, loss, max_tokens=max_tokens, ranks=ranks, device=device, precision=settings.precision)
-    return DirectStep(data_parallel(model, ranks, device), loss, ranks=ranks, device=device, precision=settings.precision)
+        parts = 1 if settings.sharding == "none" else ranks.world_size
+        max_tokens = tokens_within(model, settings.memory_budget_gb, precision=settings.precision, parts=parts)
+    how: dict[str, Any] = {"ranks": ranks, "device": device, "precision": settings.precision}
+    cached = CachedStep(model, loss, max_tokens=max_tokens, **how) if max_tokens else None  # it measures the whole model
+    if settings.sharding == "fsdp2":
+        shard(model, ranks)
+        return cached or DirectStep(model, loss, **how)
+    return cached or DirectStep(data_parallel(model, ranks, device), loss, **how)
 
 
 def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device) -> nn.Module:

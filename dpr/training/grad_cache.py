@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import Ranks, average_gradients, copy_from_main
+from dpr.core.distributed import Ranks, copy_from_main, largest_of_each
 from dpr.core.precision import autocast
 from dpr.core.seeding import seed_torch
 from dpr.data.packing import plan_packs, plan_token_batches
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.models.encoder import Encoder
+from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.fast.packed import CPU_FORWARD_TOKENS
 from dpr.training.pool_gather import PoolGather
+from dpr.training.sharding import average, set_reduction, sharded_towers
 from dpr.training.step import Step, StepResult, objective_share, pool_loss
 from dpr.training.trial import TRIAL_LENGTH, graph_bytes_per_token
 
@@ -64,7 +65,8 @@ class CachedStep(Step):
         batch = batch.to(self.device)
         # Dropout of a chunk depends on the trainer's seed and on the chunk's number, so encoding it again repeats it.
         seed = int(torch.randint(1 << 62, ()))
-        chunks, gather = list(self._chunks(batch)), PoolGather(batch, self.loss, self.ranks)
+        chunks, gather = self._agreed(list(self._chunks(batch))), PoolGather(batch, self.loss, self.ranks)
+        set_reduction(self.model, False)
         with self._sparse_word_gradients():
             with record_function("dpr/encode"):
                 vectors, graphs = self._encode_all(batch, chunks, seed, gather)
@@ -79,7 +81,7 @@ class CachedStep(Step):
                     gradients["ctx"] = gather.fold(gradients["ctx"], len(batch.contexts))
                 self._carry_on(batch, chunks, gradients, graphs, seed)
                 if is_last:
-                    average_gradients(self.model.parameters(), by_rows=self._by_rows)
+                    average(self.model, by_rows=self._by_rows)
         return sums
 
     def _encode_all(
@@ -131,6 +133,8 @@ class CachedStep(Step):
         seed_torch(seed, number)
         tokens = batch.questions if chunk.side == "question" else batch.contexts
         with autocast(self.device, self._precision):
+            if not len(chunk.rows):  # its backward is that of a gradient of zero
+                return self._tower(batch, chunk.side)(filler_tokens(self.device))[:0]
             vectors: Tensor = self._tower(batch, chunk.side)(tokens.select(chunk.rows))
         return vectors
 
@@ -146,7 +150,7 @@ class CachedStep(Step):
 
         On a GPU a table is filled in no time, in an order of additions that does not change.
         """
-        tables = self._word_tables() if self.device.type == "cpu" else []
+        tables = self._word_tables() if self.device.type == "cpu" and not sharded_towers(self.model) else []
         for table in tables:
             table.sparse = True
         try:
@@ -186,6 +190,17 @@ class CachedStep(Step):
             plans[side] = [_Chunk(side, torch.from_numpy(rows), is_kept) for rows, is_kept in planned]
         yield from plans["ctx"]
         yield from plans["question"]
+
+    def _agreed(self, chunks: list[_Chunk]) -> list[_Chunk]:
+        """With sharded towers, as many chunks of each kind as the rank with most of them has; those that a rank lacks have no rows."""
+        if not sharded_towers(self.model):
+            return chunks
+        kinds = [(side, is_kept) for side in ("ctx", "question") for is_kept in (False, True)]
+        found = [[chunk for chunk in chunks if (chunk.side, chunk.is_kept) == kind] for kind in kinds]
+        nothing = torch.zeros(0, dtype=torch.int64)
+        for (side, is_kept), own, most in zip(kinds, found, largest_of_each([len(own) for own in found]), strict=True):
+            own += [_Chunk(side, nothing, is_kept)] * (most - len(own))
+        return [chunk for own in found for chunk in own]
 
     def _vectors_in_tokens(self, batch: BiEncoderBatch) -> int:
         """How many tokens' graphs take as much memory as the pool's vectors and their gradients, in fp32, do on this rank."""

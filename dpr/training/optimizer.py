@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError
+from dpr.core.sharded import placed_like
 from dpr.models.biencoder import BiEncoder
 from dpr.training.rows import RowAdamW
 from dpr.training.settings import OptimizerSettings
+
+_FRESH_STATE = "ignore_checkpoint_optimizer=true starts with fresh optimizer state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,22 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
+def stored_like(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Zeros to read ``optimizer_tensors`` of these shapes into, whole or in parts as their parameters are.
+
+    Raises:
+        CheckpointError: there is no such parameter, or it has another shape.
+    """
+    parameters, found = dict(model.named_parameters()), dict[str, Tensor]()
+    for key, shape in shapes.items():
+        field, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or shape != (torch.Size() if field == "step" else parameter.shape):
+            raise CheckpointError(f"the optimizer state does not fit this model (first: {name})", hint=_FRESH_STATE)
+        found[key] = torch.zeros((), device=parameter.device) if field == "step" else torch.zeros_like(parameter, requires_grad=False)
+    return found
+
+
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restores what ``optimizer_tensors`` returned.
 
@@ -91,10 +111,13 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         odd = sorted(by_name.keys() ^ parameters.keys())
         raise CheckpointError(
             f"the optimizer state does not fit the trained parameters (first: {', '.join(odd[:3])})",
-            hint="ignore_checkpoint_optimizer=true starts with fresh optimizer state",
+            hint=_FRESH_STATE,
         )
     for name, state in by_name.items():
         parameter = parameters[name]
         optimizer.state[parameter] = {
-            field: tensor.to(parameter.device, torch.float32 if field == "step" else parameter.dtype) for field, tensor in state.items()
+            field: tensor.to(parameter.device, torch.float32)
+            if field == "step"
+            else placed_like(tensor, parameter).to(parameter.device, parameter.dtype)
+            for field, tensor in state.items()
         }

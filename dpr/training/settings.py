@@ -141,6 +141,12 @@ class ComputeSettings(Settings):
     """Hold the graphs of so many tokens at most and encode the rest twice: pools of any size, same gradient; 0 = whole batches."""
     memory_budget_gb: float = setting(0.0, unit="GiB", least=0, on_resume=TOLD)
     """The same, with the number of tokens worked out for this many GiB per process; 0 = off."""
+    sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=TOLD)
+    """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are joined while it computes.
+    For models that do not fit into one GPU with their optimizer. none: each process holds all of them."""
+    sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT)
+    """With sharding: each process writes its part of the optimizer's state, in place of one process all of it. The processes need a common
+    file system. The weights are one file in any case."""
 
 
 @dataclass
@@ -212,6 +218,10 @@ class TrainSettings(Periods, ComputeSettings, OptimizerSettings, BatchSettings):
     def check_together(self, prefix: str) -> None:
         self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
+        if self.sharding != "none" and self.compile:
+            raise ConfigError(f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one of them out")
+        if self.sharded_checkpoints and self.sharding == "none":
+            raise ConfigError(f"{prefix}sharded_checkpoints=true needs {prefix}sharding=fsdp2; leave it out")
         for one, unset, other in (("warmup_steps", None, "warmup_ratio"), ("grad_cache_tokens", 0, "memory_budget_gb")):
             if getattr(self, one) != unset and getattr(self, other):
                 raise ConfigError(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from dpr.core.batch import BiEncoderBatch
@@ -19,6 +17,7 @@ from dpr.losses.protocol import Loss, LossResult
 from dpr.models.biencoder import BiEncoderVectors
 from dpr.training.pool_gather import PoolGather
 from dpr.training.rows import row_tables
+from dpr.training.sharding import averaging
 
 
 class StepResult(NamedTuple):
@@ -73,7 +72,7 @@ class DirectStep(Step):
     def __call__(self, batch: BiEncoderBatch, *, num_pools: int, is_last: bool) -> StepResult:
         batch = batch.to(self.device)
         gather = PoolGather(batch, self.loss, self.ranks)
-        with self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not is_last else nullcontext():
+        with averaging(self.model, is_last=is_last):
             with autocast(self.device, self._precision), record_function("dpr/encode"):
                 vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type, on_contexts=gather.start)
             result = pool_loss(self.loss, vectors.questions, gather, batch, vectors.temperature)

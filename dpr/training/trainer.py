@@ -31,9 +31,9 @@ from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import Plan, log_summary, make_plan
-from dpr.training.rows import clip_gradients
 from dpr.training.run import Progress, Run
 from dpr.training.settings import TrainingSettings
+from dpr.training.sharding import clip_gradients
 from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
@@ -274,7 +274,7 @@ class BiEncoderTrainer(Run):
 
     def save(self) -> Path | None:
         assert self.identity is not None, "only train() saves"
-        folder = self.checkpoints.save(self.progress, self._state.write, asdict(self.identity), self.config)
+        folder = self.checkpoints.save(self.progress, self._state.collect, asdict(self.identity), self.config)
         if folder is not None:
             self.saved_step = self.progress.step
             self.emit("on_save", folder)
@@ -282,7 +282,7 @@ class BiEncoderTrainer(Run):
 
     @property
     def _state(self) -> StateOfRun:
-        return StateOfRun(self.model, self.optimizer, self.step.scaler, self.callbacks)
+        return StateOfRun(self.model, self.optimizer, self.step.scaler, self.callbacks, self.settings.train.sharded_checkpoints)
 
     def request_stop(self, reason: str) -> None:
         self._stopping.request(reason)

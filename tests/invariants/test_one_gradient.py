@@ -13,6 +13,7 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, sum_over_ranks
+from dpr.core.sharded import whole
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row
@@ -20,9 +21,8 @@ from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import TowerOptions
-from dpr.training.compute import data_parallel
-from dpr.training.grad_cache import CachedStep
-from dpr.training.step import DirectStep, Step
+from dpr.training.compute import make_step
+from dpr.training.settings import ComputeSettings
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
@@ -72,16 +72,15 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     loss_function: Loss = BiEncoderNllLoss(candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22))
     if own := case.get("loss"):
         loss_function = own()
-    step: Step
-    if cached := case.get("grad_cache_tokens"):
-        step = CachedStep(model, loss_function, max_tokens=cached, ranks=ranks, device=torch.device("cpu"))
-    else:
-        step = DirectStep(data_parallel(model, ranks, torch.device("cpu")), loss_function, ranks=ranks, device=torch.device("cpu"))
+    compute = ComputeSettings(grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none"))
+    step = make_step(model, loss_function, compute, ranks=ranks, device=torch.device("cpu"))
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
         loss, correct = loss + result.loss_sum, correct + result.num_correct
-    gradient = {name: parameter.grad.to_dense().clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    gradient = {
+        name: whole(parameter.grad).to_dense().clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     return {"loss": sum_over_ranks(loss) / (POOL * ACCUMULATION), "correct": sum_over_ranks(correct), **gradient}
 
 

@@ -31,13 +31,14 @@ class Capabilities:
 
     ``first_position`` is the number of the first position of a packed forward, None if the backbone cannot be packed;
     ``prunes_last_layer``: the last layer can compute only the tokens that are read; ``attention`` is sdpa or varlen. Without
-    layers a token's state is its row of the word table.
+    layers a token's state is its row of the word table. ``in_one_pack``: on a CPU too, a forward calls the backbone once.
     """
 
     first_position: int | None
     prunes_last_layer: bool
     attention: str
     has_layers: bool = True
+    in_one_pack: bool = False
 
 
 def accelerate(backbone: Any, *, packed: bool, attention: str, reads_one_token: bool) -> Capabilities:
@@ -98,7 +99,7 @@ def _states(backbone: Any, batch: TokenBatch, positions: Tensor, able: Capabilit
     device, lengths = batch.tokens.device, batch.lengths.tolist()
     # The words of all packs are looked up at once: the gradient of the table is as large as the table, however few words are read.
     words, positions = backbone.get_input_embeddings()(batch.tokens), positions + (able.first_position or 0)
-    packs = plan_packs(lengths, CPU_FORWARD_TOKENS if device.type == "cpu" else sum(lengths))
+    packs = plan_packs(lengths, CPU_FORWARD_TOKENS if device.type == "cpu" and not able.in_one_pack else sum(lengths))
     sizes = [sum(lengths[rows]) for rows in packs]
     states, start = [], 0
     for rows, pack_words, pack_positions in zip(packs, words.split(sizes), positions.split(sizes), strict=True):

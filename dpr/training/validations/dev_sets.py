@@ -164,7 +164,7 @@ class AverageRankValidation(DevSetValidation):
         train = self.settings.train
         collator = Collator(model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg)
         pool = _RankPool(dev, collator, self._num_questions(dev, most), self.candidates)
-        contexts = self._encode_passages(model, pool.passages(), len(pool.slots), dev)
+        contexts = self._encode_passages(model, pool, dev)
         questions = self._encode(model, pool.question_tokens(), dev.options.encoder_type or "question")
 
         gold = torch.zeros_like(questions)
@@ -191,11 +191,15 @@ class AverageRankValidation(DevSetValidation):
         limit = self.settings.train.val_av_rank_max_qs
         return min(super()._num_questions(dev, most), (limit // self.pool_size + 1) * self.pool_size if self.settings.as_dpr else limit)
 
-    def _encode_passages(self, model: BiEncoder, passages: Iterator[AnyPassage], count: int, dev: DevSet) -> Tensor:
-        """Vectors (count, D), block by block: all texts and tokens at once would take several times the memory of the vectors."""
+    def _encode_passages(self, model: BiEncoder, pool: _RankPool, dev: DevSet) -> Tensor:
+        """Vectors of the pool's slots (n, D), block by block: all texts and tokens at once would take several times their memory.
+
+        All ranks take as many blocks, some of them empty, as the longest share has: a sharded model encodes on all of them together.
+        """
+        passages, count = pool.passages(), len(pool.slots)
         dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
         vectors = torch.empty(count, model.dimension, device=model.device, dtype=dtype)
-        for start in range(0, count, PASSAGE_BLOCK):
+        for start in range(0, pool.longest_share, PASSAGE_BLOCK):
             part = model.tensorizer.passage_tokens(list(islice(passages, PASSAGE_BLOCK)))
             vectors[start : start + len(part)] = self._encode(model, TokenBatch.from_lists(part), dev.options.encoder_type or "ctx")
         return vectors

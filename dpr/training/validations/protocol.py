@@ -22,7 +22,8 @@ class Validation(ABC):
     What an implementation must promise:
 
     * All ranks call it together, and it returns the same metrics on every rank, whatever their number: it shares the work and sums over
-      ranks, or every rank does all of it. A rank that raises alone leaves the others waiting.
+      ranks, or every rank does all of it. A rank that raises alone leaves the others waiting. With ``train.sharding`` encoding is
+      itself done by all ranks together, so all call it equally often, be it with no texts.
     * The names start with ``eval/``, do not change from call to call, and no other validation of the run uses them. Values are numbers.
     * It leaves the model as it was: weights, gradients and training mode (``BiEncoder.encode_batch`` restores the mode). It may use torch's
       global generator, since the trainer seeds every step.

@@ -1,0 +1,210 @@
+"""A model spread over several processes computes what one process does that holds all of it.
+
+pytest tests/invariants/test_sharding.py
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+from dpr.core.distributed import barrier, current_ranks
+from dpr.formats import checkpoints
+from dpr.formats.durable import verify_folder
+from dpr.formats.tensor_parts import read_parts, stored_shapes
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.fast import packed
+from dpr.training.callbacks import Callback
+from dpr.training.run import Run
+from dpr.training.validations import dev_sets
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+from tests.invariants.test_one_gradient import CASES as WHOLE_CASES
+from tests.invariants.test_one_gradient import gradient_of_a_step
+
+TOLERANCE = 1e-12
+
+CASES: dict[str, dict[str, Any]] = {
+    "two towers": {},
+    "a shared tower, cosine, mean pooling": WHOLE_CASES["shared tower, cosine, mean pooling"],
+    "a shared tower, padded": {"settings": {"shared": True}, "options": {"packed": False}},
+    "a learned temperature": WHOLE_CASES["learned temperature"],
+    "a frozen context tower, a projection": WHOLE_CASES["frozen context tower, projection"],
+    "one tower of two for both sides": {"encoder_type": "question"},
+    "learned weights of tokens": {"settings": {"pooling": "idf"}},
+}
+# Ranks differ in the number of their chunks, and with 150 tokens in what they keep.
+CACHED = {40: ["a shared tower, cosine, mean pooling", "a learned temperature", *list(CASES)[4:6]], 150: ["two towers"]}
+CASES |= {
+    f"{name}, {tokens} tokens cached": {**CASES[name], "grad_cache_tokens": tokens} for tokens, names in CACHED.items() for name in names
+}
+
+
+def every_case(folder: Path, sharding: str) -> dict[str, dict[str, torch.Tensor]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "CPU_FORWARD_TOKENS", 60)  # a batch would be several packs, their number another one on each rank
+        return {name: gradient_of_a_step(folder, {**case, "sharding": sharding}) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def by_world_size(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
+    folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
+    alone = every_case(folder, "none")
+    return {1: [alone]} | {world_size: run_on_ranks(every_case, world_size, folder, "fsdp2") for world_size in (2, 4)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradient_are_those_of_one_process(by_world_size: dict[int, Any], name: str) -> None:
+    alone = by_world_size[1][0][name]
+    for world_size in (2, 4):
+        for rank, results in enumerate(by_world_size[world_size]):
+            assert results[name].keys() == alone.keys()
+            for key, expected in alone.items():
+                where = f"{key} on rank {rank} of {world_size}"
+                torch.testing.assert_close(results[name][key], expected, rtol=0, atol=TOLERANCE, msg=where)
+
+
+LAST_STEP, STOP_AT = 4, 2
+RUN: dict[str, Any] = {
+    "global_batch_size": 12,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "eval_every_steps": 2,
+    "dev_batch_size": 7,
+    "val_av_rank_start_epoch": 1,
+    "val_av_rank_hard_neg": 2,
+    "keep_last": 0,
+}
+
+
+class StopAfter(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, run: Run) -> None:
+        if run.progress.step == self.step:
+            run.request_stop("enough")
+
+
+def train(folder: Path, out: Path, *, stop_after: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> None:
+    """A run that resumes what it finds in ``out``."""
+    towers = TowerOptions(learn_temperature=True, temperature=0.5)
+    model = tiny_model(folder, dtype=dtype, options=towers, pooling="mean", normalize=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dev_sets, "PASSAGE_BLOCK", 8)  # ranks differ in how many of these they have
+        train_sets, dev = [ListSource(make_samples(60))], [ListSource(make_samples(10, seed=1), "dev")]
+        make_trainer(model, train_sets, dev, out, *([StopAfter(stop_after)] if stop_after else []), **RUN, **options).train()
+
+
+def on_two(folder: Path, runs: Path) -> None:
+    train(folder, runs / "two", sharding="fsdp2", gradient_checkpointing=True)
+    train(folder, runs / "half", sharding="fsdp2", sharded_checkpoints=True, gradient_checkpointing=True, stop_after=STOP_AT)
+    if current_ranks().is_main:
+        for name in ("half-two", "half-four", "half-one"):
+            shutil.copytree(runs / "half", runs / name, ignore=shutil.ignore_patterns("run.lock"))
+    barrier()
+    train_where_a_disk_is_full(folder, runs / "full-disk")
+    for name, sharding in (("fp16", "fsdp2"), ("whole-fp16", "none")):
+        train(folder, runs / name, sharding=sharding, precision="fp16", dtype=torch.float32)
+    train(folder, runs / "half-two", sharding="fsdp2", gradient_checkpointing=True)
+
+
+def train_where_a_disk_is_full(folder: Path, out: Path) -> None:
+    """The first checkpoint finds no room on rank 1."""
+    write, refused = HuggingFaceStorageWriter.write_data, list[int]()
+
+    def write_data(*arguments: Any) -> Any:
+        if current_ranks().rank == 1 and not refused:
+            refused.append(1)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HuggingFaceStorageWriter, "write_data", write_data)
+        train(folder, out, sharding="fsdp2", sharded_checkpoints=True, gradient_checkpointing=True)
+
+
+def on_four(folder: Path, runs: Path) -> None:
+    train(folder, runs / "four", sharding="fsdp2", grad_cache_tokens=100)
+    train(folder, runs / "half-four", sharding="fsdp2", sharded_checkpoints=True)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whole runs of 1, 2 and 4 processes, and a run of 2 that is stopped and resumed on 2, on 4, and on one without sharding."""
+    folder, runs = encoder_folder(tmp_path_factory.mktemp("model") / "encoder"), tmp_path_factory.mktemp("runs")
+    run_on_ranks(on_two, 2, folder, runs)
+    run_on_ranks(on_four, 4, folder, runs)
+    train(folder, runs / "one")
+    train(folder, runs / "half-one")
+    return runs
+
+
+def final_state(run: Path) -> dict[str, torch.Tensor]:
+    """Weights, and the state of the optimizer from its parts or from the whole, as it is."""
+    last = checkpoints.checkpoint_folders(run, "dpr_biencoder")[0]
+    assert last.name.endswith(f"step{LAST_STEP}") and not verify_folder(last)
+    if (parts := last / checkpoints.OPTIMIZER_PARTS).is_dir():
+        state = {
+            name: torch.zeros(shape, dtype=torch.float32 if name.startswith("step/") else torch.float64)
+            for name, shape in stored_shapes(parts).items()
+        }
+        read_parts(parts, state)
+    else:
+        state = checkpoints.read_tensors(last, checkpoints.OPTIMIZER_FILE)
+    return checkpoints.read_tensors(last, checkpoints.MODEL_FILE) | state
+
+
+@pytest.mark.parametrize("name", ["two", "four", "half-two", "half-four", "half-one"])
+def test_a_run_is_that_of_one_process_that_holds_the_whole_model(runs: Path, name: str) -> None:
+    expected, found = final_state(runs / "one"), final_state(runs / name)
+    assert found.keys() == expected.keys() and len(found) > 100
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-9, msg=f"{name}: {key}")
+    figures = [json.loads((runs / which / "metrics.json").read_text()) for which in ("one", name)]
+    assert figures[0].keys() == figures[1].keys() and "eval/avg_rank" in figures[0]
+    for key, value in figures[0].items():
+        assert figures[1][key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-9)), key
+
+
+def test_a_run_that_is_resumed_on_as_many_processes_is_bitwise_the_same(runs: Path) -> None:
+    expected, found = final_state(runs / "two"), final_state(runs / "half-two")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_every_process_writes_its_part_and_nothing_is_left_beside_the_checkpoints(runs: Path) -> None:
+    stopped = runs / "half" / f"dpr_biencoder.step{STOP_AT}"
+    assert len(list((stopped / checkpoints.OPTIMIZER_PARTS).iterdir())) == 2 and not (stopped / checkpoints.OPTIMIZER_FILE).exists()
+    assert len(list((runs / "half-four" / f"dpr_biencoder.step{LAST_STEP}" / checkpoints.OPTIMIZER_PARTS).iterdir())) == 4
+    assert not [path for run in runs.iterdir() for path in run.iterdir() if path.name.startswith(".")]
+
+
+def test_a_disk_that_is_full_for_one_process_costs_that_checkpoint_on_all(runs: Path) -> None:
+    assert [folder.name for folder in checkpoints.checkpoint_folders(runs / "full-disk", "dpr_biencoder")] == ["dpr_biencoder.step4"]
+    expected, found = final_state(runs / "two"), final_state(runs / "full-disk")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_fp16_scales_the_loss_and_skips_updates_as_it_does_on_whole_models(runs: Path) -> None:
+    expected, found = final_state(runs / "whole-fp16"), final_state(runs / "fp16")
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-4, msg=key)
+    logs = [(runs / name / "metrics.jsonl").read_text().splitlines() for name in ("whole-fp16", "fp16")]
+    scales = [[json.loads(line)["optim/loss_scale"] for line in log if "optim/loss_scale" in line] for log in logs]
+    assert scales[0] == scales[1] and len(scales[0]) == LAST_STEP
+
+
+def test_a_checkpoint_of_a_sharded_run_is_a_model_like_any_other(runs: Path) -> None:
+    vectors = [BiEncoder.load(runs / name).encode_questions(["bade cafe", "dige"]) for name in ("one", "half-four")]
+    assert numpy.abs(vectors[0] - vectors[1]).max() < 1e-6

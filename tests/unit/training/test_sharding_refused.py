@@ -1,0 +1,52 @@
+"""What cannot be sharded is refused, and one process has nothing to share.
+
+pytest tests/unit/training/test_sharding_refused.py
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
+from dpr.training.settings import TrainSettings
+from dpr.training.sharding import shard, sharded_towers
+from tests.helpers.tiny import tiny_model
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"sharding": "fsdp2", "compile": True}, "sharding=fsdp2 and train.compile=true are mutually exclusive"),
+        ({"sharded_checkpoints": True}, "sharded_checkpoints=true needs train.sharding=fsdp2"),
+        ({"sharding": "zero3"}, "none, fsdp2"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        TrainSettings(**values).check("train.")
+
+
+def test_a_table_that_learns_by_rows_is_refused(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "encoder")
+    model.question_model.backbone.get_input_embeddings().sparse = True
+    with pytest.raises(ConfigError, match="learns by rows"):
+        shard(model, Ranks(0, 2))
+
+
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "encoder")
+    model.question_model.adapter = object()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="adapter=lora are mutually"):
+        shard(model, Ranks(0, 2))
+
+
+def test_one_process_is_told_that_it_shares_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(tmp_path / "encoder")
+    with caplog.at_level(logging.WARNING):
+        shard(model, Ranks())
+    assert "has no effect on one process" in caplog.text and not sharded_towers(model)
