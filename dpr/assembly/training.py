@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dpr.assembly.catalogue import warn_of_lost_space
 from dpr.assembly.sources import NamedSource, resolve_training_files
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
@@ -72,8 +73,14 @@ def run(config: BiEncoderTrainConfig) -> float | None:
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
-    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``."""
+    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``.
+
+    Raises:
+        ConfigError: ``encoder`` says of vectors or texts what the model states otherwise.
+    """
     encoder = config.encoder
+    for key in ("query_prompt", "passage_prompt"):
+        warn_of_lost_space(f"encoder.{key}", getattr(encoder, key) or "")
     options = part_of(TowerOptions, config.loss, encoder)
     settings = part_of(EncoderSettings, encoder.text_of(), encoder, dpr_trailing_sep=config.trailing_sep())
     if config.model_file is not None:
@@ -87,6 +94,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             settings=part_of(EncoderSettings, TextSettings(), settings),
             text=encoder,
         )
+        _refuse_other_use(encoder, model, str(config.model_file))
         stated, stored = config.loss.temperature, model.stored_temperature
         # A run that is continued states the temperature of its start; its present one is restored with its other weights.
         if config.init != "continue" and stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
@@ -104,6 +112,15 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         options=options,
         token_frequencies=encoder.token_frequencies,
     )
+
+
+def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:
+    """A pooling, normalisation or length that is not the model's would have no effect; the usual ones may just not have been named."""
+    own = model.settings
+    lengths = {"sequence_length": own.sequence_length, "question_length": model.tensorizer.question_length}
+    for name, stored in {"pooling": own.pooling, "normalize": own.normalize, **lengths}.items():
+        if (given := getattr(encoder, name)) not in (stored, getattr(EncoderSettings(), name)):
+            raise ConfigError(f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own")
 
 
 def _check_kind(encoder: TowerSettings) -> None:

@@ -351,6 +351,11 @@ def test_prefixes_are_put_wherever_a_model_encodes(
     assert main(command("planned", "ladder.plan=true", *both, *EVALUATED)) == 2
     assert "ladder.questions: with which query_prefix? web has" in capsys.readouterr().err
 
+    named = ("train_datasets=[web]", "datasets.web.file=train.jsonl", "datasets.web.prompt=code", *EVALUATED)
+    stages = plan(workplace, monkeypatch, capsys, *named)
+    assert "prompt=code" in stages["mine-1"]
+    assert "datasets.of_the_ladder.prompt=code" in stages["evaluate-1"]
+
 
 @pytest.mark.slow
 def test_what_is_embedded_mined_and_asked_with_prefixes_fits_together(workplace: Path) -> None:

@@ -103,6 +103,21 @@ def test_embedding_retrieval_and_search_apply_them(folder: Path, vectors: np.nda
     assert [hit.passage.id for hit in hits] == [hit["id"] for hit in found["prompted"][0]["ctxs"]]
 
 
+def test_a_search_folder_keeps_those_named_for_a_model_without(folder: Path) -> None:
+    model = BiEncoder.load(folder / "prefixed")
+    shutil.copytree(folder / "bert", folder / "foreign")
+    model.ctx_model.backbone.save_pretrained(folder / "foreign")
+    named = [f"encoder.query_prompt={QUERY}", f"encoder.passage_prompt={PASSAGE}"]
+    embed(folder, "foreign", "foreign_vectors", f"ctx_src={folder / 'corpus.tsv'}", *named)
+    arguments = [f"model_file={folder / 'foreign'}", f"encoded_ctx_files=[{folder}/foreign_vectors_0]", "n_docs=5", "device=cpu"]
+    arguments += [f"ctx_datasets=[{folder / 'corpus.tsv'}]", f"qa_dataset={folder / 'questions.jsonl'}", "match=none"]
+    assert main(["retrieve", *arguments, f"out_file={folder / 'foreign.json'}", f"search_folder={folder / 'foreign'}"]) == 3
+    assert main(["retrieve", *arguments, *named, f"out_file={folder / 'foreign.json'}", f"search_folder={folder / 'foreign'}"]) == 0
+    (first, *_) = json.loads((folder / "foreign.json").read_text())
+    hits = open_searcher(search_settings(folder / "foreign"), device="cpu").search(first["question"], 5)
+    assert [hit.passage.id for hit in hits] == [hit["id"] for hit in first["ctxs"]]
+
+
 def test_mining_applies_them(folder: Path, vectors: np.ndarray) -> None:
     mined = {}
     for run, more in (("prompted", []), ("prefixed", [f"query_prefix={QUERY}", f"passage_prefix={PASSAGE}"]), ("shards", [])):
@@ -122,8 +137,10 @@ def test_mining_applies_them(folder: Path, vectors: np.ndarray) -> None:
         ("query_prefix: 'fa '", [], "query_prefix='fa ', but the model was trained with 'ca ce ' there"),
         ("passage_prefix: 'fa '", [], "passage_prefix='fa '"),
         ("prompt: news", [], "prompt=news is not a prompt of the model; it has web"),
+        ("", ["encoder.normalize=true"], "encoder.normalize=True, but .*prompted has False"),
+        ("", ["encoder.question_length=9"], "encoder.question_length=9, but .*prompted has 20"),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 def test_training_on_with_others_is_refused(
     folder: Path, entry: str, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
