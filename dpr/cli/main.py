@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("dpr.cli.prepare", "make training data from other formats"),
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25 or a model"),
+    "score": ("dpr.cli.score", "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid"),
     "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
     "ladder": ("dpr.cli.jobs", "train, mine hard negatives with the model, and train again, in rounds"),
     "train": ("dpr.cli.jobs", "train a bi-encoder, or evaluate one on training-style data"),

@@ -26,10 +26,10 @@ EXAMPLES = """examples:
   dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/e5 "query_prefix=query: " "passage_prefix=passage: "
   dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
 """
-_BM25_ONLY = ("k1", "b")
-_DENSE_ONLY = ("vectors", "pretrained_model_cfg", "pooling", "query_prefix", "passage_prefix", "prompt")
+BM25_ONLY = ("k1", "b")
 _PROMPTS = ("query_prompt", "passage_prompt", "title_template", "allow_other_prompts")
-_MODELS_ONLY = ("device", "precision", "batch_tokens")
+ENCODER_ONLY = ("pretrained_model_cfg", "pooling", "query_prefix", "passage_prefix", "prompt", *_PROMPTS)
+MODELS_ONLY = ("device", "precision", "batch_tokens")
 
 
 def main(argv: list[str]) -> int:
@@ -51,9 +51,9 @@ def main(argv: list[str]) -> int:
         mining.veto_above = 0.5
     mining.check()
     search = _search(options)
-    scorer = open_cross_encoder(options.cross_encoder, **_given(options, _MODELS_ONLY)) if options.cross_encoder else None
-    train = open_training_set(options.files, name="train", **_given(options, ("on_bad_row", "max_bad_rows")))
-    audit = mine(train, options.out, mining, search=search, scorer=scorer, **_given(options, ("corpus", "processes", "overwrite")))
+    scorer = open_cross_encoder(options.cross_encoder, **given(options, MODELS_ONLY)) if options.cross_encoder else None
+    train = open_training_set(options.files, name="train", **given(options, ("on_bad_row", "max_bad_rows")))
+    audit = mine(train, options.out, mining, search=search, scorer=scorer, **given(options, ("corpus", "processes", "overwrite")))
     print("\n".join(audit_lines(audit)))
     print(f"{options.out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives")
     return 0
@@ -61,17 +61,18 @@ def main(argv: list[str]) -> int:
 
 def _refuse_what_does_nothing(options: Namespace) -> None:
     """Raises ConfigError for settings of a model, BM25 or cross-encoder that is not used."""
-    idle = {name: "BM25; leave model_file out" for name in _BM25_ONLY if options.model_file}
-    idle |= {name: "a model; add model_file=<folder>" for name in (*_DENSE_ONLY, *_PROMPTS) if not options.model_file}
+    idle = {name: "BM25; leave model_file out" for name in BM25_ONLY if options.model_file}
+    idle |= {name: "a model; add model_file=<folder>" for name in ("vectors", *ENCODER_ONLY) if not options.model_file}
     if not options.cross_encoder:
         idle |= {"veto_above": "a cross-encoder; add cross_encoder=<folder>"}
-        idle |= {name: "models; add model_file=<folder> or cross_encoder=<folder>" for name in _MODELS_ONLY if not options.model_file}
+        idle |= {name: "models; add model_file=<folder> or cross_encoder=<folder>" for name in MODELS_ONLY if not options.model_file}
     for name, owner in idle.items():
-        if getattr(options, name) not in (None, False):
+        if not any(getattr(options, name) is nothing for nothing in (None, False)):
             raise ConfigError(f"{name} is a setting of {owner}")
 
 
-def _given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
+def given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """The settings of these names that are given."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
@@ -79,9 +80,13 @@ def _search(options: Namespace) -> Search:
     from dpr.assembly.mining import dense_search, lexical_search
 
     if not options.model_file:
-        return lexical_search(options=options.indexer_options, **_given(options, ("indexer", *_BM25_ONLY)))
-    given = _given(options, [name for name in ModelSearchSettings.__dataclass_fields__ if name in options])
-    return dense_search(ModelSearchSettings(**given), corpus=options.corpus)
+        return lexical_search(options=options.indexer_options, **given(options, ("indexer", *BM25_ONLY)))
+    return dense_search(model_settings(options), corpus=options.corpus)
+
+
+def model_settings(options: Namespace) -> ModelSearchSettings:
+    """The model that is named, and how it is used."""
+    return ModelSearchSettings(**given(options, [name for name in ModelSearchSettings.__dataclass_fields__ if name in options]))
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -102,6 +107,19 @@ def _parser() -> PlainParser:
     parser.setting("model_file", metavar="FOLDER", help=model_file)
     vectors = "vectors of the corpus by this model, by dpr embed; again for more (default: they are made)"
     parser.setting("vectors", also=("encoded_ctx_files",), action="append", metavar="FOLDER", help=vectors)
+    cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
+    parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
+    indexer = "bm25, with model_file exact, flat, hnsw or hnsw_sq, or a user-defined index, module:Class (default: the first)"
+    parser.setting("indexer", also=("indexer.kind",), metavar="KIND", help=indexer)
+    options = "settings of the indexer as JSON, e.g. indexer.options='{\"store_n\": 32}'"
+    parser.setting("indexer_options", also=("indexer.options",), type=_mapping, default={}, metavar="JSON", help=options)
+    add_model_settings(parser)
+    add_run_settings(parser, "search and filter")
+    return parser
+
+
+def add_model_settings(parser: PlainParser) -> None:
+    """Adds what decides the vectors of a bi-encoder, and where models run."""
     query_prefix = "put before every question as it is for model_file, as in training (datasets.<name>.query_prefix); prompts are stored"
     parser.setting("query_prefix", metavar="TEXT", help=query_prefix)
     parser.setting("passage_prefix", metavar="TEXT", help="the same before every passage; vectors must have been made with it")
@@ -110,8 +128,6 @@ def _parser() -> PlainParser:
     for entry in settings(GivenTextSettings):
         if entry.key in _PROMPTS:
             parser.declared(entry, also=(f"encoder.{entry.key}",))
-    cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
-    parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
     parser.setting("device", metavar="D", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
     parser.setting("precision", choices=tuple(PRECISIONS), help="arithmetic of the model (default fp32)")
     parser.setting("batch_tokens", type=int, metavar="N", help="tokens of a forward pass (default: 65,536 on a GPU, 4,096 on a CPU)")
@@ -119,15 +135,14 @@ def _parser() -> PlainParser:
     parser.setting("pretrained_model_cfg", also=("encoder.pretrained_model_cfg",), metavar="FOLDER", help=legacy)
     pooling = "of a folder that states none: cls (default), mean, last or max; module:Class of a model_file with a user-defined pooling"
     parser.setting("pooling", also=("encoder.pooling",), metavar="NAME", help=pooling)
-    indexer = "bm25, with model_file exact, flat, hnsw or hnsw_sq, or a user-defined index, module:Class (default: the first)"
-    parser.setting("indexer", also=("indexer.kind",), metavar="KIND", help=indexer)
-    options = "settings of the indexer as JSON, e.g. indexer.options='{\"store_n\": 32}'"
-    parser.setting("indexer_options", also=("indexer.options",), type=_mapping, default={}, metavar="JSON", help=options)
+
+
+def add_run_settings(parser: PlainParser, do: str) -> None:
+    """Adds BM25's constants, how bad rows are treated, and in how many processes it runs; ``do``: what these do."""
     parser.setting("k1", type=float, metavar="X", help="BM25's k1 (default 0.9)")
     parser.setting("b", type=float, metavar="X", help="BM25's b (default 0.4)")
-    processes = "processes that search and filter, which share the CPU's cores (default %(default)s)"
+    processes = f"processes that {do}, which share the CPU's cores (default %(default)s)"
     parser.setting("processes", type=int, default=1, metavar="N", help=processes)
     parser.setting("on_bad_row", choices=("fail", "skip"), default="fail", help="skip leaves bad rows out and lists them (default fail)")
     parser.setting("max_bad_rows", type=int, default=100, metavar="N", help="how many may be skipped (default %(default)s)")
     parser.setting("overwrite", action="store_true", help="replace what is at out")
-    return parser

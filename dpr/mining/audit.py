@@ -96,8 +96,8 @@ def combine(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if block["example"] is not None:
             examples.append(block["example"])
     chosen = [examples[place] for place in sorted({round(step * (len(examples) - 1) / 4) for step in range(5)})] if examples else []
-    quantiles = {f"{name}_quantiles": _quantiles(parts) for name, parts in values.items()}
-    return {"counts": dict(counts), "left_out": dict(left_out), **quantiles, "examples": chosen}
+    of_values = {f"{name}_quantiles": quantiles(parts) for name, parts in values.items()}
+    return {"counts": dict(counts), "left_out": dict(left_out), **of_values, "examples": chosen}
 
 
 def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
@@ -141,6 +141,7 @@ def warn_of_few(audit: dict[str, Any], out: Path) -> None:
     )
 
 
-def _quantiles(parts: list[np.ndarray]) -> list[float]:
+def quantiles(parts: list[np.ndarray]) -> list[float]:
+    """What 5, 25, 50, 75 and 95 % of all values are below; empty where there are none."""
     values = np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
     return [round(float(value), 4) for value in np.quantile(values, _QUANTILES)] if len(values) else []

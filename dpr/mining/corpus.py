@@ -52,6 +52,10 @@ class MiningCorpus:
     def ids(self) -> Iterator[str]:
         return self._texts.ids()
 
+    def id_at(self, row: int) -> str:
+        """The id, as searches give it, of a row of the corpus."""
+        return self._texts.id_at(row)
+
     def passage(self, key: str) -> Passage:
         """A passage of the corpus; one without an id stays without, so that it is recognised by its text."""
         passage = self._texts.passage(key)

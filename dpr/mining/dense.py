@@ -152,7 +152,8 @@ class DenseFinder:
         return [VectorShard(folder, verify=False) for folder in self.folders]
 
     def open_index(self) -> Index:
-        return self.index.open(lambda: self._shards, folder=self.work / "index", device=self.device)
+        folder = self.work / "index" if self.index.index_class.is_saved else None
+        return self.index.open(lambda: self._shards, folder=folder, device=self.device)
 
     _opened = cached_property(open_index)
 
@@ -167,8 +168,18 @@ class DenseFinder:
         hits = to_rankings(self._opened.search(queries, depth))
         return [Found(found, None if np.isnan(score) else float(score)) for found, score in zip(hits, best, strict=True)]
 
+    def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
+        queries = np.load(question_folder(self.work, rows) / "vectors.npy", allow_pickle=False)
+        flat = [(place, row) for place, listed in enumerate(passages) for row in listed]
+        pairs = np.array([(*pair, number) for number, pair in enumerate(flat)], dtype=np.int64).reshape(-1, 3)
+        found = np.empty(len(flat), dtype=np.float32)
+        for part, vectors in self._vectors_of(pairs):
+            found[part[:, 2]] = paired_dots(queries, part[:, 0], vectors, np.arange(len(vectors)))
+        of_questions = np.split(found, np.cumsum([len(listed) for listed in passages])[:-1])
+        return [scores.tolist() for scores in of_questions]
+
     def _vectors_of(self, pairs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The (place, row of the corpus) pairs, sorted by row, with the vectors at these rows, in one pass that reads only them."""
+        """The (place, row of the corpus, ...) pairs, sorted by row, with the vectors at these rows, in one pass that reads only them."""
         pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
         start = 0
         for shard in self._shards:

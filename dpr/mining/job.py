@@ -1,16 +1,11 @@
-"""``dpr mine``: hard negatives for a training set, block by block, so that a killed run can be resumed.
-
-1. A work folder beside the output, tied to these data and settings, holds what the search needs and one file per finished block.
-2. Each block of questions is searched, filtered and written; several processes mine blocks in parallel.
-3. The blocks are joined into the output, the audit is written beside it, and the work folder is removed.
-"""
+"""``dpr mine``: hard negatives for a training set, and the steps of every job that works on one block by block (``work``)."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +20,16 @@ from dpr.formats.run_lock import held, lock_of
 from dpr.formats.training_files.json_formats import join_record_files
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import combine, warn_of_few
-from dpr.mining.blocks import BLOCKS, BlockMiner, mine_blocks
+from dpr.mining.blocks import BlockMiner
 from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_passages
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import MiningSettings, PairScorer
 from dpr.mining.search import Search
+from dpr.mining.work import BLOCKS, BlockWriter, write_blocks
 
 logger = get_logger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 Facts = dict[str, Any]
 
 
@@ -66,45 +62,70 @@ def mine(
         CheckpointError: another run is writing ``out``.
     """
     settings.check()
-    require_writable(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     search = search or LexicalSearch()
-    with held(out, file=lock_of(out)):
-        base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and content_sha256(corpus), "search": search.facts()}
-        facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
-        work = out.with_name(f"{out.name}.mining")
-        remove_leftovers(out.parent)
-        # Unfinished work is finished first, even if a killed run had already written the output.
-        if out.exists() and not overwrite and not _is_of(work / BLOCKS, facts):
-            if (finished := _finished(out, facts)) is None:
-                raise InputError("exists already", file=out, hint="choose another name, or overwrite=true")
-            logger.info("%s is already the result of these data and settings: nothing to do", out)
-            audit = finished
-        else:
-            _claim(work, base)
-            _claim(work / BLOCKS, facts)
-            miner, blocks = _prepared(train, work, settings, search, corpus)
-            missing = [rows for rows in blocks if not miner.audit(rows).is_file()]
-            progress = Progress("mining", len(train), unit="questions", done=len(train) - sum(map(len, missing)))
-            for rows in mine_blocks(miner, missing, processes=processes, scorer=scorer):
-                progress.advance(len(rows), 0)
-            progress.close()
-            audit = _finish(miner, blocks, out, facts)
+    base = {"version": _VERSION, "train": train.fingerprint, "corpus": corpus and content_sha256(corpus), "search": search.facts()}
+
+    def prepare(work: Path, blocks: Sequence[range]) -> BlockMiner:
+        source = source_of(train, corpus, work)
+        finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
+        return BlockMiner(train, source, work, finder, search.mined_by, settings)
+
+    facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
+    job = BlockJob("mining", base, facts, search.block_rows, prepare, combine, scorer)
+    audit = run_job(job, train, out, processes=processes, overwrite=overwrite)
     warn_of_few(audit, out)
     return audit
 
 
-def _prepared(
-    train: TrainingSet, work: Path, settings: MiningSettings, search: Search, corpus: Path | None
-) -> tuple[BlockMiner, list[range]]:
-    """Writes what the search needs to the work folder."""
+@dataclass(frozen=True)
+class BlockJob:
+    """Something done to every question of a training set.
+
+    ``base`` decides what the work folder holds, ``facts`` the output too. ``prepare`` takes the work folder and the blocks; ``combine``
+    makes one audit of those of the blocks.
+    """
+
+    name: str
+    base: Facts
+    facts: Facts
+    block_rows: int
+    prepare: Callable[[Path, Sequence[range]], BlockWriter]
+    combine: Callable[[Iterable[Facts]], Facts]
+    scorer: PairScorer | None = None
+
+
+def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, overwrite: bool) -> Facts:
+    """Does what is left of a job and returns its audit; raises as ``mine`` does."""
+    require_writable(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with held(out, file=lock_of(out)):
+        work = out.with_name(f"{out.name}.{job.name}")
+        remove_leftovers(out.parent)
+        # Unfinished work is finished first, even if a killed run had already written the output.
+        if out.exists() and not overwrite and not _is_of(work / BLOCKS, job.facts):
+            if (finished := _finished(out, job.facts)) is None:
+                raise InputError("exists already", file=out, hint="choose another name, or overwrite=true")
+            logger.info("%s is already the result of these data and settings: nothing to do", out)
+            return finished
+        _claim(work, job.base)
+        _claim(work / BLOCKS, job.facts)
+        size = job.block_rows
+        blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
+        writer = job.prepare(work, blocks)
+        missing = [rows for rows in blocks if not writer.audit(rows).is_file()]
+        progress = Progress(job.name, len(train), unit="questions", done=len(train) - sum(map(len, missing)))
+        for rows in write_blocks(writer, missing, processes=processes, scorer=job.scorer):
+            progress.advance(len(rows), 0)
+        progress.close()
+        return _finish(job, writer, blocks, out)
+
+
+def source_of(train: TrainingSet, corpus: Path | None, work: Path) -> Path:
+    """The corpus, or without one the passages of the training set, which are written to the work folder."""
     source = corpus or work / TRAINING_PASSAGES
     if corpus is None and not source.is_file():
         logger.info("%d distinct passages in the training data", write_training_passages(train, source))
-    size = search.block_rows
-    blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
-    finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
-    return BlockMiner(train, source, work, finder, search.mined_by, settings), blocks
+    return source
 
 
 def _claim(folder: Path, facts: Facts) -> None:
@@ -132,12 +153,12 @@ def _finished(out: Path, facts: Facts) -> dict[str, Any] | None:
     return None
 
 
-def _finish(miner: BlockMiner, blocks: Sequence[range], out: Path, facts: Facts) -> dict[str, Any]:
-    audit = combine(read_json(miner.audit(rows)) for rows in blocks)
-    join_record_files((miner.part(rows) for rows in blocks), out)
-    audit |= {"made_of": facts, "file": describe_file(out)}
+def _finish(job: BlockJob, writer: BlockWriter, blocks: Sequence[range], out: Path) -> Facts:
+    audit = job.combine(read_json(writer.audit(rows)) for rows in blocks)
+    join_record_files((writer.part(rows) for rows in blocks), out)
+    audit |= {"made_of": job.facts, "file": describe_file(out)}
     write_json(_audit_file(out), audit, note={})
-    remove_folder(miner.work)
+    remove_folder(writer.work)
     return audit
 
 

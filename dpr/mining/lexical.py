@@ -63,3 +63,6 @@ class LexicalFinder:
             hits, scores = self._opened.search_beside(one.question, depth, one.positives)
             found.append(Found(hits, max(scores, default=None)))
         return found
+
+    def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [self._opened.search_beside(question, 1, listed)[1] for question, listed in zip(questions, passages, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +25,13 @@ class Candidate:
     passage: Passage
     score: float
     rank: int
-    cross_encoder_score: float | None = None
-    """The cross-encoder's probability that it is relevant."""
+    log_odds: float | None = None
+    """What the cross-encoder finds (``PairScorer``)."""
+
+    @property
+    def cross_encoder_score(self) -> float | None:
+        """The cross-encoder's probability that it is relevant."""
+        return None if self.log_odds is None else 0.5 + 0.5 * math.tanh(self.log_odds / 2)
 
 
 @dataclass(slots=True)
@@ -40,7 +46,7 @@ class Mined:
 
 
 Choosing = Generator[Candidate, float, Mined]
-"""Negatives being chosen: yields the candidates whose cross-encoder score it waits for, and returns the outcome."""
+"""Negatives being chosen: yields the candidates whose log-odds it waits for, and returns the outcome."""
 
 
 class PairScorer(Protocol):
@@ -51,8 +57,8 @@ class PairScorer(Protocol):
         """Changes with whatever changes its scores."""
         ...
 
-    def score(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
-        """The probability that the passage is relevant to the question, for each pair."""
+    def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
+        """For each pair ln(p / (1 - p)) of the probability p that the passage is relevant to the question."""
         ...
 
 
@@ -91,8 +97,9 @@ def choose_negatives(
             mined.above_positive += 1
         candidate = Candidate(passage, score, place + 1)
         if not reason and settings.veto_above is not None:
-            candidate.cross_encoder_score = yield candidate
-            reason = "vetoed by the cross-encoder" if candidate.cross_encoder_score >= settings.veto_above else ""
+            candidate.log_odds = yield candidate
+            is_vetoed = candidate.cross_encoder_score is not None and candidate.cross_encoder_score >= settings.veto_above
+            reason = "vetoed by the cross-encoder" if is_vetoed else ""
         if reason:
             mined.left_out[reason] += 1
         else:
@@ -186,5 +193,5 @@ def finish_together(choices: Sequence[tuple[str, Choosing]], scorer: PairScorer 
         running = waiting
         if pending and scorer is None:
             raise ValueError("veto_above needs a cross-encoder")
-        scores = scorer.score(pending) if pending and scorer is not None else []
+        scores = scorer.log_odds(pending) if pending and scorer is not None else []
     return [mined[number] for number in sorted(mined)]

@@ -35,6 +35,10 @@ class Finder(Protocol):
         """The ``depth`` best passages for each question of a block, which are the ``rows`` of the training set."""
         ...
 
+    def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The scores of given passages, by their rows in the corpus, for each question of a block."""
+        ...
+
 
 class Search(Protocol):
     """A way to search, with everything that decides its result."""

@@ -40,9 +40,13 @@ class CrossEncoder:
         positions -= first_position(model.base_model) or 0
         self._max_length = min(max_length, positions, tokenizer.model_max_length)
 
-    @torch.inference_mode()
     def score(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
         """The probability, 0 to 1, that the passage of each pair is relevant to the question."""
+        return torch.sigmoid(torch.tensor(self.log_odds(pairs), dtype=torch.float64)).tolist()
+
+    @torch.inference_mode()
+    def log_odds(self, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
+        """What that probability is the logistic function of: the one logit, or the second of two less the first."""
         if not pairs:
             return []
         questions = [question for question, _ in pairs]
@@ -57,7 +61,7 @@ class CrossEncoder:
                 logits = self._model(**batch).logits
             logits = logits.double()
             relevance = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
-            scores[rows] = torch.sigmoid(relevance).cpu().numpy()
+            scores[rows] = relevance.cpu().numpy()
         if not np.isfinite(scores).all():
             raise CheckpointError("the cross-encoder gives scores that are NaN or infinite", file=self._model.name_or_path)
         return scores.tolist()

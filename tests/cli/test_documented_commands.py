@@ -37,7 +37,7 @@ SCRIPTS = {
 DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 # Placeholders of a reader's own: the command is looked at without them.
 PLACEHOLDER = re.compile(r"\.\.\.|<|\$|^(?:PATH|KEY|COMMAND|FILE)$|=N$|=T$")
-RUN = {"prepare", "check-data", "mine", "compare", "report", "retrieve", "new-encoder", "export", "verify"}
+RUN = {"prepare", "check-data", "mine", "score", "compare", "report", "retrieve", "new-encoder", "export", "verify"}
 
 
 def words_behind_dpr(line: str) -> list[str] | None:
@@ -174,7 +174,7 @@ def test_documented_commands_run_on_files_of_those_names(
             if main(words) != 0:
                 failed.append(f"{where}\n{capsys.readouterr().err}")
     assert not failed, "\n".join(failed)
-    assert ran >= {"prepare", "check-data", "mine", "compare", "report", "retrieve"}
+    assert ran >= {"prepare", "check-data", "mine", "score", "compare", "report", "retrieve"}
 
 
 def test_options_may_stand_between_the_folder_and_the_question(

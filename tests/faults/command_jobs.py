@@ -78,6 +78,11 @@ JOBS = {
         ),
         Job("mine", "mine in/train.json corpus=in/corpus.tsv out=out/mined.jsonl", "corpus.tsv"),
         Job("mine model_file", "mine in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu out=out/mined.jsonl", "train.json"),
+        Job(
+            "score",
+            "score in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu hybrid=linear out=out/scored.jsonl",
+            "train.json",
+        ),
         Job("compare", "compare a=in/a.json b=in/b.json --out out/table.json", "a.json"),
         Job("report", "report in/run a=in/a.json --out out/report.html", "a.json"),
         Job(

@@ -54,5 +54,13 @@ def test_the_command_asks_the_classifier_and_keeps_its_bytes(
     scores = CrossEncoder.load(classifier).score(pairs)
     assert [entry["cross_encoder_score"] for _, entry in kept] == pytest.approx(scores, abs=1e-3)
     assert kept
+    model = CrossEncoder.load(classifier)
+    assert [entry["teacher_score"] for _, entry in kept] == pytest.approx(model.log_odds(pairs), abs=1e-3)
+    positives = [
+        (record["question"], Passage(entry["text"], entry["title"]), entry["teacher_score"])
+        for record in map(json.loads, whole.read_text().splitlines())
+        for entry in record["positive_ctxs"]
+    ]
+    assert [score for *_, score in positives] == pytest.approx(model.log_odds([pair[:2] for pair in positives]), abs=1e-3)
     assert max(scores) < middle + 1e-4
     assert json.loads(Path(f"{whole}.audit.json").read_text())["left_out"]["vetoed by the cross-encoder"] > 0

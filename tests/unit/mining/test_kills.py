@@ -43,10 +43,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def run_until(killed_after: int, arguments: Sequence[str]) -> int:
+def run_until(killed_after: int, arguments: Sequence[str], *, command: str = "mine") -> int:
     """The exit code; that of a killed process is negative."""
-    command = [sys.executable, "-c", DRIVER.replace("EVERY", str(killed_after)), "mine", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=patient(100), env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+    line = [sys.executable, "-c", DRIVER.replace("EVERY", str(killed_after)), command, *arguments]
+    return subprocess.run(line, capture_output=True, timeout=patient(100), env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
 
 
 @pytest.mark.parametrize("way", ["bm25", "dense"])

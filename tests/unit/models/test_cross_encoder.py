@@ -51,6 +51,7 @@ def test_scores_are_the_probabilities_of_each_pair_alone(tmp_path: Path, num_lab
     found = CrossEncoder.load(folder, batch_tokens=256).score(pairs())
     assert found == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 0.05  # else anything would do
+    assert torch.tensor(CrossEncoder.load(folder, batch_tokens=256).log_odds(pairs())).sigmoid().tolist() == pytest.approx(found, abs=1e-6)
     assert CrossEncoder.load(folder).score([]) == []
 
 

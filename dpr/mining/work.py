@@ -1,0 +1,119 @@
+"""Work on a training set block by block beside the output, so that a killed run can be resumed: what mining and scoring share.
+
+1. A work folder beside the output, tied to these data and settings, holds what the search needs and one file per finished block.
+2. Each block of questions is searched and written; several processes work on blocks in parallel.
+3. The blocks are joined into the output, the audit is written beside it, and the work folder is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import cached_property
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpr.core.errors import LostRankError
+from dpr.formats.training_sets import TrainingSet
+from dpr.mining.corpus import MiningCorpus
+from dpr.mining.negatives import PairScorer
+
+BLOCKS = "blocks"
+
+
+@dataclass(frozen=True)
+class BlockWriter(ABC):
+    """What every process needs to know to write a block. ``source`` is the corpus, ``work`` holds what was made of it and the blocks."""
+
+    train: TrainingSet
+    source: Path
+    work: Path
+
+    @cached_property
+    def corpus(self) -> MiningCorpus:
+        return MiningCorpus(self.source, self.work)
+
+    def part(self, rows: range) -> Path:
+        """The records of a block; complete if its audit exists too."""
+        return self.work / BLOCKS / f"part-{rows.start:09d}-{rows.stop:09d}.jsonl"
+
+    def audit(self, rows: range) -> Path:
+        return self.work / BLOCKS / f"audit-{rows.start:09d}-{rows.stop:09d}.json"
+
+    @abstractmethod
+    def find(self, rows: range) -> Any:
+        """What the search finds for the questions of a block."""
+
+    @abstractmethod
+    def write(self, rows: range, found: Any, scorer: PairScorer | None = None) -> None:
+        """Writes the records of a block and its audit."""
+
+
+def write_blocks(writer: BlockWriter, blocks: Sequence[range], *, processes: int, scorer: PairScorer | None) -> Iterator[range]:
+    """Writes the blocks and yields each when it is written, in any order.
+
+    A cross-encoder stays in this process with all its threads; the other processes only search, and rest while it scores.
+
+    Raises:
+        LostRankError: a process was killed.
+    """
+    if processes <= 1:
+        for rows in blocks:
+            writer.write(rows, writer.find(rows), scorer)
+            yield rows
+        return
+    threads = max(1, torch.get_num_threads() // processes)
+    # Not fork: the threads that libraries have started do not survive it. Each gets a copy: files that are open here cannot be sent.
+    context, arguments = get_context("spawn"), (replace(writer), threads)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=arguments)
+    try:
+        if scorer is None:
+            running = {pool.submit(_write, rows): rows for rows in blocks}
+            for done in as_completed(running):
+                done.result()
+                yield running[done]
+        else:
+            for start in range(0, len(blocks), processes):
+                together = blocks[start : start + processes]
+                for rows, found in zip(together, list(pool.map(_find, together)), strict=True):
+                    writer.write(rows, found, scorer)
+                    yield rows
+    except BrokenProcessPool:
+        raise LostRankError("a mining process was killed, possibly because memory ran out; rerun the same command to resume") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_writer: BlockWriter | None = None
+
+
+def _start(writer: BlockWriter, threads: int) -> None:
+    global _writer
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _writer = writer
+
+
+def _end_with_parent() -> None:
+    """Without it, a worker whose parent was killed waits for work forever."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _find(rows: range) -> Any:
+    assert _writer is not None
+    return _writer.find(rows)
+
+
+def _write(rows: range) -> None:
+    assert _writer is not None
+    _writer.write(rows, _writer.find(rows))

@@ -1,0 +1,199 @@
+"""``dpr score``: what each teacher says of every passage, by any number of processes and however often the run was killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.cli.main import main
+from dpr.core.errors import ConfigError
+from dpr.core.records import Passage, TrainingSample
+from dpr.formats.corpora import write_passages
+from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.fusion import fuse_linear
+from dpr.indexer.ranking import to_rankings
+from dpr.indexer.registry import Texts
+from dpr.mining import dense, lexical, scoring
+from dpr.mining.lexical import LexicalSearch
+from dpr.mining.scoring import Teacher, score_passages
+from dpr.models.biencoder import BiEncoder
+from dpr.models.cross_encoder import CrossEncoder
+from tests.unit.mining.conftest import repeating_corpus, repeating_samples
+from tests.unit.mining.test_kills import run_until
+from tests.unit.models.test_cross_encoder import classifier_folder
+
+LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dense, lexical, scoring):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 7)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Questions with positives, of which some are not in the corpus, and negatives of both kinds from it; some have other scores."""
+    rng, corpus = random.Random(5), repeating_corpus()
+    samples = []
+    for row, sample in enumerate(repeating_samples()):
+        drawn = rng.sample(corpus, 4)
+        hard = tuple(replace(passage, teacher_score=99.0) if row % 3 else passage for passage in drawn[:3])
+        samples.append(replace(sample, hard_negatives=hard, other_negatives=tuple(drawn[3:])))
+    write_training_set(tmp_path / "train.jsonl", samples)
+    return tmp_path / "train.jsonl"
+
+
+def entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Question and entry of every passage."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(record["question"], entry) for record in records for name in LISTS for entry in record[name]]
+
+
+def scored(data: Path, *arguments: str, name: str = "scored") -> list[tuple[str, Passage, float | None]]:
+    out = data.with_name(f"{name}.jsonl")
+    assert main(["score", str(data), f"out={out}", *arguments]) == 0
+    assert not out.with_name(f"{out.name}.scoring").exists()
+    found = [(question, Passage(entry["text"], entry["title"]), entry.get("teacher_score")) for question, entry in entries(out)]
+    before = [(question, entry["text"], entry["title"]) for question, entry in entries(data)]
+    assert [(question, passage.text, passage.title) for question, passage, _ in found] == before
+    return found
+
+
+def scores_of(found: list[tuple[str, Passage, float | None]]) -> list[float]:
+    assert None not in [score for *_, score in found]
+    return [score for *_, score in found if score is not None]
+
+
+def test_a_cross_encoder_gives_its_log_odds(data: Path, tmp_path: Path) -> None:
+    folder = classifier_folder(tmp_path / "classifier", num_labels=1)
+    found = scored(data, f"cross_encoder={folder}", "device=cpu")
+    expected = CrossEncoder.load(folder).log_odds([pair[:2] for pair in found])
+    assert scores_of(found) == pytest.approx(expected, abs=1e-5)
+    assert np.std(expected) > 0.1
+
+
+def test_a_bi_encoder_gives_its_scores(data: Path, model_folder: Path) -> None:
+    found = scored(data, f"model_file={model_folder}", "device=cpu")
+    model = BiEncoder.load(model_folder)
+    questions = np.asarray(model.encode_questions([question for question, *_ in found]))
+    passages = np.asarray(model.encode_passages([passage for _, passage, _ in found]))
+    assert scores_of(found) == pytest.approx((questions * passages).sum(1).tolist(), abs=1e-4)
+
+
+def test_bm25_gives_its_scores_with_the_words_of_the_corpus(data: Path, corpus_file: Path) -> None:
+    found = scored(data, f"corpus={corpus_file}", "k1=1.2")
+    corpus = repeating_corpus()
+    index = Bm25Index.build(
+        Texts([str(p.id) for p in corpus], [f"{p.title} {p.text}" for p in corpus]), lexical_settings := Bm25Index.Settings(k1=1.2)
+    )
+    assert lexical_settings.k1 == 1.2
+    rows = {passage.text: row for row, passage in enumerate(corpus)}
+    outside = [passage.text for _, passage, score in found if score is None]
+    assert outside and not {*outside} & {*rows}
+    for question, passage, score in found:
+        if score is not None:
+            assert score == pytest.approx(index.search_beside(question, 1, [rows[passage.text]])[1][0], abs=1e-5)
+
+
+def test_without_a_corpus_every_passage_has_a_score(data: Path) -> None:
+    assert len({*scores_of(scored(data))}) > 20
+
+
+def test_a_hybrid_gives_what_retrieval_ranks_by(data: Path, corpus_file: Path, model_folder: Path) -> None:
+    found = scored(
+        data, f"corpus={corpus_file}", f"model_file={model_folder}", "device=cpu", "hybrid=linear", "hybrid_weight=0.6", "hybrid_depth=9"
+    )
+    corpus, model = repeating_corpus(), BiEncoder.load(model_folder)
+    ids = [str(passage.id) for passage in corpus]
+    index = Bm25Index.build(Texts(ids, [f"{passage.title} {passage.text}" for passage in corpus]))
+    vectors = np.asarray(model.encode_passages(corpus))
+    expected = []
+    for question, passage, _ in found:
+        dots = vectors @ np.asarray(model.encode_questions([question]))[0]
+        first = sorted(zip(ids, dots.tolist(), strict=True), key=lambda item: -item[1])[:9]
+        (fused,) = fuse_linear([first], to_rankings(index.search([question], 9)), weight=0.6, k=18)
+        inside = [key for key, other in zip(ids, corpus, strict=True) if other.text == passage.text]
+        expected.append(dict(fused).get(inside[0], 0.0) if inside else None)
+    assert [score for *_, score in found] == pytest.approx(expected, abs=1e-4)
+    assert {0.0, None} < {*expected}
+
+
+def test_processes_kills_and_reruns_give_the_same_bytes(data: Path, model_folder: Path, tmp_path: Path) -> None:
+    for name, given in {"bm25": [], "dense": [f"model_file={model_folder}", "device=cpu"]}.items():
+        scored(data, *given, name="whole")
+        whole = (tmp_path / "whole.jsonl").read_bytes()
+        scored(data, *given, "processes=2", name="two")
+        out = tmp_path / "killed.jsonl"
+        arguments = [str(data), f"out={out}", *given]
+        assert [run_until(count, arguments, command="score") for count in (5, 9)] == [-signal.SIGKILL] * 2
+        scored(data, *given, name="killed")
+        times = out.stat().st_mtime_ns
+        scored(data, *given, name="killed")  # already finished
+        assert out.stat().st_mtime_ns == times
+        for other in ("two", "killed"):
+            assert (tmp_path / f"{other}.jsonl").read_bytes() == whole, (name, other)
+        for file in tmp_path.glob("*.jsonl*"):
+            if not file.name.startswith("train"):
+                file.unlink()
+
+
+def test_another_teacher_starts_over_and_does_not_replace(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = scores_of(scored(data))
+    assert main(["score", str(data), f"out={tmp_path}/scored.jsonl", "k1=2"]) == 3
+    assert "exists already" in capsys.readouterr().err
+    assert scores_of(scored(data, "k1=2", "overwrite=true")) != first
+
+
+def test_the_audit_counts_scores_and_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    right, wrong = Passage("ba be bi"), Passage("bo bu")
+    rows = [TrainingSample("ba be", (right,), (wrong,)), TrainingSample("bu", (right,), (wrong,)), TrainingSample("bi", (right,))]
+    write_training_set(tmp_path / "t.jsonl", rows)
+    train = open_training_set(tmp_path / "t.jsonl", name="t")
+    write_passages(tmp_path / "corpus.tsv", [replace(right, id="r")])
+    audit = score_passages(train, tmp_path / "out.jsonl", Teacher(searches=(LexicalSearch(),)), corpus=tmp_path / "corpus.tsv")
+    assert audit["counts"] == {
+        "questions": 3,
+        "passages": 5,
+        "passages with a score": 3,
+        "questions whose best passage is a positive": 3,
+    }
+    assert audit["negative_score_quantiles"] == []
+    assert json.loads((tmp_path / "out.jsonl.audit.json").read_text())["counts"] == audit["counts"]
+    assert main(["score", str(tmp_path / "t.jsonl"), f"out={tmp_path}/all.jsonl"]) == 0
+    assert "2  questions whose best passage is a positive" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["cross_encoder=a", "model_file=b"], "mutually exclusive"),
+        (["hybrid=linear"], "add model_file"),
+        (["model_file=b", "corpus=c"], "corpus is a setting of BM25 and hybrids"),
+        (["cross_encoder=a", "k1=1"], "k1 is a setting of BM25"),
+        (["hybrid_weight=0.5"], "hybrid_weight is a setting of hybrids"),
+        (["query_prefix=q"], "query_prefix is a setting of a model"),
+        (["device=cpu"], "device is a setting of models"),
+        (["cross_encoder=a", "processes=2"], "one process"),
+    ],
+)
+def test_settings_of_another_teacher_are_refused(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", "train.jsonl", "out=x.jsonl", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_shares_out_of_range_are_refused() -> None:
+    searches = (LexicalSearch(), LexicalSearch())
+    for wrong in ({"weight": 1.5}, {"weight": float("nan")}, {"depth": 0}):
+        with pytest.raises(ConfigError, match="out of range"):
+            Teacher(searches=searches, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a teacher is"):
+        Teacher()
