@@ -10,6 +10,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,8 @@ def test_documented_commands_run_on_files_of_those_names(
             continue
         if all(Path(file).exists() or file in outputs for file in files):
             for output in outputs:
+                if Path(output).is_dir():
+                    shutil.rmtree(output)
                 Path(output).unlink(missing_ok=True)
                 Path(f"{output}.sha256").unlink(missing_ok=True)
             ran.add(words[0])
