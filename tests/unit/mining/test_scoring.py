@@ -179,7 +179,7 @@ def test_the_audit_counts_scores_and_right_answers(tmp_path: Path, capsys: pytes
         (["hybrid=linear"], "add model_file"),
         (["model_file=b", "corpus=c"], "corpus is a setting of BM25 and hybrids"),
         (["cross_encoder=a", "k1=1"], "k1 is a setting of BM25"),
-        (["hybrid_weight=0.5"], "hybrid_weight is a setting of hybrids"),
+        (["hybrid_weight=0"], "hybrid_weight is a setting of hybrids"),
         (["query_prefix=q"], "query_prefix is a setting of a model"),
         (["device=cpu"], "device is a setting of models"),
         (["cross_encoder=a", "processes=2"], "one process"),
