@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import open_shards
+
+logger = get_logger(__name__)
 
 
 class Guide:
     """Looks up vectors by judgement identity: that of a passage's id within each of ``namespaces``.
 
-    Vectors stay in the mapped files; 16 bytes are held for each passage and namespace.
+    It warns once where a whole batch has none. Vectors stay in the mapped files; 16 bytes are held for each passage and namespace.
 
     Raises:
         InputError: the shards cannot be read, or do not fit together.
@@ -26,6 +29,7 @@ class Guide:
 
     def __init__(self, patterns: Sequence[str | Path], namespaces: Sequence[str]) -> None:
         self._chunks: list[np.ndarray] = []
+        self._has_warned = False
         keys, places = list[int](), list[int]()
         row = 0
         for shard in open_shards(patterns, verify=False):
@@ -49,8 +53,14 @@ class Guide:
         wanted = ids[:, 0].numpy()
         found = np.searchsorted(self._keys, wanted).clip(max=len(self._keys) - 1)
         places, result = self._places[found], np.zeros((len(wanted), self.dimension), dtype=np.float32)
+        hits = np.flatnonzero(self._keys[found] == wanted)
+        if not len(hits) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "no passage of this batch has a vector in loss.guide; the training data must name passages by the ids of its shards"
+            )
         chunk_of = np.searchsorted(self._starts, places, side="right") - 1
-        for row in np.flatnonzero(self._keys[found] == wanted):
+        for row in hits:
             chunk = int(chunk_of[row])
             result[row] = self._chunks[chunk][places[row] - self._starts[chunk]]
         lengths = np.linalg.norm(result, axis=1, keepdims=True)

@@ -16,13 +16,15 @@ logger = get_logger(__name__)
 
 # Above it, the softmax of a teacher's scores is 0 in fp32 for all but the best.
 WIDEST_SPREAD = 100.0
+# Data sets with and without scores may alternate.
+MOST_WITHOUT = 10
 
 
 class Teacher:
     """The weighted sum of the distillation terms. It warns once of scores that cannot be learned from."""
 
     def __init__(self, settings: DistillationSettings) -> None:
-        self.settings, self._has_warned = settings, False
+        self.settings, self._has_warned, self._num_without = settings, False, 0
 
     def __call__(self, scores: Tensor, temperature: Tensor | float, batch: BiEncoderBatch) -> Tensor:
         """Of each question, (B,), from its scores for its own slots, (B, n), which no temperature divides yet."""
@@ -47,9 +49,14 @@ class Teacher:
         is_scored, divisor = ~teacher.isnan(), self.settings.teacher_temperature
         spread = float((teacher.where(is_scored, -torch.inf).amax(1) - teacher.where(is_scored, torch.inf).amin(1)).amax())
         if not is_scored.any():
-            self._has_warned = True
-            logger.warning("no passage of this batch has a teacher score, which loss.kl_weight and loss.margin_mse_weight learn from")
-        elif self.settings.kl_weight and spread > WIDEST_SPREAD * divisor:
+            self._num_without += 1
+            if self._num_without == MOST_WITHOUT:
+                self._has_warned = True
+                found = "no passage of %d batches in a row has a teacher score, which loss.kl_weight and loss.margin_mse_weight learn from"
+                logger.warning(found, MOST_WITHOUT)
+            return
+        self._num_without = 0
+        if self.settings.kl_weight and spread > WIDEST_SPREAD * divisor:
             self._has_warned = True
             logger.warning(
                 "teacher scores of one question differ by %.3g, more than %g times loss.teacher_temperature=%g: its softmax is 0 for all "

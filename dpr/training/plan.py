@@ -100,7 +100,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
     of_question, has_hard = _negatives_per_question(dataset.sources, num_hard=num_hard, num_other=dataset.collator.num_other)
     if has_hard and not num_hard:
         logger.warning("the training data have hard negatives, but train.hard_negatives=0 ignores them; set train.hard_negatives=1")
-    num_contexts = plan.pool_size * (1 + of_question)
+    num_contexts = plan.pool_size * (dataset.collator.num_positives + of_question)
     logger.info(
         "pool: %d questions (%d ranks), up to %d contexts, so up to %d negatives per question of which %d are its own; "
         "%d steps per epoch, %d in all, %d pools per step",

@@ -67,7 +67,7 @@ def test_a_large_pool_takes_little_memory(settings: dict[str, Any]) -> None:
     assert 1 << 17 < max(sizes) <= (1 << 18) + 1024
 
 
-def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path) -> None:
+def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     vectors = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     for shard, rows in enumerate((range(3), range(3, 5))):
         writer = VectorShardWriter(
@@ -82,6 +82,10 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path) -> No
     assert not found[2:4].any(), "an id of another namespace, and one that the shards do not have"
     expected = torch.from_numpy(vectors[[4, 0, 2]])
     torch.testing.assert_close(found[[0, 1, 4]], expected / expected.norm(dim=1, keepdim=True))
+    assert not caplog.text
+    for _ in range(2):
+        guide.vectors(ids[2:4])
+    assert caplog.text.count("no passage of this batch has a vector in loss.guide") == 1
 
 
 @pytest.mark.parametrize(
