@@ -67,15 +67,18 @@ class RowAdamW(torch.optim.AdamW):
             state["step"] = torch.zeros(len(table), dtype=torch.float32, device=table.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
         skipped = getattr(self, "found_inf", None)
-        is_kept = None if skipped is None else skipped.bool()
+        if skipped is not None and bool(skipped):
+            return
         rows, values = gradient.indices()[0], gradient.values()
-        is_read = (values != 0).any(1)
-        rows, values = rows[is_read], values[is_read]
+        is_read = values.abs().amax(1) != 0
+        if not bool(is_read.all()):
+            rows, values = rows[is_read], values[is_read]
+        tensors = table, state["exp_avg"], state["exp_avg_sq"], state["step"]
         size = _ROWS_AT_ONCE if table.device.type == "cpu" else max(1, len(rows))
         for part, numbers in zip(rows.split(size), values.split(size), strict=True):
-            new = _adamw(group, [tensor[part] for tensor in (table, state["exp_avg"], state["exp_avg_sq"], state["step"])], numbers)
-            for tensor, changed in zip((table, state["exp_avg"], state["exp_avg_sq"], state["step"]), new, strict=True):
-                tensor[part] = changed if is_kept is None else torch.where(is_kept, tensor[part], changed)
+            new = _adamw(group, [tensor.index_select(0, part) for tensor in tensors], numbers)
+            for tensor, changed in zip(tensors, new, strict=True):
+                tensor.index_copy_(0, part, changed)
 
 
 def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
@@ -86,7 +89,11 @@ def _adamw(group: dict[str, Any], of_rows: Sequence[Tensor], gradient: Tensor) -
     mean.lerp_(gradient, 1 - first)
     square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
     counted = step.double()[:, None]
-    size = (rate / (1 - first**counted)).to(weights.dtype)
-    scale = (1 - second**counted).rsqrt().to(weights.dtype)
-    change = mean / (square.sqrt().mul_(scale)).add_(group["eps"])
-    return weights.mul_(1 - rate * group["weight_decay"]).addcmul_(change, size, value=-1), mean, square, step
+    # AdamW's m / c1 / (sqrt(v / c2) + eps), with what belongs to a row taken out: sqrt(c2) / c1 * m / (sqrt(v) + eps sqrt(c2)).
+    root = (1 - second**counted).sqrt()
+    change = square.sqrt().add_((group["eps"] * root).to(weights.dtype))
+    torch.div(mean, change, out=change)
+    if group["weight_decay"]:
+        weights.mul_(1 - rate * group["weight_decay"])
+    weights.addcmul_(change, (rate * root / (1 - first**counted)).to(weights.dtype), value=-1)
+    return weights, mean, square, step

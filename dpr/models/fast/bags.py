@@ -14,11 +14,24 @@ from dpr.core.batch import TokenBatch
 from dpr.models.pooling import IdfPooling, MeanPooling, Pooling
 
 
+class _Rows(torch.autograd.Function):
+    """Rows of a table, each at most once and in order, so that their gradient needs no sorting."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
+        ctx.rows, ctx.shape = rows, table.shape
+        return table.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return torch.sparse_coo_tensor(ctx.rows[None], gradients[0], ctx.shape, check_invariants=False, is_coalesced=True), None
+
+
 def bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
     """Pooled vectors (N, V) in the order of ``batch``. On a GPU it waits once, for the number of distinct tokens."""
     lengths = batch.lengths.to(batch.tokens.device, non_blocking=True)
     distinct, place = torch.unique(batch.tokens, return_inverse=True)
-    rows: Tensor = backbone.get_input_embeddings()(distinct)
+    rows: Tensor = _Rows.apply(backbone.get_input_embeddings().weight, distinct)
     if isinstance(pooling, IdfPooling):
         rows = rows * pooling.token_weights[distinct][:, None]
     elif type(pooling) is not MeanPooling:
