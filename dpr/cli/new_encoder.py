@@ -10,8 +10,8 @@ EXAMPLE = """example:
   dpr new-encoder --corpus corpus.tsv --questions train.json --out my_encoder --vocab-size 8000 --layers 1 --hidden 256
   dpr train encoder.pretrained_model_cfg=my_encoder encoder.pretrained=false ...
 
-  dpr new-encoder corpus=corpus.tsv out=my_encoder vocab_size=30000 layers=0 hidden=512
-  dpr train encoder=static encoder.pretrained_model_cfg=my_encoder ...
+  dpr new-encoder corpus=corpus.tsv out=my_static vocab_size=30000 layers=0 hidden=512
+  dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
 """
 
 
