@@ -13,6 +13,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.precision import autocast
 from dpr.models.biencoder import BiEncoder, BiEncoderVectors
+from dpr.models.trials import is_static
 
 logger = get_logger(__name__)
 
@@ -73,10 +74,13 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    tower = model.question_model if model.options.fix_ctx_encoder else model.ctx_model
+    tower, tokens = model.question_model if model.options.fix_ctx_encoder else model.ctx_model, trial_tokens(model, length)
+    if is_static(tower.backbone):  # its graph grows with the distinct tokens: all of them, at most
+        distinct = torch.arange(2 * length, device=model.device) % int(tower.config.vocab_size)
+        tokens = TokenBatch(distinct, tokens.lengths, tokens.position)
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast(model.device, precision):
-        vectors = tower(trial_tokens(model, length))
+        vectors = tower(tokens)
     del vectors
     model.train(was_training)
     return sum(kept.values()) / (2 * length)

@@ -16,6 +16,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.trial import graph_bytes_per_token
 from tests.helpers.tiny import VOCABULARY, encoder_folder, static_folder, tiny_model
 
 BATCH = TokenBatch.from_lists([[5, 9, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41, 9]])
@@ -66,6 +67,11 @@ def test_its_folder_keeps_everything(tmp_path: Path) -> None:
     loaded = BiEncoder.load(tmp_path / "model")
     assert loaded.fingerprint == model.fingerprint and loaded.stored_temperature == 0.05
     assert (loaded.encode(["ba be bi", ""]) == model.encode(["ba be bi", ""])).all()
+
+
+def test_memory_is_counted_for_distinct_tokens(tmp_path: Path) -> None:
+    model = tiny_model(static_folder(tmp_path, width=64), shared=True, pooling="idf")
+    assert graph_bytes_per_token(model, length=20) >= 64 * 8  # a row in float64
 
 
 def test_without_frequencies_all_tokens_begin_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
