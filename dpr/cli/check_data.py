@@ -37,13 +37,17 @@ def main(argv: list[str]) -> int:
     from dpr.preparation.data_report import open_tokenizer, report, require_rows
 
     configure_logging()
-    tensorizer = None
+    tensorizer, prefixes = None, {"question": options.query_prefix, "passage": options.passage_prefix}
     if options.tokenizer:
         lengths = {name: getattr(options, name) or None for name in ("sequence_length", "question_length")}
         tensorizer = open_tokenizer(options.tokenizer, **lengths)
+        for side, prompt in (("query", tensorizer.text.query_prompt), ("passage", tensorizer.text.passage_prompt)):
+            key = f"{side}_prefix"
+            agreed = tensorizer.text.agreed_prefix(getattr(options, key), prompt, key=key)
+            prefixes["question" if side == "query" else side] = agreed or ""
     train = check_files(expand_files(options.files), read_options(options))
     dev = check_files(expand_files(options.dev), read_options(options)) if options.dev else None
-    lines, problems = report(train, dev, tensorizer, {"question": options.query_prefix, "passage": options.passage_prefix})
+    lines, problems = report(train, dev, tensorizer, prefixes)
     print("\n".join(lines))
     require_rows(train, "train")
     if not options.tokenizer:
