@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import Ranks, current_ranks, on_main
+from dpr.core.distributed import current_ranks, on_main
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
@@ -83,8 +83,7 @@ class BiEncoderTrainer(Run):
     ) -> None:
         self.settings = settings = TrainingSettings.of(settings, **options)
         settings.check()
-        train = settings.train
-        self.ranks: Ranks = current_ranks()
+        train, self.ranks = settings.train, current_ranks()
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)

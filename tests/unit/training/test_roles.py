@@ -55,6 +55,7 @@ CHANGED: dict[str, Any] = {
     "train.sampling.temperature": 2.0,
     "train.gradient_accumulation_steps": 3,
     "train.precision": "bf16",
+    "train.sharding": "fsdp2",
     "train.lr_schedule": "cosine",
     "encoder.pooling": "mean",
     "encoder.attention_dropout": 0.3,
@@ -75,6 +76,12 @@ WITH_ANOTHER = {
     "loss.dimension_weights": "needs loss.dimensions too",
     "loss.guide": "needs vector shards",
     "encoder.attention": "needs a GPU's precision too",
+    "encoder.append_eos": "needs a tokenizer with an end token",
+    "encoder.residual_words": "needs another pooling too",
+    "encoder.adapter": "needs pretrained weights",
+    **dict.fromkeys(
+        ("encoder.lora_rank", "encoder.lora_alpha", "encoder.lora_targets", "encoder.lora_dropout"), "needs encoder.adapter too"
+    ),
 }
 
 
