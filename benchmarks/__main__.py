@@ -32,7 +32,8 @@ benchmarks --only training,search --out docs/benchmarks.md` measures some sectio
 that is read at one token only, the keys and values of all tokens and the rest of that one. The peak is an fp32 matrix product (2048^3)
 timed beside each run. Nothing here was measured on a GPU: not training, not encoding, not search. Measured elsewhere:
 [memory](memory.md), mining ([training data](training_data.md)), many processes ([scaling](scaling.md)), pools of rows of similar length
-([training](training.md)), large training files ([file formats](file_formats.md))."""
+([training](training.md)), large training files ([file formats](file_formats.md)), what encoders and objectives are worth from scratch
+([objectives](objectives_study.md), by `python -m benchmarks.study --data ../shared/data --out runs/study`)."""
 
 
 @dataclass(frozen=True)

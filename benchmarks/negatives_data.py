@@ -41,7 +41,7 @@ def write_sets(data: Path, out: Path) -> None:
             if not is_test:
                 chosen += [article for article in all_of_them if not article["title"]]
             (out / part / f"{name}.json").write_text(json.dumps({"data": chosen}, ensure_ascii=False), encoding="utf-8")
-    rows = list(_lines(data / _MEDQUAD))
+    rows = list(gzipped_rows(data / _MEDQUAD))
     for part, is_test in (("train", False), ("test", True)):
         with (out / part / "medquad.jsonl").open("w", encoding="utf-8") as file:
             for row in rows:
@@ -65,7 +65,8 @@ def _is_test(name: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % TEST_PARTS == 0
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
+def gzipped_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a packed file of JSON lines."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
@@ -77,14 +78,14 @@ def _articles(file: Path) -> list[dict[str, Any]]:
 
 
 def _untitled(file: Path) -> Iterable[dict[str, Any]]:
-    for row in _lines(file):
+    for row in gzipped_rows(file):
         questions = [{"question": qa["question"], "answers": [{"text": qa["answer"]}]} for qa in row["qas"]]
         yield {"title": "", "paragraphs": [{"context": row["context"], "qas": questions}]}
 
 
 def _qed_articles(file: Path) -> list[dict[str, Any]]:
     paragraphs: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for row in _lines(file):
+    for row in gzipped_rows(file):
         answers = [{"text": span["string"]} for answer in row["original_nq_answers"] for span in answer]
         paragraphs[row["title_text"]][row["paragraph_text"]].append({"question": row["question_text"], "answers": answers})
     return [
