@@ -101,10 +101,10 @@ class Study:
         """Trains one condition with one seed, with the settings that are best on dev, and judges it on the test part."""
         self._run(name, seed, self._best(name), "test")
 
-    def rows(self) -> dict[str, list[Measured]]:
-        """What was measured on the test part so far."""
+    def rows(self) -> dict[str, dict[int, Measured]]:
+        """What was measured on the test part so far, by seed; BM25 has seed 0."""
         files = {name: sorted((self.out / "metrics").glob(f"{_slug(name)}.*.test.json")) for name in ("BM25", *CONDITIONS)}
-        return {name: [Measured.read(file) for file in found] for name, found in files.items()}
+        return {name: {int(file.name.split(".")[1]): Measured.read(file) for file in found} for name, found in files.items()}
 
     def chosen(self) -> dict[str, dict[str, float]]:
         """For each condition with several settings, what each has on dev."""

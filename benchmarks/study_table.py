@@ -47,11 +47,11 @@ def per_question(runs: Sequence[Measured], metric: str) -> np.ndarray:
     return np.mean([[run.questions[metric][question] for question in asked] for run in runs], axis=0)
 
 
-def table(conditions: Mapping[str, Sequence[Measured]], metrics: Sequence[str], reference: str) -> str:
-    """Markdown: one line per condition that was measured.
+def table(conditions: Mapping[str, Mapping[int, Measured]], metrics: Sequence[str], reference: str) -> str:
+    """Markdown: one line per condition that was measured, from its runs by seed.
 
-    Differences to ``reference`` are between means over seeds, question by question; a condition need not have as many seeds as the
-    reference. Intervals are over questions, the seeds as they are. A ``reference`` that was not measured: no differences.
+    Differences to ``reference`` are question by question, between means over the seeds that both have, or over all of each where they share
+    none. Intervals are over questions, the seeds as they are. A ``reference`` that was not measured: no differences.
     """
     measured = {name: runs for name, runs in conditions.items() if runs}
     headings = [METRICS[name] for name in metrics]
@@ -60,9 +60,9 @@ def table(conditions: Mapping[str, Sequence[Measured]], metrics: Sequence[str], 
     for name, runs in measured.items():
         cells = [name, str(len(runs))]
         for metric in metrics:
-            values = per_question(runs, metric)
-            cells += [_mean(runs, metric), _difference(values, measured, metric, reference) if name != reference else ""]
-        lines.append("| " + " | ".join([*cells, *_seconds(runs)]) + " |")
+            difference = "" if name == reference else _difference(runs, measured.get(reference, {}), metric)
+            cells += [_mean(list(runs.values()), metric), difference]
+        lines.append("| " + " | ".join([*cells, *_seconds(list(runs.values()))]) + " |")
     return "\n".join(lines)
 
 
@@ -73,10 +73,11 @@ def _mean(runs: Sequence[Measured], metric: str) -> str:
     return f"{np.mean(means):.3f}{spread}"
 
 
-def _difference(values: np.ndarray, measured: Mapping[str, Sequence[Measured]], metric: str, reference: str) -> str:
-    if reference not in measured:
+def _difference(runs: Mapping[int, Measured], reference: Mapping[int, Measured], metric: str) -> str:
+    if not reference:
         return ""
-    differences = values - per_question(measured[reference], metric)
+    ours, theirs = ([side[seed] for seed in sorted(runs.keys() & reference.keys()) or side] for side in (runs, reference))
+    differences = per_question(ours, metric) - per_question(theirs, metric)
     low, high = interval(differences)
     return f"{differences.mean():+.3f} ({low:+.3f} to {high:+.3f})"
 
