@@ -146,7 +146,7 @@ REFUSED: list[tuple[str, str]] = [
     ("loss.name=os:system", "loss.name=os:system is not a class"),
     ("loss.name=margin", "loss.name=margin"),
     (f"loss.name={HERE}:Stranger", "is not a subclass of dpr.losses.protocol.Loss"),
-    (f"loss.name={HERE}:Greedy", "needs teacher; only contexts, questions are gathered"),
+    (f"loss.name={HERE}:Greedy", "needs teacher; only contexts, known_positives, questions are gathered"),
     (f"loss.name={{use: '{HERE}:BothWays', shore: 1}}", "arguments given: shore"),
     ("loss.name=[1]", "has no import path; write module:Class"),
     ("train.validation=os:system", "train.validation=os:system is not a class"),
