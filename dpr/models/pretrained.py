@@ -89,7 +89,7 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
     if folder.is_dir() and (shapes := weight_shapes(folder)):
         refuse_impossible_sizes(config, shapes, folder / CONFIG)
     try:
-        with no_downloads() if folder.exists() else nullcontext(), _quiet_loading():
+        with no_downloads() if folder.exists() else nullcontext(), _quiet_loading(), _without_adapters():
             model, info = model_class.from_pretrained(
                 str(source), config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
             )
@@ -126,6 +126,26 @@ def check_safetensors(folder: Path) -> None:
     if not any(folder.glob("*.safetensors")):
         found = "has no model.safetensors" + ("; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else "")
         raise CheckpointError(found, file=folder, hint="save the model again with save_pretrained of a recent transformers")
+
+
+@contextmanager
+def _without_adapters() -> Iterator[None]:
+    """A block in which transformers follows no ``adapter_config.json``, which names a base model to look up.
+
+    It does wherever peft is installed, and has no option against it; so in this block peft is not.
+    """
+    from transformers.integrations import peft
+    from transformers.models.auto import auto_factory
+
+    modules: tuple[Any, ...] = (peft, auto_factory)
+    originals = [module.is_peft_available for module in modules]
+    try:
+        for module in modules:
+            module.is_peft_available = lambda: False
+        yield
+    finally:
+        for module, original in zip(modules, originals, strict=True):
+            module.is_peft_available = original
 
 
 @contextmanager
