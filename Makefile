@@ -13,7 +13,7 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test faults fuzz check bench memory format clean
+.PHONY: help install quickstart test faults fuzz check bench memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -50,6 +50,9 @@ bench: $(INSTALLED)
 
 memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.memory --out docs/memory.md
+
+gpu: $(INSTALLED)
+	$(BIN)/python -m benchmarks.gpu --out docs/gpu
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -64,15 +64,14 @@ def our_training(
     optimizer = make_optimizer(model, OptimizerSettings(learning_rate=LEARNING_RATE))
     step: Step = DirectStep(model, BiEncoderNllLoss(), ranks=Ranks(), device=device, precision=precision)
     if grad_cache_tokens:
-        step = CachedStep(model, BiEncoderNllLoss(), max_tokens=grad_cache_tokens, ranks=Ranks(), device=device)
+        step = CachedStep(model, BiEncoderNllLoss(), max_tokens=grad_cache_tokens, ranks=Ranks(), device=device, precision=precision)
 
     def work() -> list[float]:
-        losses = []
+        results = []
         for batch in batches:
-            result = step(batch, num_pools=1, is_last=True)
+            results.append(step(batch, num_pools=1, is_last=True))
             _update(model, optimizer)
-            losses.append(float(result.loss_sum) / result.num_questions)
-        return losses
+        return [float(result.loss_sum) / result.num_questions for result in results]
 
     return work
 
@@ -83,8 +82,16 @@ def _update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def plain_training(folder: Path, batches: Sequence[BiEncoderBatch], device: torch.device, *, dropout: float, pad_to: int = 0) -> Training:
-    """A plain loop on a Hugging Face BERT: padded to the longest of the batch, or to ``pad_to`` as DPR runs it."""
+def plain_training(
+    folder: Path,
+    batches: Sequence[BiEncoderBatch],
+    device: torch.device,
+    *,
+    dropout: float,
+    pad_to: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Training:
+    """A plain loop on a Hugging Face BERT: padded to the longest of the batch, or to ``pad_to`` as DPR runs it; ``dtype`` by autocast."""
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.from_pretrained(str(folder), hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
@@ -96,12 +103,13 @@ def plain_training(folder: Path, batches: Sequence[BiEncoderBatch], device: torc
     def work() -> list[float]:
         losses = []
         for (questions, contexts), target in zip(padded, targets, strict=True):
-            vectors = [model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in (questions, contexts)]
-            loss = nn.functional.cross_entropy(vectors[0] @ vectors[1].T, target)
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                vectors = [model(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0] for ids, mask in (questions, contexts)]
+            loss = nn.functional.cross_entropy(vectors[0].float() @ vectors[1].float().T, target)
             loss.backward()
             _update(model, optimizer)
-            losses.append(loss.item())
-        return losses
+            losses.append(loss.detach())
+        return [loss.item() for loss in losses]
 
     return work
 

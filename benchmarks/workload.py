@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +41,14 @@ def load_texts(count: int) -> Texts:
     return Texts([text(11, 4, 4, 30) for _ in range(count)], [text(120, 45, 20, 220) for _ in range(count)], "synthetic")
 
 
-def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int) -> None:
-    """A BERT folder (config, BERT's vocabulary or else one of the texts' words) for every side to load."""
+def write_encoder(folder: Path, texts: Texts, *, layers: int, width: int, pieces: Sequence[str] | None = None) -> None:
+    """A BERT folder (config, and as vocabulary ``pieces``, BERT's, or else one of the texts' words) for every side to load."""
     from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    if VOCABULARY.is_file():
+    if pieces is not None:
+        (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    elif VOCABULARY.is_file():
         (folder / "vocab.txt").write_bytes(VOCABULARY.read_bytes())
     else:
         _write_vocabulary(folder, texts)
