@@ -19,17 +19,17 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
 
-IDENTITY, TOLD, START, CONTENT, NO_EFFECT = "identity", "told", "start", "content", "no effect"
+IDENTITY, WARNED, START, CONTENT, NO_EFFECT = "identity", "warned", "start", "content", "no effect"
 """What a changed value means for a resumed run, ``setting(on_resume=...)``:
 
 identity   it decides the batches or the objective; the change is refused
-told       it decides something else about the result; the change is accepted with a warning
+warned     it decides something else about the result; the change is accepted with a warning
 start      it is read only when a run starts
 content    it names files, whose content is compared instead of their names
 no effect  it decides where, how fast and how closely monitored a run is, but not its result
 """
-DECIDING = (IDENTITY, TOLD, START)
-_ROLES = (IDENTITY, TOLD, START, CONTENT, NO_EFFECT)
+DECIDING = (IDENTITY, WARNED, START)
+_ROLES = (IDENTITY, WARNED, START, CONTENT, NO_EFFECT)
 
 
 def setting(default: Any, *, entries: type | None = None, **rule: Any) -> Any:

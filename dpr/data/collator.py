@@ -71,7 +71,7 @@ class SetOptions:
 
     @property
     def of_questions(self) -> dict[str, str | None]:
-        """What the tensorizer is told about questions."""
+        """The arguments of the tensorizer for questions."""
         return {"prompt": self.prompt, "prefix": self.query_prefix, "suffix": self.query_suffix}
 
     def agreed(self, text: TextSettings) -> SetOptions:

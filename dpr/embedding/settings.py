@@ -29,7 +29,7 @@ class PassageSourceConfig(Settings):
     """Clean passage texts (newlines, quotes) as DPR's normalize does; must be as in training."""
     passage_prefix: str | None = None
     """Put before every passage as it is when it is embedded; must be as in training (datasets.<name>.passage_prefix). The prompt that a
-    model stores (encoder.passage_prompt) is put there without being told."""
+    model stores (encoder.passage_prompt) is put there anyway."""
     source: str | None = None
     """Where the collection is published, for the message when the file is missing."""
 

@@ -14,7 +14,7 @@ import torch
 
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
-from dpr.core.settings import IDENTITY, NO_EFFECT, TOLD, Settings, rule_of
+from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, rule_of
 from dpr.core.user_classes import load_class
 from dpr.formats.durable import durable_folder, read_manifest, verify_folder
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
@@ -39,7 +39,7 @@ class Index(ABC):
     * ``save`` writes into an empty folder whatever ``open`` needs. The opened index finds what the saved one found, is not changed by
       searching, and may be open in several processes. Manifest, checksums and the comparison of settings are not its business.
     * Fields of ``Settings`` made with ``dpr.core.settings.setting`` say by ``on_resume`` what a changed value means for a saved index:
-      identity refuses it, told keeps the saved value with a warning, no effect takes the new one. Plain fields are identity.
+      identity refuses it, warned keeps the saved value with a warning, no effect takes the new one. Plain fields are identity.
     """
 
     reads: ClassVar[str] = "vectors"
@@ -160,7 +160,7 @@ class IndexChoice:
             if item.name not in settings or ours == theirs or role == NO_EFFECT:
                 continue
             found = f"was built with {item.name}={theirs}"
-            if role != TOLD:
+            if role != WARNED:
                 raise fault(found, expected=str(ours))
             logger.warning("%s %s; %s=%s has no effect on it. Remove it to build it again", folder, found, item.name, ours)
         if problems := verify_folder(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpr.core.settings import IDENTITY, NO_EFFECT, TOLD, Settings, setting
+from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
 
 KINDS = {
     "exact": "dpr.indexer.exact:ExactIndex",
@@ -36,11 +36,11 @@ class FlatSettings(Settings):
 class GraphSettings(FlatSettings):
     """Of faiss's HNSW graphs; defaults are DPR's."""
 
-    store_n: int = setting(0, least=0, on_resume=TOLD)
+    store_n: int = setting(0, least=0, on_resume=WARNED)
     """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq."""
     ef_search: int = setting(128, least=1, on_resume=NO_EFFECT)
     """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the present value."""
-    ef_construction: int = setting(200, least=1, on_resume=TOLD)
+    ef_construction: int = setting(200, least=1, on_resume=WARNED)
     """Breadth of the search while an HNSW graph is built."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, TOLD, Settings, setting
+from dpr.core.settings import IDENTITY, WARNED, Settings, setting
 
 
 @dataclass
@@ -39,7 +39,7 @@ class RivalSettings(Settings):
     false_negative_margin: float | None = setting(None, on_resume=IDENTITY)
     """Negatives that score higher than the positive by more than this (before loss.temperature) are masked, as likely positives; absent =
     none is."""
-    guide: list[str] | None = setting(None, on_resume=TOLD)
+    guide: list[str] | None = setting(None, on_resume=WARNED)
     """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's positive exceeds guide_threshold
     are masked for it; absent = none is."""
     guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, NO_EFFECT, START, TOLD, Settings, setting
+from dpr.core.settings import IDENTITY, NO_EFFECT, START, WARNED, Settings, setting
 from dpr.data.settings import TextSettings, check_text
 
 PRETRAINED_MODEL = "bert-base-uncased"
@@ -26,7 +26,7 @@ class BackboneSettings(Settings):
     """False: random weights from the folder's config.json."""
     token_frequencies: str | None = setting(None, on_resume=START)
     """Folder whose token_frequencies.json the weights of encoder.pooling=idf begin with; absent = pretrained_model_cfg."""
-    dropout: float = setting(0.1, least=0, below=1, on_resume=TOLD)
+    dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
 
@@ -131,14 +131,14 @@ class RunningSettings(Settings):
 
     fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
-    packed: bool = setting(True, on_resume=TOLD)
+    packed: bool = setting(True, on_resume=WARNED)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
-    attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=TOLD)
+    attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
     """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's kernel for sequences end to
     end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
-    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=TOLD)
+    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED)
     """Dropout of attention; absent = dropout."""
-    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=TOLD)
+    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=WARNED)
     """Dropout of what goes into the adapters (encoder.adapter=lora)."""
 
 

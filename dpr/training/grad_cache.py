@@ -1,8 +1,8 @@
 """Gradient caching: pools of any size in bounded memory, with the gradient of the whole pool.
 
-The chunks of a batch are encoded one after the other. The loss is taken over all vectors at once. Its gradient with respect to each vector
-then goes on through the chunk that made it, which is encoded again for that, with the same dropout. As much as fits into the budget is kept
-and not encoded again, so a batch that fits costs no more than a direct step.
+The chunks of a batch are encoded one after the other. The loss is taken over all vectors at once. Its gradient with respect to each
+vector is then passed back through the chunk that made it, which is encoded again for that, with the same dropout. As much as fits into the
+budget is kept and not encoded again, so a batch that fits costs no more than a direct step.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger
-from dpr.core.settings import IDENTITY, TOLD, flat_values
+from dpr.core.settings import IDENTITY, WARNED, flat_values
 from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
@@ -73,7 +73,7 @@ def run_identity(
     Both are the settings of these roles, except where the data, the model or the process group decide what is in effect. ``dev_files`` are
     the fingerprints of the dev sets.
     """
-    options, device = flat_values(model.options, (IDENTITY, TOLD)), model.device
+    options, device = flat_values(model.options, (IDENTITY, WARNED)), model.device
     files = [source.fingerprint for source in plan.dataset.sources]
     # A set's later options only where they are set, so that older checkpoints compare equal.
     later = ("passage_prefix", "weight", "prompt")
@@ -93,7 +93,7 @@ def run_identity(
             "encoder.tokenizer": model.tensorizer.fingerprint,
             **({} if model.base is None else {"encoder.base": model.base.fingerprint}),
         },
-        free=flat_values(settings, (TOLD,))
+        free=flat_values(settings, (WARNED,))
         | {
             "dev_datasets.content": list(dev_files),
             "train.max_steps": plan.total_steps,

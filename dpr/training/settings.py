@@ -8,7 +8,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Settings, setting, store_name
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, Settings, setting, store_name
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
@@ -41,7 +41,7 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
 class BatchSettings(Settings):
     """What a pool is made of, how batches reach the model, and how long a run is."""
 
-    batch_size: int = setting(32, unit="questions", least=1, on_resume=TOLD)
+    batch_size: int = setting(32, unit="questions", least=1, on_resume=WARNED)
     """Questions per step and rank."""
     global_batch_size: int = setting(0, unit="questions", least=0, on_resume=IDENTITY)
     """Questions per pool over all ranks; 0 = batch_size x ranks of the first start. Kept when a run is resumed on other ranks."""
@@ -66,9 +66,9 @@ class BatchSettings(Settings):
     augment: Augmentation = field(default_factory=Augmentation)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
-    num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=TOLD)
+    num_train_epochs: int = setting(3, unit="epochs", least=1, on_resume=WARNED)
     """Passes over the training data."""
-    max_steps: int = setting(0, unit="steps", least=0, on_resume=TOLD)
+    max_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Stop after this many optimizer steps, whatever the epochs; 0 = epochs decide."""
     stop_at_epoch: int = setting(0, unit="epochs", least=0, on_resume=START)
     """Stop after this epoch on the full schedule; resume with init=continue. 0 = at the end."""
@@ -82,27 +82,27 @@ class BatchSettings(Settings):
 class OptimizerSettings(Settings):
     """AdamW and its learning-rate schedule."""
 
-    learning_rate: float = setting(2e-5, least=0, on_resume=TOLD)
+    learning_rate: float = setting(2e-5, least=0, on_resume=WARNED)
     """The highest learning rate, reached at the end of the warm-up."""
-    embedding_lr_factor: float = setting(1.0, least=0, on_resume=TOLD)
+    embedding_lr_factor: float = setting(1.0, least=0, on_resume=WARNED)
     """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
-    lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=TOLD)
+    lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=WARNED)
     """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never below 1e-7 of the rate."""
-    min_lr_ratio: float = setting(0.0, least=0, on_resume=TOLD)
+    min_lr_ratio: float = setting(0.0, least=0, on_resume=WARNED)
     """Floor of linear and cosine, as a share of learning_rate."""
-    warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=TOLD)
+    warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=WARNED)
     """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the run's steps."""
-    warmup_ratio: float | None = setting(None, least=0, below=1, on_resume=TOLD)
+    warmup_ratio: float | None = setting(None, least=0, below=1, on_resume=WARNED)
     """The same as a share of the run's optimizer steps; absent = 0.1, where warmup_steps is absent too. Set one of the two at most."""
-    weight_decay: float = setting(0.0, least=0, on_resume=TOLD)
+    weight_decay: float = setting(0.0, least=0, on_resume=WARNED)
     """Not applied to biases and normalisation weights."""
-    adam_eps: float = setting(1e-8, least=0, on_resume=TOLD)
+    adam_eps: float = setting(1e-8, least=0, on_resume=WARNED)
     """AdamW's epsilon, added to the root of the mean squared gradient."""
-    adam_betas: str = setting("(0.9, 0.999)", on_resume=TOLD)
+    adam_betas: str = setting("(0.9, 0.999)", on_resume=WARNED)
     """A string, as in DPR: two numbers in brackets."""
-    max_grad_norm: float = setting(1.0, least=0, on_resume=TOLD)
+    max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
     """The gradient of an optimizer step is scaled down to this norm; 0 = no clipping."""
-    most_skipped_steps: int = setting(5, unit="steps", least=1, on_resume=TOLD)
+    most_skipped_steps: int = setting(5, unit="steps", least=1, on_resume=WARNED)
     """The run ends when the gradient is NaN or infinite in this many steps in a row; each such step is skipped, on all ranks alike."""
 
     def betas(self) -> tuple[float, float]:
@@ -127,21 +127,21 @@ class OptimizerSettings(Settings):
 class ComputeSettings(Settings):
     """How the arithmetic is done."""
 
-    precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=TOLD)
+    precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)
     """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
-    tf32: bool = setting(False, on_resume=TOLD)
+    tf32: bool = setting(False, on_resume=WARNED)
     """Round the factors of fp32 matrix products to 10 bits on a GPU: faster, less exact."""
-    gradient_checkpointing: bool = setting(False, on_resume=TOLD)
+    gradient_checkpointing: bool = setting(False, on_resume=WARNED)
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time, the same gradients."""
-    compile: bool = setting(False, on_resume=TOLD)
+    compile: bool = setting(False, on_resume=WARNED)
     """Run the layers through torch.compile; where that fails they are not compiled, with a warning."""
-    deterministic: bool = setting(False, on_resume=TOLD)
+    deterministic: bool = setting(False, on_resume=WARNED)
     """Refuse operations whose result may differ from run to run on the same device; slower on a GPU."""
-    grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=TOLD)
+    grad_cache_tokens: int = setting(0, unit="tokens", least=0, on_resume=WARNED)
     """Hold the graphs of so many tokens at most and encode the rest twice: pools of any size, same gradient; 0 = whole batches."""
-    memory_budget_gb: float = setting(0.0, unit="GiB", least=0, on_resume=TOLD)
+    memory_budget_gb: float = setting(0.0, unit="GiB", least=0, on_resume=WARNED)
     """The same, with the number of tokens worked out for this many GiB per process; 0 = off."""
-    sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=TOLD)
+    sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=WARNED)
     """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are joined while it computes.
     For models that do not fit into one GPU with their optimizer. none: each process holds all of them."""
     sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT)
@@ -153,13 +153,13 @@ class ComputeSettings(Settings):
 class EarlyStoppingSettings(Settings):
     """Ends a run that has stopped getting better."""
 
-    patience: int = setting(0, unit="validations", least=0, on_resume=TOLD)
+    patience: int = setting(0, unit="validations", least=0, on_resume=WARNED)
     """Validations in a row without an improvement after which the run ends; 0 = never."""
-    min_delta: float = setting(0.0, least=0, on_resume=TOLD)
+    min_delta: float = setting(0.0, least=0, on_resume=WARNED)
     """An improvement exceeds the best value by more than this."""
-    metric: str | None = setting(None, on_resume=TOLD)
+    metric: str | None = setting(None, on_resume=WARNED)
     """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen by."""
-    highest: bool = setting(False, on_resume=TOLD)
+    highest: bool = setting(False, on_resume=WARNED)
     """More is better, for a metric named here."""
 
 
@@ -169,42 +169,42 @@ class Periods(Settings):
 
     log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
     """Optimizer steps between log lines; 0 = none."""
-    eval_per_epoch: int = setting(1, unit="validations", least=0, on_resume=TOLD)
+    eval_per_epoch: int = setting(1, unit="validations", least=0, on_resume=WARNED)
     """Validations per epoch; 0 = none but those of eval_every_steps."""
-    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=TOLD)
+    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
-    eval_epochs: list[int] | None = setting(None, least=0, on_resume=TOLD)
+    eval_epochs: list[int] | None = setting(None, least=0, on_resume=WARNED)
     """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
     sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT)
     """Pools of each dev set that are validated before training to check that it works; 0 = none."""
-    metrics: list[str] | None = setting(None, on_resume=TOLD)
+    metrics: list[str] | None = setting(None, on_resume=WARNED)
     """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
-    validation: Any = setting(None, on_resume=TOLD)
+    validation: Any = setting(None, on_resume=WARNED)
     """User-defined validations, beside NLL and average rank: module:Class, or {use: module:Class, argument: value}, or a list of them."""
-    best_metric: str | None = setting(None, on_resume=TOLD)
+    best_metric: str | None = setting(None, on_resume=WARNED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
-    best_is_highest: bool = setting(False, on_resume=TOLD)
+    best_is_highest: bool = setting(False, on_resume=WARNED)
     """More is better, for best_metric."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     load_best_at_end: bool = setting(False, on_resume=NO_EFFECT)
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
-    callbacks: Any = setting(None, on_resume=TOLD)
+    callbacks: Any = setting(None, on_resume=WARNED)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
-    leave_out: list[str] | None = setting(None, on_resume=TOLD)
+    leave_out: list[str] | None = setting(None, on_resume=WARNED)
     """Usual callbacks to leave out: SanityCheck, SpikeMonitor, ReportPage, LogEvery, ProgressLine, MetricsFile, ValidateAndSave."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
     """Checkpoints kept besides the best one; 0 = all."""
-    dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=TOLD)
+    dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
     """Questions per validation pool over all ranks."""
-    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=TOLD)
+    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Hard negatives of each dev question in the average-rank pool."""
-    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=TOLD)
+    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Other negatives of each dev question in the average-rank pool."""
     val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
     """Passages per forward pass of the average-rank validation."""
-    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=TOLD)
+    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
     """Dev questions used for the average rank, over all ranks."""
 
 
@@ -243,7 +243,7 @@ class TrainingSettings(Settings):
     resumes the run."""
     resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it though data or order differ."""
-    compat: str | None = setting(None, choices=("dpr",), on_resume=TOLD)
+    compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
     seed: int = setting(12345, least=0, on_resume=IDENTITY)
     """Decides the order of samples, which negatives are drawn, dropout and random weights."""
@@ -251,7 +251,7 @@ class TrainingSettings(Settings):
     """One factor per train set, multiplies that set's pools per epoch; train.sampling has other ways."""
     local_shards_dataloader: bool = setting(False, on_resume=IDENTITY)
     """Each rank shuffles inside its own contiguous part of every data set."""
-    val_av_rank_start_epoch: int | None = setting(None, unit="epochs", least=0, on_resume=TOLD)
+    val_av_rank_start_epoch: int | None = setting(None, unit="epochs", least=0, on_resume=WARNED)
     """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always the NLL."""
     checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT)
     """Checkpoint folders are ``<name>.step<N>``."""

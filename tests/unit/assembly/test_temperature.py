@@ -14,7 +14,7 @@ from dpr.formats import checkpoints
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.tiny import training_folder
 
-TOLD = "was trained with"
+WARNED = "was trained with"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_evaluation_uses_the_temperature_of_training(
 ) -> None:
     model, value = trained[kind]
     assert evaluated(folder, model) == value, "to the last bit"
-    assert TOLD not in caplog.text
+    assert WARNED not in caplog.text
     assert abs(evaluated(folder, model, temperature=1.0) - value) > 1e-3
 
 
@@ -72,7 +72,7 @@ def test_a_stated_temperature_that_differs_is_used_and_told(
     config = config_of(folder, temperature=stated)
     config.model_file = str(trained[kind][0])
     assert build_model(config).temperature == stated
-    assert (TOLD in caplog.text) == is_told
+    assert (WARNED in caplog.text) == is_told
 
 
 @pytest.mark.parametrize("learn", [False, True])

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, NO_EFFECT, TOLD, Settings, check_type, flat_values, sections, setting, settings
+from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, check_type, flat_values, sections, setting, settings
 
 
 @dataclass
 class Inner(Settings):
     """A section."""
 
-    share: float = setting(0.5, least=0, most=1, on_resume=TOLD)
+    share: float = setting(0.5, least=0, most=1, on_resume=WARNED)
     """How much."""
     kind: str = setting("a", choices=("a", "b"), on_resume=IDENTITY)
 
@@ -74,7 +74,7 @@ def test_settings_are_listed_with_their_words_and_rules() -> None:
 
 
 def test_values_are_found_by_what_a_change_means() -> None:
-    assert flat_values(Outer(), (IDENTITY, TOLD), "x.") == {"x.inner.share": 0.5, "x.inner.kind": "a"}
+    assert flat_values(Outer(), (IDENTITY, WARNED), "x.") == {"x.inner.share": 0.5, "x.inner.kind": "a"}
     assert flat_values(Outer(), (NO_EFFECT,)) == {"count": 1}
 
 

@@ -342,7 +342,7 @@ def test_a_negative_whose_question_has_no_positive_is_counted_and_not_used(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"query": "q", "passage": "p", "score": 0.134}, "score is the score 0.134, expected a whole grade"),
         ("some question\tsome passage\t0.134", "column 3 is the score 0.134, expected a whole grade"),
@@ -351,11 +351,11 @@ def test_a_negative_whose_question_has_no_positive_is_counted_and_not_used(tmp_p
         ({"query": "q", "passage": ["a", "b"], "labels": [1]}, "labels has 1 values for 2 passages"),
     ],
 )
-def test_a_score_that_does_not_say_what_is_positive_is_refused_with_the_way_out(tmp_path: Path, row: Any, said: str) -> None:
+def test_a_score_that_does_not_say_what_is_positive_is_refused_with_the_way_out(tmp_path: Path, row: Any, message: str) -> None:
     path = lines(tmp_path / "data", "who is it\tp q\t1" if isinstance(row, str) else {"query": "r", "passage": "p"}, row)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         open_training_set(path, name="t", cache_dir=tmp_path / "cache")
-    if "score" in said:
+    if "score" in message:
         assert [[p.text for p in sample.positives] for sample in samples_of(path, min_grade=0.1)][-1][0].endswith(("p", "passage", "one"))
         assert samples_of(path, min_grade=0.2)[-1].hard_negatives == ()  # neither a positive nor surely a negative
 
@@ -387,9 +387,9 @@ UNREAD = [
 ]
 
 
-@pytest.mark.parametrize(("record", "key", "said"), UNREAD)
+@pytest.mark.parametrize(("record", "key", "message"), UNREAD)
 def test_a_key_that_is_not_read_is_reported_at_every_opening(
-    tmp_path: Path, record: dict[str, Any], key: str, said: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, record: dict[str, Any], key: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = lines(tmp_path / "data", record, record)
     for _ in range(2):
@@ -398,7 +398,7 @@ def test_a_key_that_is_not_read_is_reported_at_every_opening(
         (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
         assert str(path) in warning
         assert f"the key '{key}' is not read" in warning
-        assert said in warning
+        assert message in warning
 
 
 def test_keys_that_are_names_of_their_own_are_no_misspellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -470,7 +470,7 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"question": "q", "positive_ctxs": [], "query": "q", "pos": []}', "fits the formats dpr and flagembedding"),
         ("12\t345\t6", "fits the formats beir and triples"),
@@ -481,12 +481,12 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str) -> None:
         ("", "not training data of a known format"),
     ],
 )
-def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, said: str) -> None:
+def test_unclear_content_is_refused_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         format_of(path)
-    assert str(caught.value).startswith(f"{path}: {said}")
+    assert str(caught.value).startswith(f"{path}: {message}")
     assert "format" in str(caught.value)
 
 
@@ -505,13 +505,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "bad", "said"), BAD)
-def test_a_bad_row_is_named_and_the_others_are_read(tmp_path: Path, name: str, bad: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "bad", "message"), BAD)
+def test_a_bad_row_is_named_and_the_others_are_read(tmp_path: Path, name: str, bad: str, message: str) -> None:
     good = DETECTED[name]
     path = lines(tmp_path / "data", good, bad, good.replace('"q"', '"r"').replace("q\t", "r\t"))
     rows = rows_of(path, name)
     (error,) = [row for row in rows if row.error]
-    assert str(error.error).startswith(f"{path}:2: {said}")
+    assert str(error.error).startswith(f"{path}:2: {message}")
     assert len(error.sha256) == 64
     assert {row.sample.question for row in rows if row.sample} == {"q", "r"}
 

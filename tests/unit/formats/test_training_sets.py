@@ -138,19 +138,19 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("bad", "said"), BAD, ids=[said for _, said in BAD])
-def test_bad_row_is_refused_by_file_and_line_or_set_aside(tmp_path: Path, bad: Any, said: str) -> None:
+@pytest.mark.parametrize(("bad", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_row_is_refused_by_file_and_line_or_set_aside(tmp_path: Path, bad: Any, message: str) -> None:
     path = lines(tmp_path / "t.jsonl", record("first"), "", bad, record("last"))
     with pytest.raises(InputError) as caught:
         opened(path)
-    assert str(caught.value).startswith(f"{path}:3: {said}")
+    assert str(caught.value).startswith(f"{path}:3: {message}")
     assert "on_bad_row=skip" in str(caught.value)
     data = opened(path, on_bad_row="skip")
     assert [sample.question for sample in rows(data)] == ["first", "last"]
     assert data.counts == Counts(read=3, kept=2, dropped=0, rejected=1)
     (reject,) = map(json.loads, (tmp_path / "cache" / f"rejected-{data.fingerprint[:16]}.jsonl").read_text().splitlines())
     assert (reject["file"], reject["line"]) == (str(path), 3)
-    assert said in reject["reason"]
+    assert message in reject["reason"]
     assert len(reject["sha256"]) == 64
 
 

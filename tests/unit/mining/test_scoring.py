@@ -173,7 +173,7 @@ def test_the_audit_counts_scores_and_right_answers(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["cross_encoder=a", "model_file=b"], "mutually exclusive"),
         (["hybrid=linear"], "add model_file"),
@@ -185,9 +185,9 @@ def test_the_audit_counts_scores_and_right_answers(tmp_path: Path, capsys: pytes
         (["cross_encoder=a", "processes=2"], "one process"),
     ],
 )
-def test_settings_of_another_teacher_are_refused(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_another_teacher_are_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", "train.jsonl", "out=x.jsonl", *given]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_shares_out_of_range_are_refused() -> None:

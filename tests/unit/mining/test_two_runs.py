@@ -39,16 +39,16 @@ def test_a_second_run_is_refused_while_the_first_is_there(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lexical, "BLOCK_ROWS", 7)
-    arguments, said = ["mine", str(tmp_path / "train.jsonl"), f"corpus={corpus_file}"], tmp_path / "said"
+    arguments, reached = ["mine", str(tmp_path / "train.jsonl"), f"corpus={corpus_file}"], tmp_path / "reached"
     assert main([*arguments, f"out={tmp_path}/whole.jsonl"]) == 0
     arguments.append(f"out={tmp_path}/out.jsonl")
-    first = subprocess.Popen([sys.executable, "-c", WAITING, str(said), *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    first = subprocess.Popen([sys.executable, "-c", WAITING, str(reached), *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         for _ in range(600):
-            if said.exists() or first.poll() is not None:
+            if reached.exists() or first.poll() is not None:
                 break
             time.sleep(0.1)
-        assert said.exists()
+        assert reached.exists()
         before = sorted((tmp_path / "out.jsonl.mining" / "blocks").iterdir())
         capsys.readouterr()
         # other settings too: they would restart the first one's work while it runs

@@ -14,7 +14,7 @@ import torch
 from dpr.assembly.sources import resolve_training_files
 from dpr.assembly.training import build_model, build_trainer, open_sets
 from dpr.core.errors import CheckpointError
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TOLD, Setting, flat_values, settings
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, Setting, flat_values, settings
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
 from dpr.formats.durable import describe_file
 from dpr.formats.training_sets import write_training_set
@@ -154,10 +154,10 @@ def start(folder: Path, config: BiEncoderTrainConfig, dev: str = "train.json") -
 
 
 def test_every_setting_says_what_a_change_means() -> None:
-    assert not [entry.key for entry in SETTINGS if entry.rule.on_resume not in (IDENTITY, TOLD, START, CONTENT, NO_EFFECT)]
+    assert not [entry.key for entry in SETTINGS if entry.rule.on_resume not in (IDENTITY, WARNED, START, CONTENT, NO_EFFECT)]
 
 
-@pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry.rule.on_resume in (IDENTITY, TOLD)], ids=lambda entry: entry.key)
+@pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry.rule.on_resume in (IDENTITY, WARNED)], ids=lambda entry: entry.key)
 def test_a_changed_setting_is_refused_or_warned_about(folder: Path, entry: Setting, caplog: pytest.LogCaptureFixture) -> None:
     if entry.key in WITH_ANOTHER:
         pytest.skip(WITH_ANOTHER[entry.key])
