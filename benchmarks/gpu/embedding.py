@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -31,12 +32,10 @@ CHUNK = 8192
 
 def part(record: Record, sizes: Sizes) -> None:
     """The device alone by side, tokenizer and writer alone, then the job from file to file."""
-    # One thread a core; the variable keeps the tokenizer from warning after data-loading processes were started.
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     attention, lack = kernel_or_sdpa(record.device)
     if lack:
         record.add("varlen", f"not measured: {lack}")
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, _tokenizer_on_all_cores():
         folder = write_bert(Path(temporary) / "bert", sizes)
         sides = {"sdpa": ("sdpa", True), "padded": ("sdpa", False)}
         sides = {**({"varlen": ("varlen", True)} if attention == "varlen" else {}), **sides}
@@ -49,6 +48,20 @@ def part(record: Record, sizes: Sizes) -> None:
         for name, rate in rates.items():
             record.add(name, {"passages/s": rate, "times as fast as the device": rate / encoded})
         record.add("from file to file", _job(record, sizes, models[best], best, Path(temporary)))
+
+
+@contextmanager
+def _tokenizer_on_all_cores() -> Iterator[None]:
+    """One thread a core, without a warning after data-loading processes were started. Reset: a process forked later would wait forever."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _device(record: Record, sizes: Sizes, models: dict[str, BiEncoder]) -> tuple[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,7 +37,9 @@ def _peak_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("part", command.PARTS)
 def test_a_part_is_rehearsed(part: str, tmp_path: Path) -> None:
+    before = dict(os.environ)
     assert command.run(part, tmp_path, is_rehearsal=True) == 0
+    assert dict(os.environ) == before
     stored = json.loads((tmp_path / f"{part}.json").read_text())
     results, bars = FOUND[part]
     assert stored["state"] == "done" and results <= set(stored["results"]) and set(stored["bars"]) == bars
