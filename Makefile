@@ -6,10 +6,12 @@
 # make bench        speed against plain loops, sentence-transformers and faiss; half an hour
 # make memory       memory of the jobs that meet the largest files
 #
+# make test has one worker per core; WORKERS=0 runs the tests in one process, for -s and --pdb.
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu installs the small CPU build of torch; by default pip chooses.
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= logical
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
@@ -30,7 +32,7 @@ quickstart: $(INSTALLED)
 	PATH="$(BIN):$$PATH" bash examples/quickstart.sh
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 fuzz: $(INSTALLED)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/unit/formats tests/unit/data/test_joining.py \

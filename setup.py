@@ -68,6 +68,8 @@ setup(
             "mypy",
             "peft>=0.19,<0.23",
             "pytest>=9",
+            "pytest-timeout",
+            "pytest-xdist[psutil]",
             "ruff",
             "setuptools>=77",
             "tensorboard",
