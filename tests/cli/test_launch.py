@@ -269,7 +269,8 @@ class TestSweeps:
 
 
 class TestHelp:
-    def test_every_setting_with_its_meaning(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_every_setting_with_its_meaning(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "140")
         assert launch("biencoder_train_cfg", BiEncoderTrainConfig, Seen(), ["--help"]) == 0
         text = capsys.readouterr().out
         assert [key for key in KEYS if key not in text] == []
