@@ -38,12 +38,9 @@ def test_the_command_asks_the_classifier_and_keeps_its_bytes(
     model_folder: Path,
     classifier: Path,
     monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(dense, "BLOCK_ROWS", 7)
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)  # as each of two processes has: the last of six decimals depends on it
-    request.addfinalizer(lambda: torch.set_num_threads(usual))
+    torch.set_num_threads(1)  # as the killed processes have: the last of six decimals depends on it
     arguments = [str(tmp_path / "train.jsonl"), f"corpus={corpus_file}", f"model_file={model_folder}", "device=cpu", "per_question=3"]
     arguments.append(f"cross_encoder={classifier}")
     assert main(["mine", *arguments, f"out={tmp_path}/all.jsonl", "veto_above=1"]) == 0
