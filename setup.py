@@ -61,6 +61,7 @@ setup(
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
         "lora": ["peft>=0.19,<0.23"],
+        "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "bench": ["sentence-transformers>=5.3,<7"],
         "dev": [
             "hypothesis",

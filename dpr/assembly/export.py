@@ -7,10 +7,13 @@ from pathlib import Path
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.export.adapters import merged, write_adapters
+from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
-from dpr.export.settings import ExportConfig
+from dpr.export.folders import export_folder
+from dpr.export.settings import MODEL_FORMATS, ExportConfig
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
+from dpr.models.truncation import keep_dimensions
 
 logger = get_logger(__name__)
 
@@ -19,7 +22,12 @@ def run(config: ExportConfig) -> None:
     """Writes the model in the format asked for."""
     target = Path(str(config.out_file))
     require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
+    more = None if config.check_texts is None else read_texts(Path(config.check_texts))
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
+    keep_dimensions(model, config.dimensions)
+    if config.to in MODEL_FORMATS:
+        export_folder(model, target, config.to, source=str(config.model_file), more=more)
+        return
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):
             logger.info("%s written", folder)

@@ -82,7 +82,9 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     for key in ("query_prompt", "passage_prompt"):
         warn_of_lost_space(f"encoder.{key}", getattr(encoder, key) or "")
     options = part_of(TowerOptions, config.loss, encoder)
-    settings = part_of(EncoderSettings, encoder.text_of(), encoder, dpr_trailing_sep=config.trailing_sep())
+    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes of questions alone.
+    text = encoder.text_of(TextSettings(plain_apostrophes=not encoder.shared))
+    settings = part_of(EncoderSettings, text, encoder, dpr_trailing_sep=config.trailing_sep())
     if config.model_file is not None:
         model = BiEncoder.load(
             config.model_file,

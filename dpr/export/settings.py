@@ -9,18 +9,33 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 
+MODEL_FORMATS = {
+    "sentence-transformers": "dpr.export.sentence_transformers",
+    "transformers": "dpr.export.transformers_folders",
+    "hf-dpr": "dpr.export.hf_dpr",
+}
+"""Folders that other libraries load: name -> the module whose ``FORMAT`` writes it."""
+
 
 @dataclass
 class ExportConfig(Settings):
     """Writes a model, or vectors, in another format."""
 
-    to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors"))
+    to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS))
     """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters merged; peft: its adapters, each
-    in a folder as peft writes it; vectors: folders of vectors from the original's embedding files."""
+    in a folder as peft writes it; vectors: folders of vectors from the original's embedding files; sentence-transformers, transformers and
+    hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
     """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added."""
+    out: str | None = None
+    """Short for out_file."""
+    check_texts: str | None = None
+    """File of texts, one a line, perhaps with a title and a tab before it: encoded by the other library too, besides texts on which two
+    libraries usually differ. For folders that other libraries load."""
+    dimensions: int = setting(0, unit="dimensions", least=0)
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
     encoded_ctx_files: Any = None
     """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your word."""
     allow_other_vectors: bool = False
@@ -28,9 +43,16 @@ class ExportConfig(Settings):
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def check_together(self, prefix: str) -> None:
+        if self.out is not None and self.out_file not in (None, self.out):
+            raise ConfigError(f"out={self.out} and out_file={self.out_file} are mutually exclusive; leave one of them out")
+        self.out_file = self.out_file or self.out
         require_set(self, {"model_file": "runs/first", "out_file": "runs/first.cp"})
         if (self.to == "vectors") != bool(self.patterns()):
             raise ConfigError("encoded_ctx_files belongs to to=vectors, e.g. to=vectors encoded_ctx_files=[wiki_passages_*]")
+        if self.check_texts is not None and self.to not in MODEL_FORMATS:
+            raise ConfigError(
+                f"check_texts={self.check_texts} belongs to to={', '.join(MODEL_FORMATS)}; to={self.to} is opened by no other library"
+            )
 
     def patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""

@@ -63,7 +63,7 @@ def write_tensors(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
         raise OSError(f"{name}: {error}") from error
 
 
-def write_json_file(folder: Path, name: str, value: dict[str, Any]) -> None:
+def write_json_file(folder: Path, name: str, value: dict[str, Any] | list[Any]) -> None:
     """Writes JSON into a folder that ``durable_folder`` is about to publish."""
     (folder / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -93,7 +93,7 @@ class GivenTextSettings(Settings):
     """How title and text become one text; empty = the tokenizer's pair. Absent = as stored; in new models the pair, or
     "{title} {text}" where the tokenizer puts nothing between the two."""
     plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
-    """Typographic apostrophes of questions become plain ones; absent = as stored, true in new models, as in DPR."""
+    """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in DPR, unless shared."""
     allow_other_prompts: bool = setting(False, on_resume=NO_EFFECT)
     """Use these five settings though the model was trained with others; its vectors then are those of another model."""
 

@@ -31,7 +31,7 @@ LAYERS = {
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.
 ROOMS = {
-    "transformers": ("dpr/models/", "dpr/data/tensorizer.py", "dpr/preparation/"),
+    "transformers": ("dpr/models/", "dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/"),
     "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/"),
     "huggingface_hub": ("dpr/models/", "dpr/core/offline.py"),
     "safetensors": ("dpr/formats/", "dpr/models/"),

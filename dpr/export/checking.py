@@ -1,0 +1,141 @@
+"""What was exported, opened by the library that it is for: it must give the vectors that the model gives here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.core.lazy import version_of
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage
+from dpr.data.tensorizer import Tensorizer
+from dpr.export.registry import Format
+from dpr.formats.text_input import iter_lines
+from dpr.models.biencoder import BiEncoder
+
+logger = get_logger(__name__)
+
+_SHORT = (
+    "what is a dense retriever",
+    "who wrote the paper?",
+    "Who's there? It's me, isn't it",
+    "Who\u2019s there? It\u2019s me, isn\u2019t it",
+    "\u00dcn\u00efc\u00f6d\u00e9: na\u00efve caf\u00e9 Stra\u00dfe \u2014 \u201equoted\u201c",
+    "\u4e2d\u6587 \u65e5\u672c\u8a9e \u30c6\u30b9\u30c8 \U0001f600",
+    "tabs\tand\nlines",
+    'an "odd" <tag> & {braces} 1,234.5 % #x@y.z',
+    "a",
+)
+
+
+class Difference(NamedTuple):
+    """The largest difference of a number of a vector on each side, in the format's units, and the number of texts."""
+
+    questions: float
+    passages: float
+    texts: int
+
+
+class Texts(NamedTuple):
+    """What both libraries encode."""
+
+    questions: list[str]
+    passages: list[Passage]
+
+
+def nasty_texts(tensorizer: Tensorizer) -> Texts:
+    """Texts on which two libraries usually differ: none, one word, longer than the window, with and without a title, a title longer than
+    the window, apostrophes, accents, other scripts, and words of the vocabulary of very different number, so that batches are padded.
+
+    A tokenizer that adds no token to an empty text makes nothing of it; there libraries differ, and no empty text is encoded.
+    """
+    rng = random.Random(0)
+    special = set(tensorizer.tokenizer.all_special_ids)
+    ids = sorted(token for token in tensorizer.tokenizer.get_vocab().values() if token not in special)
+
+    def words(count: int) -> str:
+        return " ".join(tensorizer.tokenizer.decode(rng.choices(ids, k=count)).split())
+
+    lengths = (3, 7, 12, tensorizer.sequence_length // 2, 2 * tensorizer.sequence_length)
+    longest = f"{_SHORT[0]} " * tensorizer.sequence_length
+    texts = [*_SHORT, longest.strip(), *(words(count) for count in lengths for _ in range(2))]
+    texts = [text for text in texts if text]
+    passages = [Passage(text) for text in texts]
+    passages += [Passage(text, title) for text, title in zip(texts[1:], texts[:-1], strict=True)]
+    passages += [Passage(longest.strip(), longest.strip()), Passage(texts[0], longest.strip())]
+    if tensorizer.tokenizer("", add_special_tokens=True)["input_ids"]:
+        texts, passages = [*texts, ""], [*passages, Passage(""), Passage("", texts[0])]
+    return Texts(texts, passages)
+
+
+def read_texts(path: Path) -> Texts:
+    """A text a line, encoded as a question and as a passage; what stands before a tab is the passage's title.
+
+    Raises:
+        InputError: the file cannot be read, or is empty.
+    """
+    parts = [line.partition("\t") for _, line in iter_lines(path) if line.strip()]
+    if not parts:
+        raise InputError("holds no text", file=path, expected="a text a line, perhaps with a title and a tab before it")
+    passages = [Passage(text.strip(), title) if tab else Passage(title.strip()) for title, tab, text in parts]
+    return Texts([passage.text for passage in passages], passages)
+
+
+def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Texts | None = None) -> Difference | None:
+    """Encodes the nasty texts, and ``more``, with the other library and here. None, with a warning, where that library is not installed.
+
+    Raises:
+        InputError: a vector differs by more than the format allows.
+    """
+    version = version_of(form.library.replace("_", "-"))
+    if version is None:
+        logger.warning("not checked, since %s is not installed: pip install %s", form.library, form.install)
+        return None
+    texts = nasty_texts(model.tensorizer)
+    if more is not None:
+        texts = Texts(texts.questions + more.questions, texts.passages + more.passages)
+    questions = _worst(model.encode_questions(texts.questions), form.encode(folder, "question", texts.questions))
+    passages = _worst(model.encode_passages(texts.passages), form.encode(folder, "ctx", texts.passages))
+    found = Difference(questions[0], passages[0], len(texts.questions) + len(texts.passages))
+    for side, (worst, row), of_side in (("question", questions, texts.questions), ("passage", passages, texts.passages)):
+        if not worst <= form.bar:
+            shown = f"the vector of the {side} {_shown(of_side[row])} differs by {worst:.2g} in {form.library} {version}"
+            raise InputError(f"{shown}; nothing was written", file=name, expected=f"at most {form.bar:g}")
+    return found
+
+
+def _shown(text: Any) -> str:
+    shown = f"{text.title} | {text.text}" if isinstance(text, Passage) else str(text)
+    return repr(shown if len(shown) <= 60 else f"{shown[:57]}...")
+
+
+def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
+    """The largest difference and its row; infinite where shapes differ or a number is none."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf"), 0
+    differences = np.abs(expected - found).max(1) / max(1.0, float(np.abs(expected).max()))
+    row = int(differences.argmax())
+    return float(differences[row]), row
+
+
+def described(difference: Difference, form: Format) -> str:
+    """One line for the log."""
+    library = f"{form.library} {version_of(form.library.replace('_', '-'))}"
+    sides = f"{difference.questions:.1e} for questions and {difference.passages:.1e} for passages"
+    return f"{difference.texts} texts encoded by {library}: vectors differ by at most {sides}"
+
+
+def in_order(passages: Sequence[Passage], encode_texts: Any, encode_pairs: Any) -> np.ndarray:
+    """Vectors of passages, those without a title by ``encode_texts`` and the others by ``encode_pairs``, in their order."""
+    untitled = [row for row, passage in enumerate(passages) if not passage.title]
+    titled = [row for row, passage in enumerate(passages) if passage.title]
+    parts = [(rows, encode([passages[row] for row in rows])) for rows, encode in ((untitled, encode_texts), (titled, encode_pairs)) if rows]
+    vectors = np.empty((len(passages), parts[0][1].shape[1]), np.float32)
+    for rows, found in parts:
+        vectors[rows] = found
+    return vectors

@@ -1,0 +1,204 @@
+"""A model as a folder of sentence-transformers, with one copy of the weights, which plain transformers loads too.
+
+A shared tower is the library's plain layout, two towers are one Router with a route for queries and one for documents. Titles are the first
+text of a pair, ``(title, text)``; where the model joins title and text by a template, what is encoded is the joined text.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpr.core.lazy import require, version_of
+from dpr.core.offline import no_downloads
+from dpr.core.records import Passage
+from dpr.data.presentation import presented
+from dpr.data.settings import TextSettings
+from dpr.export.checking import in_order
+from dpr.export.registry import Format
+from dpr.export.tower_files import (
+    refuse,
+    refuse_one_sided_apostrophes,
+    refuse_unknown_vectors,
+    sides,
+    standard_backbone,
+    standard_pooling,
+    static_rows,
+    write_backbone,
+    write_tokenizer,
+)
+from dpr.formats import checkpoints
+from dpr.formats.durable import read_json
+from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
+from dpr.models.trials import is_static
+
+LIBRARY = "config_sentence_transformers.json"
+OWN = "dpr"
+"""Under this key the library's file states what it has no place for: the title template, and that questions' apostrophes become plain."""
+_MODULES = "sentence_transformers.models"  # names that all versions know; later ones have others besides
+_POOLINGS = {"cls": "cls", "mean": "mean", "weighted_mean": "weightedmean", "max": "max", "last": "lasttoken"}
+_NAMES = ("query", "document", "passage", "corpus")
+
+
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Fills ``folder``.
+
+    Raises:
+        InputError: what decides its vectors cannot be said there.
+    """
+    refuse_unknown_vectors(model, source)
+    refuse_one_sided_apostrophes(model, source)
+    settings = model.settings
+    refuse({f"it has a prompt called {name}": name in settings.prompts for name in _NAMES}, source, hint="the library's own names")
+    bags = _is_bag(model)
+    differ = bags and settings.shared and model.tensorizer.question_length != settings.sequence_length
+    refuse({"one tokenizer for texts of two lengths": differ}, source, hint="give encoder.question_length the value of sequence_length")
+    routes = [_write_route(model, folder, *side, bags=bags) for side in sides(model)]
+    if settings.shared:
+        modules = [(kind, path) for path, kind in routes[0].items()]
+    else:
+        modules = [("Router", "")]
+        structure = {"query": list(routes[0]), "document": list(routes[1])}
+        types = {name: f"{_MODULES}.{kind}" for route in routes for name, kind in route.items()}
+        parameters = {"default_route": "document", "allow_empty_key": True}
+        checkpoints.write_json_file(folder, "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+    listed = [{"idx": row, "name": str(row), "path": path, "type": f"{_MODULES}.{kind}"} for row, (kind, path) in enumerate(modules)]
+    checkpoints.write_json_file(folder, "modules.json", listed)
+    checkpoints.write_json_file(folder, LIBRARY, _library(model))
+
+
+def _library(model: BiEncoder) -> dict[str, Any]:
+    settings = model.settings
+    versions = {name: version_of(package) for name, package in (("transformers", "transformers"), ("pytorch", "torch"))}
+    versions["sentence_transformers"] = version_of("sentence-transformers") or "5.4.0"
+    found: dict[str, Any] = {
+        "model_type": "SentenceTransformer",
+        "__version__": versions,
+        "prompts": {"query": settings.query_prompt, "document": settings.passage_prompt, **settings.prompts},
+        "default_prompt_name": None,
+        "similarity_fn_name": model.similarity,
+        OWN: {"title_template": settings.title_template, "plain_apostrophes": settings.plain_apostrophes and not settings.shared},
+    }
+    if _truncates(model):
+        found["truncate_dim"] = model.dimension
+    if _has_two_lengths(model):
+        found["requirements"] = {"sentence-transformers": {"specifier": ">=6.0", "reason": "queries and documents have different lengths"}}
+    return found
+
+
+def _has_two_lengths(model: BiEncoder) -> bool:
+    return model.settings.shared and model.tensorizer.question_length != model.settings.sequence_length
+
+
+def _truncates(model: BiEncoder) -> bool:
+    """Whether the library cuts vectors, which it does after all modules. Before scaling, and behind a projection, a layer does."""
+    return bool(model.settings.dimensions) and not model.settings.normalize and model.question_model.encode_proj is None
+
+
+def _is_bag(model: BiEncoder) -> bool:
+    """Whether a static encoder can be a ``StaticEmbedding``: the mean over the words of one text, without special tokens."""
+    adds_nothing = model.tensorizer.tokenizer.num_special_tokens_to_add(pair=False) == 0
+    return is_static(model.question_model.backbone) and adds_nothing and standard_pooling(model) == "mean"
+
+
+def _write_route(model: BiEncoder, folder: Path, name: str, tower: Encoder, longest: int, plain: bool, *, bags: bool) -> dict[str, str]:
+    """Writes the modules of a tower; returns their kinds by the names of their folders, in order. Routes share what has no weights."""
+    prefix = f"{name}_" if name else ""
+    body = folder / name
+    tokens: dict[str, Any] = {"longest": longest, "plain_apostrophes": plain}
+    if bags:
+        route = {name: "StaticEmbedding"}
+        write_tokenizer(model.tensorizer, body, truncated=True, **tokens)
+        checkpoints.write_tensors(body, "model.safetensors", {"embedding.weight": static_rows(tower)})
+    else:
+        backbone = standard_backbone(tower, max(longest, model.settings.sequence_length))
+        write_backbone(backbone, body)
+        write_tokenizer(model.tensorizer, body, **tokens)
+        lengths = {"query_length": model.tensorizer.question_length, "document_length": longest} if _has_two_lengths(model) else {}
+        checkpoints.write_json_file(body, "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False, **lengths})
+        route = {name: "Transformer", "pooling": "Pooling"}
+        pooling = {"embedding_dimension": backbone.config.hidden_size, "pooling_mode": _POOLINGS[standard_pooling(model)]}
+        (folder / "pooling").mkdir(exist_ok=True)
+        checkpoints.write_json_file(folder, "pooling/config.json", pooling | {"include_prompt": True})
+    if (dense := _dense(model, tower)) is not None:
+        route[f"{prefix}projection"] = "Dense"
+        _write_dense(folder / f"{prefix}projection", dense)
+    if model.settings.normalize:
+        route["normalize"] = "Normalize"
+    return route
+
+
+def _dense(model: BiEncoder, tower: Encoder) -> dict[str, torch.Tensor] | None:
+    """The linear layer behind the pooling, with the rows of the dimensions that are kept: the projection, or what cuts before scaling."""
+    if tower.encode_proj is not None:
+        weights = {"linear.weight": tower.encode_proj.weight, "linear.bias": tower.encode_proj.bias}
+        return {name: tensor[: tower.dimension].detach().float() for name, tensor in weights.items()}
+    if not model.settings.dimensions or _truncates(model):
+        return None
+    return {"linear.weight": torch.eye(tower.dimension, int(tower.config.hidden_size))}
+
+
+def _write_dense(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    folder.mkdir()
+    rows, columns = weights["linear.weight"].shape
+    config = {"in_features": columns, "out_features": rows, "bias": "linear.bias" in weights}
+    activation = {"activation_function": "torch.nn.modules.linear.Identity"}  # without it the library takes the hyperbolic tangent
+    checkpoints.write_json_file(folder, "config.json", config | activation)
+    checkpoints.write_tensors(folder, "model.safetensors", weights)
+
+
+def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:
+    """The model as a ``SentenceTransformer`` in memory, with weights of its own.
+
+    Raises:
+        InputError: it cannot be one.
+        ConfigError: sentence-transformers is not installed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write(model, Path(folder), source=source)
+        return _loaded(Path(folder))
+
+
+def _loaded(folder: Path) -> Any:
+    library = require("sentence_transformers", extra="sentence-transformers", purpose="encoding with sentence-transformers")
+    with no_downloads():
+        return library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
+    """Vectors by the library alone; passages as its users give them."""
+    model = _loaded(folder)
+    if side == "question":
+        return np.asarray(model.encode_query(list(items), show_progress_bar=False), np.float32)
+    template = read_json(folder / LIBRARY)[OWN]["title_template"]
+
+    def document(passage: Passage) -> Any:
+        shown = presented(passage, TextSettings(title_template=template))
+        return (shown.title, shown.text) if shown.title else shown.text
+
+    def encoded(passages: list[Passage]) -> np.ndarray:
+        return np.asarray(model.encode_document([document(passage) for passage in passages], show_progress_bar=False), np.float32)
+
+    return in_order(items, encoded, encoded)
+
+
+def usage(model: BiEncoder) -> str:
+    """How it is loaded."""
+    template = model.settings.title_template
+    pair = repr(template.format(title="A title", text="A text.")) if template else '("A title", "A text.")'
+    return f"""from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("PATH")
+questions = model.encode_query(["a question"])
+passages = model.encode_document([{pair}])  # a list, also of one; a passage without a title is its text
+scores = model.similarity(questions, passages)
+"""
+
+
+FORMAT = Format(write, encode, usage, library="sentence_transformers", install="sentence-transformers")

@@ -1,0 +1,174 @@
+"""A tower as the files of a Hugging Face model: config, weights and tokenizer, as plain transformers loads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpr.core.errors import InputError
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
+from dpr.formats import checkpoints
+from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
+from dpr.models.pooling import IdfPooling, is_user_defined
+from dpr.models.trials import is_static
+
+_FILLERS = ("pad_token", "eos_token", "bos_token", "unk_token", "cls_token", "sep_token")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+def refuse(problems: dict[str, bool], source: str, *, expected: str | None = None, hint: str | None = None) -> None:
+    """Raises InputError that names the reasons which hold."""
+    if found := [reason for reason, holds in problems.items() if holds]:
+        raise InputError(f"cannot be said in this format: {', and '.join(found)}", file=source, expected=expected, hint=hint)
+
+
+def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
+    """InputError where vectors are made in a way that no library but this one knows."""
+    settings = model.settings
+    is_idf = settings.pooling == "idf" and not is_static(model.question_model.backbone)
+    problems = {
+        f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
+        "its pooling (idf) weights the tokens of a transformer": is_idf,
+        "it reads the original's [SEP] at the end of the window": settings.dpr_trailing_sep,
+        "its words reach the pooling past the layers (encoder.residual_words)": settings.residual_words,
+    }
+    refuse(problems, source, hint="to=model writes it for this toolkit, and to=onnx for onnxruntime where that can say it")
+
+
+def tells_apostrophes_apart(model: BiEncoder) -> bool:
+    """Whether questions are changed by the rule about typographic apostrophes, as this vocabulary sees them."""
+    texts = [f"don{TYPOGRAPHIC_APOSTROPHE}t {TYPOGRAPHIC_APOSTROPHE}", "don't '"]
+    first, second = model.tensorizer.bare_tokens(texts)
+    return model.settings.plain_apostrophes and first != second
+
+
+def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
+    """InputError where one tokenizer would have to change questions alone."""
+    found = {"questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone": True}
+    if model.settings.shared and tells_apostrophes_apart(model):
+        hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
+        refuse(found, source, hint=hint)
+    if not model.settings.shared and model.settings.plain_apostrophes:
+        prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
+        refuse({"its prompts have typographic apostrophes, and those of questions become plain": any(map(_has_one, prompts))}, source)
+
+
+def _has_one(text: str) -> bool:
+    return TYPOGRAPHIC_APOSTROPHE in text
+
+
+def sides(model: BiEncoder) -> list[tuple[str, Encoder, int, bool]]:
+    """Of each tower: the name of its folder, the tower, its longest sequence, and whether its tokenizer makes apostrophes plain."""
+    settings = model.settings
+    if settings.shared:
+        return [("", model.question_model, settings.sequence_length, False)]
+    question = ("question_encoder", model.question_model, model.tensorizer.question_length, settings.plain_apostrophes)
+    return [question, ("ctx_encoder", model.ctx_model, settings.sequence_length, False)]
+
+
+def write_backbone(backbone: Any, folder: Path) -> None:
+    """Writes config.json and model.safetensors. A pooler, which some families have and no vector needs, is written as zeros: without one,
+    transformers would make a random one and warn of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().cpu() for name, tensor in backbone.state_dict().items()}
+    with _quiet():
+        backbone.save_pretrained(str(folder), state_dict=weights | _pooler(backbone))
+
+
+def _pooler(backbone: Any) -> dict[str, Tensor]:
+    from transformers import AutoModel
+
+    try:
+        with torch.device("meta"):
+            whole = AutoModel.from_config(backbone.config)
+    except (ValueError, RuntimeError):  # no Auto class has this family, or it cannot be made without memory
+        return {}
+    if type(whole) is not type(backbone):
+        return {}
+    own = backbone.state_dict().keys()
+    return {name: torch.zeros(tensor.shape) for name, tensor in whole.state_dict().items() if name not in own and "pooler" in name}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    has_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if has_bar:
+            logging.enable_progress_bar()
+
+
+def standard_backbone(tower: Encoder, longest: int) -> Any:
+    """The backbone as a family that transformers knows.
+
+    A static encoder becomes a GPT without layers, whose positions, ``longest`` of them, are zeros: its states are the rows of its table.
+    The weights of ``idf`` pooling become part of the rows.
+    """
+    from transformers import OpenAIGPTConfig, OpenAIGPTModel
+
+    if not is_static(tower.backbone):
+        return tower.backbone
+    rows = static_rows(tower)
+    sizes = {"vocab_size": len(rows), "n_embd": rows.shape[1], "n_positions": longest, "n_layer": 0, "n_head": 1}
+    backbone = OpenAIGPTModel(OpenAIGPTConfig(**sizes, pad_token_id=tower.config.pad_token_id))
+    backbone.load_state_dict({"tokens_embed.weight": rows, "positions_embed.weight": torch.zeros(longest, rows.shape[1])})
+    return backbone.eval()
+
+
+def standard_pooling(model: BiEncoder) -> str:
+    """The pooling over the states of ``standard_backbone``."""
+    return "mean" if model.settings.pooling == "idf" else model.settings.pooling
+
+
+def static_rows(tower: Encoder) -> Tensor:
+    """The table (V, D) of a static encoder, whose mean over the tokens of a text is its vector before the projection."""
+    rows: Tensor = tower.backbone.get_input_embeddings().weight.detach().cpu().float()
+    return rows * tower.pooling.token_weights.detach().cpu()[:, None] if isinstance(tower.pooling, IdfPooling) else rows
+
+
+def write_tokenizer(
+    tensorizer: Tensorizer, folder: Path, *, longest: int, plain_apostrophes: bool, truncated: bool = False, **config: Any
+) -> None:
+    """Writes tokenizer.json and tokenizer_config.json; ``config`` adds to the latter.
+
+    The class is the general one, which takes tokenizer.json as it is: that of a family rebuilds parts of it. Token types are left out.
+    ``truncated`` also writes the length into tokenizer.json, for libraries that read nothing else.
+    """
+    tokenizer = tensorizer.tokenizer
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["padding"], state["truncation"] = None, None
+    if plain_apostrophes:
+        plain = {"type": "Replace", "pattern": {"String": TYPOGRAPHIC_APOSTROPHE}, "content": "'"}
+        own = [state["normalizer"]] if state.get("normalizer") else []
+        state["normalizer"] = {"type": "Sequence", "normalizers": [plain, *own]}
+    if truncated:
+        direction = tokenizer.truncation_side.capitalize()
+        state["truncation"] = {"direction": direction, "max_length": longest, "strategy": "LongestFirst", "stride": 0}
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints.write_json_file(folder, "tokenizer.json", state)
+    special = {name: str(token) for name in _SPECIAL if (token := getattr(tokenizer, name)) is not None}
+    filler = next((token for name in _FILLERS if (token := getattr(tokenizer, name)) is not None), None)
+    if filler is None:
+        raise InputError("its tokenizer has no special token to fill batches up with", expected="a pad_token", file=folder.name)
+    stated = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "padding_side": "right",
+        "truncation_side": tokenizer.truncation_side,
+        "clean_up_tokenization_spaces": False,
+        "pad_token": str(filler),
+    }
+    checkpoints.write_json_file(folder, "tokenizer_config.json", stated | special | config)

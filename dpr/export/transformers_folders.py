@@ -1,0 +1,150 @@
+"""A model as folders that transformers' AutoModel and AutoTokenizer load: states of tokens, not vectors.
+
+What makes a vector of them stands in ``vectors.json``; the usage below does the same in a few lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpr.core.offline import no_downloads
+from dpr.core.records import Passage
+from dpr.data.presentation import presented
+from dpr.data.settings import TextSettings
+from dpr.export.checking import in_order
+from dpr.export.registry import Format
+from dpr.export.tower_files import (
+    refuse,
+    refuse_one_sided_apostrophes,
+    refuse_unknown_vectors,
+    sides,
+    standard_backbone,
+    standard_pooling,
+    write_backbone,
+    write_tokenizer,
+)
+from dpr.formats import checkpoints
+from dpr.formats.durable import read_json
+from dpr.models.biencoder import BiEncoder
+
+VECTORS = "vectors.json"
+_BATCH = 16
+_POOLED = {
+    "cls": "states[:, 0]",
+    "last": "states[range(len(states)), tokens.attention_mask.sum(1) - 1]",
+    "mean": "(states * mask).sum(1) / mask.sum(1)",
+    "max": "states.masked_fill(mask == 0, float('-inf')).amax(1)",
+    "weighted_mean": "(states * mask.cumsum(1) * mask).sum(1) / (mask.cumsum(1) * mask).sum(1)",
+}
+
+
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Fills ``folder``: a shared tower directly, two towers as ``question_encoder`` and ``ctx_encoder``.
+
+    Raises:
+        InputError: what decides its vectors cannot be said there.
+    """
+    refuse_unknown_vectors(model, source)
+    refuse_one_sided_apostrophes(model, source)
+    has_projection = model.question_model.encode_proj is not None
+    refuse({"AutoModel has no projection": has_projection}, source, hint="to=sentence-transformers writes it")
+    settings = model.settings
+    for name, tower, longest, plain in sides(model):
+        write_backbone(standard_backbone(tower, max(longest, settings.sequence_length)), folder / name)
+        write_tokenizer(model.tensorizer, folder / name, longest=longest, plain_apostrophes=plain)
+    stated = {
+        "pooling": standard_pooling(model),
+        "dimensions": model.dimension,
+        "normalize": settings.normalize,
+        "question_length": model.tensorizer.question_length,
+        "sequence_length": settings.sequence_length,
+        "query_prompt": settings.query_prompt,
+        "passage_prompt": settings.passage_prompt,
+        "prompts": settings.prompts,
+        "title_template": settings.title_template,
+    }
+    checkpoints.write_json_file(folder, VECTORS, stated)
+
+
+def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
+    """Vectors by AutoModel, AutoTokenizer and what ``vectors.json`` says."""
+    from transformers import AutoModel, AutoTokenizer
+
+    stated = read_json(folder / VECTORS)
+    body = folder / {"question": "question_encoder", "ctx": "ctx_encoder"}[side]
+    with no_downloads():
+        place = str(body if body.is_dir() else folder)
+        model, tokenizer = AutoModel.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
+    length = stated["question_length" if side == "question" else "sequence_length"]
+    text = TextSettings(passage_prompt=stated["passage_prompt"], title_template=stated["title_template"])
+
+    def vectors(texts: list[str], pairs: list[str] | None) -> np.ndarray:
+        parts = []
+        for start in range(0, len(texts), _BATCH):
+            rows = slice(start, start + _BATCH)
+            given = (texts[rows],) if pairs is None else (texts[rows], pairs[rows])
+            tokens = tokenizer(*given, padding=True, truncation=True, max_length=length, return_tensors="pt")
+            with torch.no_grad():
+                states = model(**tokens).last_hidden_state
+            parts.append(_pooled(states, tokens["attention_mask"], stated["pooling"])[:, : stated["dimensions"]])
+        found = torch.cat(parts)
+        return np.asarray(torch.nn.functional.normalize(found, dim=-1) if stated["normalize"] else found, np.float32)
+
+    if side == "question":
+        return vectors([stated["query_prompt"] + question for question in items], None)
+
+    def shown(passages: list[Passage]) -> np.ndarray:
+        parts = [presented(passage, text) for passage in passages]
+        is_pair = bool(parts[0].title)
+        return vectors([part.title for part in parts], [part.text for part in parts]) if is_pair else vectors([p.text for p in parts], None)
+
+    return in_order(items, shown, shown)
+
+
+def _pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    if pooling == "cls":
+        return states[:, 0]
+    if pooling == "last":
+        return states[torch.arange(len(states)), attention_mask.sum(1) - 1]
+    mask = attention_mask[..., None]
+    if pooling == "max":
+        return states.masked_fill(mask == 0, -torch.inf).amax(1)
+    weights = mask.cumsum(1) * mask if pooling == "weighted_mean" else mask
+    return (states * weights).sum(1) / weights.sum(1)
+
+
+def usage(model: BiEncoder) -> str:
+    """How it is loaded."""
+    settings = model.settings
+    of_question, of_passage = ("PATH", "PATH") if settings.shared else ("PATH/question_encoder", "PATH/ctx_encoder")
+    title, text = repr(f"{settings.passage_prompt}A title"), '"A text."'
+    if settings.title_template:
+        title, text = repr(settings.passage_prompt + settings.title_template.format(title="A title", text="A text.")), ""
+    scaled = "torch.nn.functional.normalize(vectors, dim=-1)" if settings.normalize else "vectors"
+    return f"""import torch
+from transformers import AutoModel, AutoTokenizer
+
+
+def encode(folder, texts, *titled):
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokens = tokenizer(texts, *titled, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**tokens).last_hidden_state
+    mask = tokens.attention_mask[..., None]
+    vectors = {_POOLED[standard_pooling(model)]}
+    vectors = vectors[:, :{model.dimension}]
+    return {scaled}
+
+
+questions = encode("{of_question}", [{settings.query_prompt + "a question"!r}])
+passages = encode("{of_passage}", [{title}]{f", [{text}]" if text else ""})
+scores = questions @ passages.T
+"""
+
+
+FORMAT = Format(write, encode, usage, library="transformers", install="transformers")

@@ -1,0 +1,91 @@
+"""Models of every shape that leaves the toolkit, with random weights large enough for every token to count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from tests.helpers.adapters import base_folder, randomize_adapters
+from tests.helpers.decoders import decoder_folder
+from tests.helpers.tiny import encoder_folder, static_folder, tiny_model
+
+PROMPTS = {"query_prompt": "be: ", "passage_prompt": "ga: ", "prompts": {"web": "da: "}}
+COSINE = {"pooling": "mean", "normalize": True}
+
+
+def lively(model: BiEncoder) -> BiEncoder:
+    """Larger weights: freshly made ones are so small that layers do next to nothing."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2 and weight.requires_grad:
+                weight.mul_(4)
+    return model.eval()
+
+
+def bert(folder: Path, **settings: Any) -> BiEncoder:
+    encoder_folder(folder, max_position_embeddings=128)
+    return lively(tiny_model(folder, dtype=torch.float32, **{"sequence_length": 32, "question_length": 20, **settings}))
+
+
+def shared(folder: Path, **settings: Any) -> BiEncoder:
+    return bert(folder, **{"shared": True, "plain_apostrophes": False, "question_length": 0, **settings})
+
+
+def static(folder: Path, **settings: Any) -> BiEncoder:
+    static_folder(folder)
+    return lively(tiny_model(folder, dtype=torch.float32, **{"pooling": "idf", "question_length": 20, **settings}))
+
+
+def bag(folder: Path, **settings: Any) -> BiEncoder:
+    """A static encoder whose tokenizer adds no token."""
+    decoder_folder(folder)
+    (folder / "config.json").write_text('{"model_type": "static", "vocab_size": 258, "hidden_size": 16}')
+    values: dict[str, Any] = {"sequence_length": 40, "pooling": "mean", "shared": True, "plain_apostrophes": False, **settings}
+    torch.manual_seed(0)
+    return lively(BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0))
+
+
+def adapters(folder: Path, **settings: Any) -> BiEncoder:
+    values: dict[str, Any] = {"sequence_length": 32, "adapter": "lora", "lora_rank": 4, **settings}
+    torch.manual_seed(0)
+    model = BiEncoder.from_pretrained(str(base_folder(folder)), EncoderSettings(**values), dropout=0.0, do_lower_case=True)
+    randomize_adapters(model)
+    return model.eval()
+
+
+def decoder(folder: Path, **settings: Any) -> BiEncoder:
+    values: dict[str, Any] = {"sequence_length": 40, "pooling": "last", "append_eos": True, "normalize": True, **settings}
+    torch.manual_seed(0)
+    decoder_folder(folder)
+    return lively(BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0))
+
+
+MODELS: dict[str, Callable[[Path], BiEncoder]] = {
+    "shared": shared,
+    "shared, two lengths": lambda folder: shared(folder, question_length=12),
+    "two towers": bert,
+    "projection": lambda folder: bert(folder, projection_dim=6),
+    "mean and cosine": lambda folder: bert(folder, **COSINE),
+    "prompts": lambda folder: bert(folder, **PROMPTS),
+    "prompts, shared, cosine": lambda folder: shared(folder, **PROMPTS, **COSINE),
+    "title template": lambda folder: bert(folder, title_template="{title}: {text}"),
+    "weighted mean": lambda folder: bert(folder, pooling="weighted_mean"),
+    "maximum": lambda folder: bert(folder, pooling="max"),
+    "cut": lambda folder: bert(folder, dimensions=5),
+    "cut, cosine": lambda folder: bert(folder, dimensions=5, **COSINE),
+    "cut, projection, cosine": lambda folder: bert(folder, dimensions=5, projection_dim=8, normalize=True),
+    "static": static,
+    "static, shared, cosine": lambda folder: static(folder, shared=True, plain_apostrophes=False, normalize=True, projection_dim=5),
+    "static without special tokens": bag,
+    "static without special tokens, two towers": lambda folder: bag(
+        folder, shared=False, plain_apostrophes=True, question_length=20, normalize=True, **PROMPTS
+    ),
+    "adapters": adapters,
+    "decoder": decoder,
+    "decoder, shared": lambda folder: decoder(folder, shared=True, plain_apostrophes=False, query_prompt="Instruct: find\nQuery:"),
+}

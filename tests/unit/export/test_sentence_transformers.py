@@ -1,0 +1,118 @@
+"""What is exported for sentence-transformers gives there the vectors that it gives here, loads in plain transformers, or is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.cli.jobs import export as main
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.export.checking import check
+from dpr.export.folders import export_folder
+from dpr.export.registry import format_of
+from dpr.export.sentence_transformers import to_sentence_transformer
+from dpr.formats.durable import verify_folder
+from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+FORM = format_of("sentence-transformers")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
+    model = MODELS[name](tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "sentence-transformers", source=name)
+    found = check(model, tmp_path / "out", FORM, name)
+    assert found is not None and max(found[:2]) < 1e-5
+    print(f"{name}: {found}")
+    assert not verify_folder(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["shared", "two towers", "static", "decoder"])
+def test_weights_are_there_once_and_plain_transformers_loads_them(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    model = MODELS[name](tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "sentence-transformers", source=name)
+    bodies = [""] if model.settings.shared else ["question_encoder", "ctx_encoder"]
+    assert sorted(tmp_path.glob("out/**/model.safetensors")) == sorted(tmp_path / "out" / body / "model.safetensors" for body in bodies)
+    for body in bodies:
+        _, info = AutoModel.from_pretrained(str(tmp_path / "out"), subfolder=body, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+def test_the_library_finds_prompts_similarity_and_dimensions(tmp_path: Path) -> None:
+    model = bert(tmp_path / "made_of", dimensions=5, **PROMPTS)
+    export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
+    loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    assert (loaded.prompts["query"], loaded.prompts["document"], loaded.prompts["web"]) == ("be: ", "ga: ", "da: ")
+    assert loaded.similarity_fn_name == "dot" and loaded.get_embedding_dimension() == 5
+    expected = model.encode_questions(["ba be"], prompt="web")
+    np.testing.assert_allclose(loaded.encode_query(["ba be"], prompt_name="web"), expected, atol=1e-5)
+    passage = model.encode_passages([Passage("ba be", "bi")])
+    np.testing.assert_allclose(loaded.encode_document([("bi", "ba be")]), passage, atol=1e-5)
+    assert np.abs(loaded.encode_document(["bi ba be"]) - passage).max() > 1e-3
+    assert to_sentence_transformer(bert(tmp_path / "cosine", **COSINE)).similarity_fn_name == "cosine"
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "apostrophes of one side": (lambda folder: shared(folder, plain_apostrophes=True), "encoder.plain_apostrophes=false"),
+    "apostrophe of a prompt": (lambda folder: bert(folder, query_prompt="what\u2019s: "), "prompts have typographic"),
+    "trailing SEP": (lambda folder: bert(folder, dpr_trailing_sep=True), r"original's \[SEP\]"),
+    "user-defined pooling": (lambda folder: bert(folder, pooling="dpr.models.pooling:MeanPooling"), "user-defined"),
+    "idf of a transformer": (lambda folder: bert(folder, pooling="idf"), "weights the tokens"),
+    "residual words": (lambda folder: bert(folder, pooling="mean", residual_words=True), "residual_words"),
+    "names of prompts": (lambda folder: bert(folder, prompts={"corpus": "x"}), "a prompt called corpus"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_library_cannot_say_is_refused(name: str, tmp_path: Path) -> None:
+    make, reason = REFUSED[name]
+    with pytest.raises(InputError, match=reason):
+        export_folder(make(tmp_path / "made_of"), tmp_path / "out", "sentence-transformers", source="model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_vectors_there_are_an_error_and_the_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = bert(tmp_path / "made_of")
+    with torch.no_grad():
+        monkeypatch.setattr(model, "encode_passages", lambda texts, **_: type(model).encode_passages(model, texts) + np.float32(1e-3))
+    with pytest.raises(InputError, match=r"vector of the passage '.*' differs by"):
+        export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
+    assert not [path for path in tmp_path.iterdir() if path.name != "made_of"]
+
+
+def test_the_command_compares_given_texts_too_and_rerun_finds_its_work_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared(tmp_path / "made_of", dimensions=0).save(tmp_path / "model")
+    (tmp_path / "texts").write_text("ba be\tbi\nbo bu\n")
+    arguments = [
+        "to=sentence-transformers",
+        f"model_file={tmp_path / 'model'}",
+        f"out={tmp_path / 'out'}",
+        f"check_texts={tmp_path / 'texts'}",
+    ]
+    assert main(arguments) == 0
+    assert "encoded by sentence_transformers" in caplog.text
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    assert main(arguments) == 0
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+    assert main([*arguments, "dimensions=4"]) == 3  # something else is there
+    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+    assert [module["path"] for module in modules] == ["", "pooling"]
+
+
+def test_a_template_is_what_users_join_by(tmp_path: Path) -> None:
+    loaded = to_sentence_transformer(model := decoder(tmp_path / "made_of"))
+    expected = model.encode_passages([Passage("ba be", "bi")])
+    np.testing.assert_allclose(loaded.encode_document(["bi ba be"]), expected, atol=1e-5)
+    assert "bi" not in FORM.usage(model) and "'A title A text.'" in FORM.usage(model)
+    assert static(tmp_path / "static").settings.title_template == ""

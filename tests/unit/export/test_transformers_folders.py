@@ -1,0 +1,98 @@
+"""Folders for plain transformers and for its DPR classes give the vectors that the model gives here, or are refused."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.errors import InputError
+from dpr.core.records import Passage
+from dpr.export.checking import check, nasty_texts
+from dpr.export.folders import export_folder
+from dpr.export.registry import format_of
+from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared
+
+WITHOUT_PROJECTION = [name for name in MODELS if "projection" not in name and name != "static, shared, cosine"]
+OF_DPR = ["shared", "shared, two lengths", "two towers", "projection", "adapters"]
+
+
+@pytest.mark.parametrize("name", WITHOUT_PROJECTION)
+def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
+    model = MODELS[name](tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "transformers", source=name)
+    found = check(model, tmp_path / "out", format_of("transformers"), name)
+    assert found is not None and max(found[:2]) < 1e-5
+    print(f"{name}: {found}")
+
+
+@pytest.mark.parametrize("name", ["shared", "two towers", "weighted mean", "maximum", "prompts, shared, cosine", "decoder"])
+def test_what_the_readme_says_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
+    model = MODELS[name](tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "transformers", source=name)
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "usage.py").write_text(code.replace("PATH", str(tmp_path / "out")))
+    scope = runpy.run_path(str(tmp_path / "usage.py"))
+    np.testing.assert_allclose(scope["questions"], model.encode_questions(["a question"]), atol=1e-5)
+    np.testing.assert_allclose(scope["passages"], model.encode_passages([Passage("A text.", "A title")]), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OF_DPR)
+def test_the_classes_of_dpr_give_the_same_vectors(name: str, tmp_path: Path) -> None:
+    model = MODELS[name](tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "hf-dpr", source=name)
+    found = check(model, tmp_path / "out", format_of("hf-dpr"), name)
+    assert found is not None and max(found[:2]) < 1e-5
+    print(f"{name}: {found}")
+
+
+def test_the_tokenizers_of_the_classes_give_the_same_vectors_whatever_types_they_number(tmp_path: Path) -> None:
+    from transformers import DPRContextEncoder, DPRContextEncoderTokenizerFast
+
+    model = bert(tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "hf-dpr", source="model")
+    folder = str(tmp_path / "out" / "ctx_encoder")
+    tokenizer, loaded = DPRContextEncoderTokenizerFast.from_pretrained(folder), DPRContextEncoder.from_pretrained(folder).eval()
+    tokens = tokenizer(["Ba be"], ["bi bo"], return_tensors="pt")
+    numbered = tokens["input_ids"].ne(0).cumsum(1).gt(4).to(torch.int64)
+    expected = model.encode_passages([Passage("bi bo", "Ba be")])
+    for types in (torch.zeros_like(numbered), numbered):
+        with torch.no_grad():
+            found = loaded(tokens["input_ids"], tokens["attention_mask"], types).pooler_output
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("to", "settings", "reason"),
+    [
+        ("transformers", {"projection_dim": 4}, "no projection"),
+        ("hf-dpr", COSINE, "pooling is mean, and its vectors are normalised"),
+        ("hf-dpr", PROMPTS, "prompts"),
+        ("hf-dpr", {"dimensions": 4}, "vectors are cut"),
+        ("hf-dpr", {"title_template": "{title} {text}"}, "template"),
+        ("hf-dpr", {"dpr_trailing_sep": True}, "SEP"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(to: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=reason):
+        export_folder(bert(tmp_path / "made_of", **settings), tmp_path / "out", to, source="model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_decoder_is_no_dpr(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="its backbone is qwen3"):
+        export_folder(decoder(tmp_path / "made_of"), tmp_path / "out", "hf-dpr", source="model")
+
+
+def test_nasty_texts_are_as_nasty_as_they_say(tmp_path: Path) -> None:
+    tensorizer = shared(tmp_path).tensorizer
+    texts = nasty_texts(tensorizer)
+    lengths = [len(tensorizer.tokenizer(text)["input_ids"]) for text in texts.questions]
+    assert min(lengths) == 2 and max(lengths) > tensorizer.sequence_length
+    assert {bool(passage.title) for passage in texts.passages} == {True, False} and Passage("") in texts.passages
+    assert any(len(tensorizer.bare_tokens([passage.title])[0]) > tensorizer.sequence_length for passage in texts.passages)
+    assert any("\u2019" in text for text in texts.questions)
