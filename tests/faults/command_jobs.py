@@ -62,6 +62,7 @@ JOBS = {
         ),
         Job("new-encoder", "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16", "corpus.tsv"),
         Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
+        Job("export to=transformers", "export to=transformers model_file=in/model out=out/hf", ""),
         Job("export to=vectors", "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki", "wiki_0"),
         Job("embed", f"embed {' '.join(DENSE)} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16", "corpus.tsv"),
         Job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ import numpy as np
 import pytest
 import torch
 
+from dpr.cli.jobs import embed, retrieve
 from dpr.cli.jobs import export as main
 from dpr.core.errors import InputError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, Question
 from dpr.export.checking import check
 from dpr.export.folders import export_folder
 from dpr.export.registry import format_of
 from dpr.export.sentence_transformers import to_sentence_transformer
+from dpr.formats.corpora import write_passages
 from dpr.formats.durable import verify_folder
+from dpr.formats.question_sets import write_qrels, write_questions
+from examples.sentence_transformers_evaluator import evaluate
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
+from tests.helpers.tiny import sentence
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 FORM = format_of("sentence-transformers")
@@ -116,3 +122,24 @@ def test_a_template_is_what_users_join_by(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.encode_document(["bi ba be"]), expected, atol=1e-5)
     assert "bi" not in FORM.usage(model) and "'A title A text.'" in FORM.usage(model)
     assert static(tmp_path / "static").settings.title_template == ""
+
+
+def test_its_evaluator_finds_the_metrics_of_retrieval(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    model = bert(tmp_path / "made_of", projection_dim=6)
+    export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
+    model.save(tmp_path / "model")
+    passages = [Passage(sentence(rng, 10), sentence(rng, 2) if number % 3 else "", f"p{number:03d}") for number in range(60)]
+    questions = [Question(f"{sentence(rng, 4)} isn\u2019t", f"q{number}") for number in range(20)]
+    write_passages(tmp_path / "corpus.tsv", passages)
+    write_questions(tmp_path / "questions.jsonl", questions)
+    write_qrels(tmp_path / "qrels.tsv", {question.id: {str(rng.choice(passages).id): 1} for question in questions})
+    dense = [f"model_file={tmp_path / 'model'}", "no_cuda=true"]
+    assert embed([*dense, f"ctx_src={tmp_path / 'corpus.tsv'}", f"out_file={tmp_path / 'vectors'}"]) == 0
+    files = [f"qa_dataset={tmp_path / 'questions.jsonl'}", f"qrels={tmp_path / 'qrels.tsv'}", f"ctx_datatsets=[{tmp_path / 'corpus.tsv'}]"]
+    assert retrieve([*dense, *files, f"encoded_ctx_files={tmp_path / 'vectors_0'}", f"metrics_file={tmp_path / 'metrics.json'}"]) == 0
+    ours = json.loads((tmp_path / "metrics.json").read_text())["metrics"]
+    theirs = evaluate(*(str(tmp_path / name) for name in ("out", "corpus.tsv", "questions.jsonl", "qrels.tsv")))
+    for name in ("accuracy@1", "accuracy@5", "accuracy@20", "recall@20", "mrr@10", "ndcg@10"):
+        assert theirs[f"dot_{name}"] == pytest.approx(ours[name], abs=1e-9), name
+    assert 0 < ours["ndcg@10"] < 1
