@@ -2,8 +2,8 @@
 
     python -m examples.sentence_transformers_evaluator MODEL CORPUS QUESTIONS QRELS
 
-MODEL is a folder of ``dpr export to=sentence-transformers``; the other three are files as ``dpr retrieve`` reads them. The metrics are those
-that ``dpr retrieve`` reports.
+MODEL is a folder of ``dpr export to=sentence-transformers``; the other three are files as ``dpr retrieve`` reads them, and so are the
+metrics.
 """
 
 from __future__ import annotations
