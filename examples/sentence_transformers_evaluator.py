@@ -20,7 +20,7 @@ from dpr.formats.question_sets import read_qrels, read_questions
 def evaluate(model: str, corpus: str, questions: str, qrels: str) -> dict[str, float]:
     """The evaluator's metrics by name (``dot_ndcg@10``, ...)."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     documents: dict[str, Any] = {
         str(passage.id): (passage.title, passage.text.strip()) if passage.title else passage.text.strip()
