@@ -31,9 +31,11 @@ def load_backbone(
     if not pretrained:
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
     set_dropout(config, dropout, attention_dropout)
+    from dpr.models.static import static_if_layerless
+
     backbone: nn.Module = load_weights(_model_class(config), name_or_folder, config, **_without_pooler(type(config)))
     _switch_off_dropout(backbone, dropout, attention_dropout)
-    return backbone
+    return static_if_layerless(backbone)
 
 
 def backbone_from_config(config: Any, *, dropout: float | None = None, attention_dropout: float | None = None) -> nn.Module:

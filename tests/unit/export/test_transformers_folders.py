@@ -15,7 +15,9 @@ from dpr.core.records import Passage
 from dpr.export.checking import check, nasty_texts
 from dpr.export.folders import export_folder
 from dpr.export.registry import format_of
-from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
 
 WITHOUT_PROJECTION = [name for name in MODELS if "projection" not in name and name != "static, shared, cosine"]
 OF_DPR = ["shared", "shared, two lengths", "two towers", "projection", "adapters"]
@@ -96,3 +98,12 @@ def test_nasty_texts_are_as_nasty_as_they_say(tmp_path: Path) -> None:
     assert {bool(passage.title) for passage in texts.passages} == {True, False} and Passage("") in texts.passages
     assert any(len(tensorizer.bare_tokens([passage.title])[0]) > tensorizer.sequence_length for passage in texts.passages)
     assert any("\u2019" in text for text in texts.questions)
+
+
+def test_an_exported_static_encoder_comes_back_as_one(tmp_path: Path) -> None:
+    model = static(tmp_path / "made_of", pooling="mean", shared=True, plain_apostrophes=False, question_length=0)
+    export_folder(model, tmp_path / "out", "transformers", source="model")
+    again = BiEncoder.load(tmp_path / "out", settings=EncoderSettings(pooling="mean", sequence_length=24))
+    assert type(again.question_model.backbone) is type(model.question_model.backbone)
+    texts = nasty_texts(model.tensorizer).passages
+    np.testing.assert_allclose(again.encode_passages(texts), model.encode_passages(texts), atol=1e-6)
