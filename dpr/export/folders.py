@@ -8,6 +8,7 @@ from dpr.core.logs import get_logger
 from dpr.export.adapters import merged
 from dpr.export.checking import Texts, check, described
 from dpr.export.registry import format_of
+from dpr.export.tower_files import without_bars
 from dpr.formats.durable import durable_folder
 from dpr.formats.outputs import output
 from dpr.models.biencoder import BiEncoder
@@ -36,7 +37,8 @@ def export_folder(model: BiEncoder, target: Path, name: str, *, source: str, mor
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
             (folder / README).write_text(_readme(target.name, name, form.usage(whole)), encoding="utf-8")
-            difference = check(whole, folder, form, source, more=more)
+            with without_bars():
+                difference = check(whole, folder, form, source, more=more)
     if difference is not None:
         logger.info("%s", described(difference, form))
     logger.info("%s written: %d weights of %d dimensions", target, len(whole.weights()), whole.dimension)

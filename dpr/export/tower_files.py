@@ -79,7 +79,7 @@ def write_backbone(backbone: Any, folder: Path) -> None:
     transformers would make a random one and warn of it."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu() for name, tensor in backbone.state_dict().items()}
-    with _quiet():
+    with without_bars():
         backbone.save_pretrained(str(folder), state_dict=weights | _pooler(backbone))
 
 
@@ -98,7 +98,8 @@ def _pooler(backbone: Any) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
+    """A block in which transformers shows no progress of reading and writing weights."""
     from transformers.utils import logging
 
     has_bar = logging.is_progress_bar_enabled()

@@ -74,7 +74,8 @@ def refuse_impossible_sizes(config: Any, shapes: Mapping[str, tuple[int, ...]], 
     limits |= {"num_hidden_layers": len(shapes) or 1000, "max_position_embeddings": max(most, _MAX_POSITIONS)}
     for name, limit in limits.items():
         value = getattr(config, name, 1)
-        if value is not None and (type(value) is not int or not 1 <= value <= limit):
+        least = 0 if name == "num_hidden_layers" and config.model_type == "openai-gpt" else 1  # a static encoder (dpr.models.static)
+        if value is not None and (type(value) is not int or not least <= value <= limit):
             limited = ", the size of the weights" if shapes else ""
             raise InputError(f"{name} is {describe(value)}", file=file, expected=f"1 to {limit}{limited}")
 
