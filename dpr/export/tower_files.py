@@ -122,7 +122,7 @@ def standard_backbone(tower: Encoder, longest: int) -> Any:
     if not is_static(tower.backbone):
         return tower.backbone
     rows = static_rows(tower)
-    sizes = {"vocab_size": len(rows), "n_embd": rows.shape[1], "n_positions": longest, "n_layer": 0, "n_head": 1}
+    sizes: dict[str, Any] = {"vocab_size": len(rows), "n_embd": rows.shape[1], "n_positions": longest, "n_layer": 0, "n_head": 1}
     backbone = OpenAIGPTModel(OpenAIGPTConfig(**sizes, pad_token_id=tower.config.pad_token_id))
     backbone.load_state_dict({"tokens_embed.weight": rows, "positions_embed.weight": torch.zeros(longest, rows.shape[1])})
     return backbone.eval()
