@@ -55,6 +55,7 @@ setup(
         "bm25s>=0.3",
         "pytrec-eval-terrier>=0.5.11",
         "regex",
+        "scipy>=1.11",
         "tqdm",
     ],
     extras_require={

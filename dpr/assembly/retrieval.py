@@ -18,7 +18,7 @@ from dpr.core.records import Passage
 from dpr.core.settings import part_of
 from dpr.evaluation.ranking_metrics import format_table
 from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
-from dpr.formats.durable import write_json
+from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.outputs import require_writable
 from dpr.formats.question_sets import read_qrels
 from dpr.formats.results import write_results, write_trec_run
@@ -62,7 +62,8 @@ def run(config: RetrievalConfig) -> float | None:
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
         examples = [job.example(row, rankings[row], passages, judged) for row in shown] if passages else []
-        write_json(Path(config.metrics_file), job.report(judged, weight, examples), note={})
+        each = PerQuestion([question.id for question in job.questions], job.texts, judged.values)
+        write_metrics(Path(config.metrics_file), job.report(judged, weight, examples), each, note={})
     if config.search_folder:
         job.search_settings(weight).write(Path(config.search_folder))
     if judged.metrics:
@@ -168,7 +169,8 @@ class _Retrieval:
             return by_qrels
         # Metrics by judgements keep the plain names, those by answers get a prefix; has_answer in the results is about answers.
         metrics = by_qrels.metrics | {f"answer_{name}": value for name, value in by_answers.metrics.items()}
-        return replace(by_qrels, matched=by_answers.matched, metrics=metrics, notes=by_answers.notes + by_qrels.notes)
+        values = by_qrels.values | {f"answer_{name}": listed for name, listed in by_answers.values.items()}
+        return replace(by_qrels, matched=by_answers.matched, metrics=metrics, values=values, notes=by_answers.notes + by_qrels.notes)
 
     def example_rows(self) -> list[int]:
         """Questions for a report. They follow from questions and judgements alone, so that all runs over them show the same."""

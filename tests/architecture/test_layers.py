@@ -41,6 +41,7 @@ ROOMS = {
     "faiss": ("dpr/indexer/",),
     "bm25s": ("dpr/indexer/",),
     "pytrec_eval": ("dpr/evaluation/",),
+    "scipy": ("dpr/evaluation/",),
     "jinja2": ("dpr/evaluation/",),
     "regex": ("dpr/evaluation/", "dpr/data/", "dpr/indexer/"),
     "hydra": ("dpr/cli/",),
