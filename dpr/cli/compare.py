@@ -64,6 +64,7 @@ def tests_of(runs: dict[str, MetricsFile], metrics: Sequence[str]) -> dict[str, 
     against, *others = runs
     found = differences({next(iter(runs.values())).question_set: runs}, names)
     if not found:
+        print("\nNothing is tested: no metric is taken over two questions or more in all of these files.")
         return {}
     heading = others[0] if len(others) == 1 else f"{len(others)} runs"
     print(f"\n{heading} against {against}: {found[0].test.num_questions} judged questions; Holm over {len(found)} comparisons")

@@ -39,16 +39,17 @@ class Changed:
     second: float
 
 
-def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str] = ()) -> list[str]:
-    """The metrics that all runs have for each question: those ``wanted``, else those that tables show, else all.
+def metrics_to_test(runs: Mapping[str, MetricsFile], wanted: Sequence[str]) -> list[str]:
+    """The metrics that all runs have for at least two questions: those ``wanted``, else those that tables show, else all.
 
     Raises:
         ConfigError: a metric that is wanted is not among them.
     """
-    common = [name for name in next(iter(runs.values())).metrics if all(run.each and name in run.each.values for run in runs.values())]
+    judged = [{name for name in run.each.values if len(run.each.judged(name)) > 1} for run in runs.values() if run.each]
+    common = [name for name in next(iter(runs.values())).metrics if all(name in names for names in judged)]
     for name in wanted:
         if name not in common:
-            raise ConfigError(f"--metrics {name} is not in all of these files for each question{suggestion(name, common)}")
+            raise ConfigError(f"--metrics {name} is not in all of these files for two questions or more{suggestion(name, common)}")
     return list(wanted) or [name for name in RETRIEVAL_COLUMNS if name in common] or common
 
 
