@@ -54,6 +54,7 @@ setup(
         "faiss-cpu>=1.13",
         "bm25s>=0.3",
         "pytrec-eval-terrier>=0.5.11",
+        "pyyaml>=6",
         "regex",
         "scipy>=1.11",
         "tqdm",

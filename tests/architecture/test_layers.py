@@ -37,6 +37,7 @@ ROOMS = {
     "safetensors": ("dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),
     "pyarrow": ("dpr/formats/",),
+    "yaml": ("dpr/formats/",),
     "filelock": ("dpr/formats/",),
     "faiss": ("dpr/indexer/",),
     "bm25s": ("dpr/indexer/",),
