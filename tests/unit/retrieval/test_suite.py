@@ -123,7 +123,7 @@ def test_the_same_command_again_does_nothing_and_a_stopped_one_continues(
     assert (out / "first").is_dir() and not (out / "second").exists()
     assert main(arguments(world, out, beir)) == 0
     assert len(calls) == 8, "the first set was not judged again"
-    assert {name: text for name, text in files_of(out).items()} == files_of(evaluated)
+    assert files_of(out) == files_of(evaluated)
     assert main(arguments(world, out, beir)) == 0
     assert len(calls) == 8
     assert "nothing to do" in capfd.readouterr().err
@@ -168,8 +168,6 @@ def test_a_yaml_lists_sets_with_splits_and_prefixes(world: World, beir: Path, ev
     assert main(arguments(world, out, tmp_path / "suite.yaml", "systems=[dense]")) == 0
     plain, asked, elsewhere = (read_metrics(out / name / "dense.json") for name in ("plain", "asked", "elsewhere"))
     assert plain.each == elsewhere.each == read_metrics(evaluated / "first" / "dense.json").each
-    vectors = world.model.encode_questions(["ba " + world.questions[0].text]) @ world.model.encode_passages(["be "]).T
-    assert vectors.shape == (1, 1)
     assert asked.each != plain.each
     assert asked.each is not None and asked.each.texts == [question.text for question in world.questions]
 
