@@ -25,7 +25,7 @@ from dpr.evaluation.report.write import write_page
 from dpr.evaluation.suite_results import COLUMNS, MEAN, as_records, figures_of, rows_of, suite_table
 from dpr.formats.checksums import content_sha256
 from dpr.formats.durable import durable_folder, write_json
-from dpr.formats.metrics_files import read_metrics
+from dpr.formats.metrics_files import RESULTS, read_metrics
 from dpr.formats.outputs import output, require_writable
 from dpr.formats.question_sets import read_qrels, read_questions, write_qrels
 from dpr.formats.results import read_trec_run, write_trec_run
@@ -44,7 +44,7 @@ from dpr.retrieval.suites import CACHE, TestSet, read_suite
 
 logger = get_logger(__name__)
 
-RESULTS, PAGE = "results.json", "results.html"
+PAGE = "results.html"
 _OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
 
 

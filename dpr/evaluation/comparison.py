@@ -110,7 +110,14 @@ def changed_table(changed: Sequence[Changed]) -> str:
 
 def as_record(one: Difference) -> dict[str, Any]:
     """For JSON."""
-    return {"run": one.run, "against": one.against, "metric": one.metric, "p_holm": one.adjusted, **asdict(one.test)}
+    return {
+        "question_set": one.question_set,
+        "run": one.run,
+        "against": one.against,
+        "metric": one.metric,
+        "p_holm": one.adjusted,
+        **asdict(one.test),
+    }
 
 
 def _p(value: float) -> str:

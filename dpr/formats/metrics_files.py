@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dpr.core.errors import InputError
 from dpr.formats.durable import durable_file, json_text, read_json
 from dpr.formats.json_records import describe, is_finite_number
 
+RESULTS = "results.json"
+"""Of a whole evaluation, in its output folder."""
 _EXPECTED = "what dpr retrieve metrics_file=... writes"
 
 
@@ -67,6 +69,23 @@ def read_metrics(path: str | Path) -> MetricsFile:
     return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, found)
 
 
+def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
+    """Test sets and systems of an output folder of dpr evaluate; the metrics of each are in ``<set>/<system>.json``.
+
+    Raises:
+        InputError: it is none.
+    """
+    file = folder / RESULTS
+    if not file.is_file():
+        raise InputError(f"no {RESULTS}", file=folder, expected="the output_dir of dpr evaluate suite=...")
+    value = read_json(file)
+    sets, systems = ((value if isinstance(value, dict) else {}).get(name) for name in ("sets", "systems"))
+    for names in (sets, systems):
+        if not _are_texts(names) or not names or any(Path(name).name != name for name in names):
+            raise InputError("not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes")
+    return sets, systems
+
+
 def _per_question(value: Any, file: Path) -> PerQuestion:
     ids, texts, values = ((value if isinstance(value, dict) else {}).get(name) for name in ("ids", "questions", "values"))
     if not _are_texts(ids) or not _are_texts(texts) or not isinstance(values, dict):
@@ -82,5 +101,5 @@ def _per_question(value: Any, file: Path) -> PerQuestion:
     return PerQuestion(ids, texts, values)
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)

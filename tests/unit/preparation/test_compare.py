@@ -37,7 +37,7 @@ def test_runs_stand_side_by_side_in_the_order_given(tmp_path: Path, capsys: pyte
     assert lines[0] == ["test,", "7", "questions"]
     assert lines[1] == ["top-20", "MRR@10"]
     assert lines[3:5] == [["BM25", "0.500", "0.250"], ["second", "0.750", "-"]]
-    assert lines[6][:4] == ["Nothing", "is", "tested:", "BM25,"]
+    assert lines[6][:5] == ["Nothing", "is", "tested:", "BM25", "(test),"]
     stored = json.loads((tmp_path / "all.json").read_text())
     assert stored["runs"]["BM25"]["metrics"] == {"accuracy@20": 0.5, "mrr@10": 0.25}
 
@@ -75,7 +75,7 @@ def test_each_run_is_tested_against_the_first_question_by_question(tmp_path: Pat
     assert (tests["mrr@10"]["p_t"], tests["mrr@10"]["detectable"]) == pytest.approx((expected.p_t, expected.detectable))
     assert tests["mrr@10"]["p_holm"] == pytest.approx(2 * tests["mrr@10"]["p_flips"])
     assert tests["ndcg@10"]["p_holm"] == tests["ndcg@10"]["p_flips"] == 1
-    changed = stored["changed"]["questions"]["second"]
+    changed = stored["changed"][0]["questions"]
     gains = {f"q{row}": abs((after[row] or 0) - (before[row] or 0)) for row in range(30)}
     assert [one["id"] for one in changed] == sorted(gains, key=lambda key: -gains[key])[:20]
     printed = capsys.readouterr().out

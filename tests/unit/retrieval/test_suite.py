@@ -275,7 +275,23 @@ def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.Capture
     assert "no question of the run has judgements: the run has '0', the judgements 'x'" in capsys.readouterr().err
 
 
-def test_sets_of_an_evaluation_are_compared(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [f"{system}={evaluated / 'first' / system}.json" for system in ("bm25", "dense")]
-    assert compare([*files, "--metrics", "ndcg@10"]) == 0
-    assert "dense against bm25: 12 judged questions; Holm over 1 comparisons" in capsys.readouterr().out
+def test_evaluations_are_compared_set_by_set(
+    world: World, beir: Path, evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare([str(evaluated), "--metrics", "ndcg@10"]) == 0  # the systems of one evaluation
+    printed = capsys.readouterr().out
+    assert "2 runs against bm25: 8 to 12 judged questions; Holm over 4 comparisons" in printed
+    assert "second, hybrid, nDCG@10" in printed
+    assert main(arguments(world, tmp_path / "cut", beir, "dimensions=8", "systems=[dense]")) == 0
+    out = tmp_path / "out.json"
+    assert compare([f"whole={evaluated}", f"cut={tmp_path / 'cut'}", "--out", str(out)]) == 0
+    assert "cut against whole: 8 to 12 judged questions; Holm over 10 comparisons" in capsys.readouterr().out
+    stored = json.loads(out.read_text())
+    values = [read_metrics(folder / "second" / "dense.json").metrics["mrr@10"] for folder in (evaluated, tmp_path / "cut")]
+    (test,) = (test for test in stored["tests"] if (test["question_set"], test["metric"]) == ("second", "mrr@10"))
+    assert (test["first"], test["second"]) == pytest.approx(tuple(values))
+    assert {one["set"] for one in stored["changed"]} == stored["sets"].keys() == {"first", "second"}
+    with pytest.raises(InputError, match="has no results of hybrid, expected --system with one of dense"):
+        compare([f"whole={evaluated}", f"cut={tmp_path / 'cut'}", "--system", "hybrid"])
+    with pytest.raises(InputError, match=r"no results\.json"):
+        compare([str(beir)])
