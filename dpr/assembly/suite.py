@@ -32,6 +32,7 @@ from dpr.formats.results import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking
+from dpr.integrations.mteb import task_sets
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
 from dpr.retrieval.judging import judge_by_qrels, relevant_ids
@@ -44,7 +45,7 @@ from dpr.retrieval.suites import CACHE, TestSet, read_suite
 
 logger = get_logger(__name__)
 
-PAGE = "results.html"
+PAGE, MTEB = "results.html", "mteb:"
 _OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
 
 
@@ -56,8 +57,10 @@ def run(config: EvaluateConfig) -> float | None:
         return _evaluate_run_file(config)
     out = Path(str(config.output_dir))
     require_writable(out, folder=True)
-    sets = read_suite(str(config.suite), split=config.split)
-    job = _Suite(config, out)
+    cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
+    tasks = str(config.suite).removeprefix(MTEB).split(",") if str(config.suite).startswith(MTEB) else []
+    sets = task_sets(tasks, cache / "mteb") if tasks else read_suite(str(config.suite), split=config.split)
+    job = _Suite(config, out, cache)
     for place, test_set in enumerate(sets, 1):
         logger.info("%s, test set %d of %d", test_set.name, place, len(sets))
         job.evaluate(test_set)
@@ -78,9 +81,8 @@ def run(config: EvaluateConfig) -> float | None:
 class _Suite:
     """The model and what all sets have in common."""
 
-    def __init__(self, config: EvaluateConfig, out: Path) -> None:
-        self.config, self.out = config, out
-        self.cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
+    def __init__(self, config: EvaluateConfig, out: Path, cache: Path) -> None:
+        self.config, self.out, self.cache = config, out, cache
         self.device = resolve_device("cpu" if config.no_cuda else config.device)
         self.model: BiEncoder | None = None
         if config.needs_model:

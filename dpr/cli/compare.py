@@ -89,7 +89,7 @@ def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
         print("\nNothing is tested: no metric is taken over two questions or more in all of these files.")
         return {}
     heading = others[0] if len(others) == 1 else f"{len(others)} runs"
-    counts = sorted({one.test.num_questions for one in found})
+    counts = sorted({one.test.num_questions for one in found if one.question_set in groups})
     number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     print(f"\n{heading} against {against}: {number} judged questions; Holm over {len(found)} comparisons")
     print(difference_table(found))

@@ -69,17 +69,22 @@ def paired_values(first: PerQuestion, second: PerQuestion, metric: str, *, label
 
 
 def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence[str], *, flips: int = FLIPS) -> list[Difference]:
-    """Every run of every set against the set's first, in every metric; all of these are one family."""
-    found = []
+    """Every run of every set against the set's first, in every metric, and where there are several sets the means over them; all of these
+    are one family."""
+    values: dict[tuple[str, str, str, str], list[Any]] = {}
+    mean = f"mean of {len(sets)} sets"
     for name, runs in sets.items():
         (against, first), *others = runs.items()
         for label, run in others:
             assert first.each is not None and run.each is not None
             for metric in metrics:
-                values = paired_values(first.each, run.each, metric, label=label, against=against)
-                found.append((name, label, against, metric, paired_test(*values, flips=flips)))
-    adjusted = holm([test.p_flips for *_, test in found])
-    return [Difference(*facts, p) for facts, p in zip(found, adjusted, strict=True)]
+                values[name, label, against, metric] = [paired_values(first.each, run.each, metric, label=label, against=against)]
+    if len(sets) > 1:
+        for (_, *rest), pairs in list(values.items()):
+            values.setdefault((mean, *rest), []).extend(pairs)
+    tests = [paired_test(*pairs, flips=flips) for pairs in values.values()]
+    adjusted = holm([test.p_flips for test in tests])
+    return [Difference(*key, test, p) for key, test, p in zip(values, tests, adjusted, strict=True)]
 
 
 def changed_most(first: PerQuestion, second: PerQuestion, metric: str, number: int = NUM_CHANGED) -> list[Changed]:

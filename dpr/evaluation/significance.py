@@ -23,6 +23,24 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """A mean over questions, or over sets of them, with its interval. ``variance``: of the mean, with its degrees of freedom."""
+
+    mean: float
+    low: float
+    high: float
+    variance: float
+    freedom: float
+
+    @classmethod
+    def of(cls, mean: float, variance: float, freedom: float) -> Estimate:
+        from scipy import stats
+
+        half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance) if variance else 0.0
+        return cls(mean, mean - half, mean + half, variance, freedom)
+
+
+@dataclass(frozen=True)
 class PairedTest:
     """``second`` against ``first``, both means over the same questions.
 
@@ -43,36 +61,52 @@ class PairedTest:
     detectable: float
 
 
-def paired_test(first: Sequence[float], second: Sequence[float], *, flips: int = FLIPS, seed: int = 0) -> PairedTest:
-    """Compares the values of two systems, question by question in the same order.
+def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
+    """The mean of a sample of questions, by Student's t; without an interval where it is a single one."""
+    array = np.asarray(values, dtype=np.float64)
+    count = len(array)
+    return Estimate.of(float(array.mean()), float(array.var(ddof=1)) / count if count > 1 else 0.0, max(count - 1, 1))
+
+
+def mean_of(parts: Sequence[Estimate]) -> Estimate:
+    """The mean over sets of questions, all weighing the same. Its interval is about other questions of the same sets, not about other
+    sets; degrees of freedom by Welch and Satterthwaite."""
+    variance = math.fsum(part.variance for part in parts)
+    spread = math.fsum(part.variance**2 / part.freedom for part in parts)
+    mean = math.fsum(part.mean for part in parts) / len(parts)
+    return Estimate.of(mean, variance / len(parts) ** 2, variance**2 / spread if spread else 1)
+
+
+def paired_test(*sets: tuple[Sequence[float], Sequence[float]], flips: int = FLIPS, seed: int = 0) -> PairedTest:
+    """Compares two systems by their values, question by question in the same order; over several sets by the mean of their means.
 
     Raises:
-        InputError: fewer than two questions.
+        InputError: a set of fewer than two questions.
     """
     from scipy import stats
 
-    ours, theirs = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if ours.shape != theirs.shape:
-        raise ValueError(f"{len(ours)} values against {len(theirs)}")
-    if len(ours) < 2:
-        raise InputError(f"{len(ours)} judged questions are too few for a test", expected="at least 2")
-    differences = theirs - ours
-    deviation = float(differences.std(ddof=1))
-    if np.ptp(differences) == 0:  # where all differ alike, there is nothing to estimate a deviation from
-        p_t = 1.0 if differences[0] == 0 else 0.0
-    else:
-        p_t = float(stats.ttest_rel(theirs, ours).pvalue)
-    difference, (low, high) = float(differences.mean()), mean_interval(differences)
+    pairs = [(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)) for first, second in sets]
+    for first, second in pairs:
+        if first.shape != second.shape:
+            raise ValueError(f"{len(first)} values against {len(second)}")
+        if len(first) < 2:
+            raise InputError(f"{len(first)} judged questions are too few for a test", expected="at least 2")
+    found = mean_of([estimate(second - first) for first, second in pairs])
+    error = math.sqrt(found.variance)
+    if error:
+        p_t = 2 * float(stats.t.sf(abs(found.mean) / error, found.freedom))
+    else:  # all differ alike, so there is nothing to estimate a deviation from
+        p_t = 1.0 if found.mean == 0 else 0.0
     return PairedTest(
-        num_questions=len(ours),
-        first=float(ours.mean()),
-        second=float(theirs.mean()),
-        difference=difference,
-        low=low,
-        high=high,
+        num_questions=sum(len(first) for first, _ in pairs),
+        first=math.fsum(float(first.mean()) for first, _ in pairs) / len(pairs),
+        second=math.fsum(float(second.mean()) for _, second in pairs) / len(pairs),
+        difference=found.mean,
+        low=found.low,
+        high=found.high,
         p_t=p_t,
-        p_flips=sign_flip_p(differences, flips=flips, seed=seed),
-        detectable=detectable_difference(deviation, len(ours)),
+        p_flips=sign_flip_p(np.concatenate([(second - first) / len(first) for first, second in pairs]), flips=flips, seed=seed),
+        detectable=detectable_difference(error),
     )
 
 
@@ -94,22 +128,11 @@ def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -
     return (as_far + 1) / (flips + 1)
 
 
-def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """The interval of a mean by Student's t; the mean itself where a single value is all there is."""
+def detectable_difference(error: float) -> float:
+    """The true difference that a two-sided test finds with probability ``POWER``, from the standard error of the difference."""
     from scipy import stats
 
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, mean
-    half = float(stats.t.ppf(1 - LEVEL / 2, len(values) - 1)) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return mean - half, mean + half
-
-
-def detectable_difference(deviation: float, num_questions: int) -> float:
-    """The true difference that a two-sided test finds with probability ``POWER``, where differences deviate so much."""
-    from scipy import stats
-
-    return float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)) * deviation / math.sqrt(num_questions)
+    return float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)) * error
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

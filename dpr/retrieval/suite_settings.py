@@ -42,7 +42,8 @@ class EvaluateConfig(Settings):
     """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any program."""
 
     suite: str | None = None
-    """A folder in BEIR's layout, a folder of such folders, or a YAML that lists test sets with prompts and splits."""
+    """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
+    whose data is at hand, mteb:SciFact,NFCorpus."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""

@@ -24,9 +24,10 @@ LAYERS = {
     "preparation": 5,
     "mining": 5,
     "export": 5,
-    "assembly": 6,
-    "ladder": 7,
-    "cli": 8,
+    "integrations": 6,
+    "assembly": 7,
+    "ladder": 8,
+    "cli": 9,
 }
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.

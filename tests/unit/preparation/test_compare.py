@@ -69,7 +69,7 @@ def test_each_run_is_tested_against_the_first_question_by_question(tmp_path: Pat
     assert main([first, second, "--out", str(tmp_path / "all.json")]) == 0
     stored = json.loads((tmp_path / "all.json").read_text())
     tests = {test["metric"]: test for test in stored["tests"]}
-    expected = paired_test([item for item in before if item is not None], [item for item in after if item is not None])
+    expected = paired_test(([item for item in before if item is not None], [item for item in after if item is not None]))
     assert tests["mrr@10"]["num_questions"] == 29
     assert tests["mrr@10"]["difference"] == pytest.approx(expected.difference)
     assert (tests["mrr@10"]["p_t"], tests["mrr@10"]["detectable"]) == pytest.approx((expected.p_t, expected.detectable))
