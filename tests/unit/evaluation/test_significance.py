@@ -89,7 +89,8 @@ def test_several_sets_are_one_test_of_their_mean() -> None:
     from scipy import stats
 
     rng = np.random.default_rng(5)
-    small, large = rng.random((2, 8)), rng.random((2, 50)) + [[0.0], [0.2]]
+    small, large = rng.random((2, 8)), rng.random((2, 50))
+    large[1] += 0.2
     test = paired_test((small[0], small[1]), (large[0], large[1]), flips=20_000)
     weights = np.concatenate([np.full(8, 1 / 8), np.full(50, 1 / 50)]) / 2
     differences = np.concatenate([small[1] - small[0], large[1] - large[0]])
