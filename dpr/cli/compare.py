@@ -93,16 +93,18 @@ def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
     number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     print(f"\n{heading} against {against}: {number} judged questions; Holm over {len(found)} comparisons")
     print(difference_table(found))
+    # The finest metric, unless one was named: with others, most questions change by the same.
+    shown = names[0] if metrics else next((name for name in ("ndcg@10", "mrr@10") if name in names), names[0])
     changed: list[dict[str, Any]] = []
     for name, runs in groups.items():
         first = runs[against].each
         for label in others:
             second = runs[label].each
             assert first is not None and second is not None
-            listed = changed_most(first, second, names[0])
-            changed.append({"set": name, "run": label, "metric": names[0], "questions": [asdict(one) for one in listed]})
+            listed = changed_most(first, second, shown)
+            changed.append({"set": name, "run": label, "metric": shown, "questions": [asdict(one) for one in listed]})
             if len(groups) == len(others) == 1 and listed:
-                print(f"\nThe questions whose {names[0]} changed most, {against} -> {label}:\n{changed_table(listed)}")
+                print(f"\nThe questions whose {shown} changed most, {against} -> {label}:\n{changed_table(listed)}")
     return {"tests": [as_record(one) for one in found], "changed": changed}
 
 

@@ -66,7 +66,7 @@ def test_each_run_is_tested_against_the_first_question_by_question(tmp_path: Pat
         {"mrr@10": [after[row] for row in order], "ndcg@10": [before[row] for row in order]},
         [f"q{row}" for row in order],
     )
-    assert main([first, second, "--out", str(tmp_path / "all.json")]) == 0
+    assert main([first, second, "--metrics", "mrr@10,ndcg@10", "--out", str(tmp_path / "all.json")]) == 0
     stored = json.loads((tmp_path / "all.json").read_text())
     tests = {test["metric"]: test for test in stored["tests"]}
     expected = paired_test(([item for item in before if item is not None], [item for item in after if item is not None]))
