@@ -22,7 +22,7 @@ from dpr.evaluation.ranking_metrics import format_table
 from dpr.evaluation.report.page import Report
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.evaluation.report.write import write_page
-from dpr.evaluation.suite_results import COLUMNS, MEAN, as_records, figures_of, rows_of, suite_table
+from dpr.evaluation.suite_results import MEAN, as_records, figures_of, rows_of, suite_table
 from dpr.formats.checksums import content_sha256
 from dpr.formats.durable import durable_folder, write_json
 from dpr.formats.metrics_files import RESULTS, read_metrics
@@ -75,7 +75,7 @@ def run(config: EvaluateConfig) -> float | None:
     print(suite_table(figures))
     logger.info("%s and %s written", out / RESULTS, out / PAGE)
     last = figures[MEAN if len(sets) > 1 else sets[0].name][config.systems[-1]]
-    return next((last[metric].mean for metric in COLUMNS if metric in last), None)
+    return next(one.mean for one in last.values())
 
 
 class _Suite:
@@ -112,7 +112,7 @@ class _Suite:
             with durable_folder(target, overwrite=config.overwrite, metadata={"kind": "evaluation", "made_of": made_of}) as folder:
                 for system, ranking in rankings.items():
                     judged = judge_by_qrels(questions, ranking, qrels, num_docs=config.n_docs, corpus_ids=passages)
-                    facts = {"question_set": test_set.name, "indexer": "bm25" if system == "bm25" else "exact"}
+                    facts: dict[str, Any] = {"question_set": test_set.name, "indexer": "bm25" if system == "bm25" else "exact"}
                     facts |= {"hybrid": "linear", "hybrid_weight": config.hybrid_weight} if system == "hybrid" else {}
                     found: dict[str, Any] = {"rankings": ranking, "judged": judged, "rows": rows, "passages": passages}
                     write_report(folder / f"{system}.json", facts, **asking, **found, num_docs=config.n_docs)

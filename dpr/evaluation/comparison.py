@@ -80,8 +80,8 @@ def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence
             for metric in metrics:
                 values[name, label, against, metric] = [paired_values(first.each, run.each, metric, label=label, against=against)]
     if len(sets) > 1:
-        for (_, *rest), pairs in list(values.items()):
-            values.setdefault((mean, *rest), []).extend(pairs)
+        for (_, label, against, metric), pairs in list(values.items()):
+            values.setdefault((mean, label, against, metric), []).extend(pairs)
     tests = [paired_test(*pairs, flips=flips) for pairs in values.values()]
     adjusted = holm([test.p_flips for test in tests])
     return [Difference(*key, test, p) for key, test, p in zip(values, tests, adjusted, strict=True)]

@@ -17,6 +17,14 @@ Figures = dict[str, dict[str, dict[str, Estimate]]]
 """By set, system and metric."""
 
 
+def shown_metrics(run: MetricsFile) -> list[str]:
+    """Those of ``COLUMNS``; of a run of fewer than ten passages the same kinds at its deepest cut-off."""
+    if "ndcg@10" in run.metrics:
+        return [metric for metric in COLUMNS if metric in run.metrics]
+    deepest = max(int(name.partition("@")[2]) for name in run.metrics if name.startswith("ndcg@"))
+    return [f"{kind}@{deepest}" for kind in ("ndcg", "recall", "mrr")]
+
+
 def measured(run: MetricsFile, metric: str) -> Estimate | None:
     """The metric of a run over the judged questions; None where it was not measured."""
     values = {} if run.each is None or metric not in run.each.values else run.each.judged(metric)
@@ -26,24 +34,22 @@ def measured(run: MetricsFile, metric: str) -> Estimate | None:
 def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
     """The shown metrics of every set and system, and where there are several sets their means under the name ``mean``."""
     found: Figures = {
-        name: {label: {metric: one for metric in COLUMNS if (one := measured(run, metric))} for label, run in runs.items()}
+        name: {label: {metric: one for metric in shown_metrics(run) if (one := measured(run, metric))} for label, run in runs.items()}
         for name, runs in sets.items()
     }
     if len(sets) < 2:
         return found
     means: dict[str, dict[str, Estimate]] = {}
-    for label in next(iter(found.values())):
-        for metric in COLUMNS:
-            parts = [systems[label][metric] for systems in found.values() if metric in systems.get(label, {})]
-            if len(parts) == len(found):
-                means.setdefault(label, {})[metric] = mean_of(parts)
+    for label, first in next(iter(found.values())).items():
+        for metric in first:
+            means.setdefault(label, {})[metric] = mean_of([systems[label][metric] for systems in found.values()])
     return {**found, MEAN: means}
 
 
 def rows_of(figures: Figures) -> list[list[str]]:
     """A table's lines of cells, headings first."""
-    columns = [metric for metric in COLUMNS if any(metric in one for systems in figures.values() for one in systems.values())]
-    lines = [["", *(COLUMNS[metric] for metric in columns)]]
+    columns = list(dict.fromkeys(metric for systems in figures.values() for one in systems.values() for metric in one))
+    lines = [["", *(COLUMNS.get(metric, metric) for metric in columns)]]
     for name, systems in figures.items():
         for label, one in systems.items():
             lines.append([f"{name}, {label}", *(_text(one[metric]) if metric in one else "-" for metric in columns)])

@@ -79,11 +79,13 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
     if not file.is_file():
         raise InputError(f"no {RESULTS}", file=folder, expected="the output_dir of dpr evaluate suite=...")
     value = read_json(file)
-    sets, systems = ((value if isinstance(value, dict) else {}).get(name) for name in ("sets", "systems"))
-    for names in (sets, systems):
+    found: list[list[str]] = []
+    for key in ("sets", "systems"):
+        names = value.get(key) if isinstance(value, dict) else None
         if not _are_texts(names) or not names or any(Path(name).name != name for name in names):
             raise InputError("not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes")
-    return sets, systems
+        found.append(names)
+    return found[0], found[1]
 
 
 def _per_question(value: Any, file: Path) -> PerQuestion:

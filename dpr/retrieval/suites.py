@@ -71,7 +71,7 @@ def _listed(file: Path, split: str) -> list[TestSet]:
     known = [item.name for item in fields(SuiteSetConfig)]
     found = []
     for name, entry in entries.items():
-        given = {"folder": entry} if isinstance(entry, str) else entry
+        given: Any = {"folder": entry} if isinstance(entry, str) else entry
         if not isinstance(name, str) or Path(name).name != name or name.startswith("."):
             raise InputError(f"the name {name!r} cannot be that of a folder", file=file)
         if not isinstance(given, Mapping):
