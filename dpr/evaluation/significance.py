@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
 
 from dpr.core.errors import InputError
 
@@ -34,8 +35,6 @@ class Estimate:
 
     @classmethod
     def of(cls, mean: float, variance: float, freedom: float) -> Estimate:
-        from scipy import stats  # type: ignore[import-untyped]
-
         half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance) if variance else 0.0
         return cls(mean, mean - half, mean + half, variance, freedom)
 
@@ -83,8 +82,6 @@ def paired_test(*sets: tuple[Sequence[float], Sequence[float]], flips: int = FLI
     Raises:
         InputError: a set of fewer than two questions.
     """
-    from scipy import stats  # type: ignore[import-untyped]
-
     pairs = [(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)) for first, second in sets]
     for first, second in pairs:
         if first.shape != second.shape:
@@ -130,8 +127,6 @@ def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -
 
 def detectable_difference(error: float) -> float:
     """The true difference that a two-sided test finds with probability ``POWER``, from the standard error of the difference."""
-    from scipy import stats  # type: ignore[import-untyped]
-
     return float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)) * error
 
 
