@@ -63,4 +63,12 @@ def _tower(folder: Path, name: str) -> ForeignTower:
                 weights[own] = tensor.float()
     if not isinstance(width, int):
         raise InputError("projection_dim is no number", file=folder / CONFIG)
-    return ForeignTower(folder, config, load_tokenizer(folder), weights, config.max_position_embeddings, settings={"projection_dim": width})
+    return ForeignTower(folder, config, _tokenizer(folder), weights, config.max_position_embeddings, settings={"projection_dim": width})
+
+
+def _tokenizer(folder: Path) -> Any:
+    """The tokenizer, as BERT's where its class is one of DPR's: some of these lower-case every text, whatever their file says."""
+    file = folder / "tokenizer_config.json"
+    stated = read_json(file) if file.is_file() else {}
+    kind = stated.get("tokenizer_class", "DPR") if isinstance(stated, dict) else ""
+    return load_tokenizer(folder, **({"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}))

@@ -28,7 +28,7 @@ from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
 from dpr.models.projections import projected
 from dpr.models.sentence_transformers import MODULES, SIDES, STATIC, Tower, described_settings, read_towers, stated_length, tokenizer_length
 from dpr.models.settings import EncoderSettings
-from dpr.models.static_folders import is_layerless, layerless_tower, static_tower
+from dpr.models.static_folders import static_tower
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
@@ -132,12 +132,8 @@ def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) ->
         raise CheckpointError("is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_EXPECTED)
     if not (folder / CONFIG).is_file():
         return None
-    tower = _whole_tower(folder)
+    tower = backbone_tower(folder)
     return joined(tower, tower, settings)
-
-
-def _whole_tower(folder: Path) -> ForeignTower:
-    return layerless_tower(folder) if is_layerless(folder) else backbone_tower(folder)
 
 
 def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
@@ -167,5 +163,5 @@ def _module_tower(module: Tower, base: str | None) -> tuple[ForeignTower, int | 
     elif (adapters := adapter_folders(module.body)) is not None:
         tower = adapter_towers(adapters, base)[0]
     else:
-        tower = _whole_tower(module.body)
+        tower = backbone_tower(module.body)
     return tower if module.dense is None else projected(tower, module.dense), length

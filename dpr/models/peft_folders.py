@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.offline import no_downloads
 from dpr.data.tensorizer import load_tokenizer
 from dpr.formats import checkpoints
@@ -55,7 +55,7 @@ def _tower(folder: Path, given: str | None) -> ForeignTower:
     layers, weights = _weights(folder)
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
     rank, alpha = stated.get("r"), stated.get("lora_alpha")
-    if type(rank) is not int or ranks != {rank} or type(alpha) not in (int, float):
+    if type(rank) is not int or ranks != {rank} or isinstance(alpha, bool) or not isinstance(alpha, int | float):
         found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
         raise CheckpointError(found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}")
     name = given or stated.get("base_model_name_or_path")
@@ -65,10 +65,11 @@ def _tower(folder: Path, given: str | None) -> ForeignTower:
         with nullcontext() if given else no_downloads():
             backbone: Any = load_backbone(name)
             tokenizer = load_tokenizer(folder if any((folder / file).is_file() for file in _TOKENIZER_FILES) else name)
-    except InputError as error:
+    except (InputError, OSError) as error:  # OSError: a name of a thousand letters
         if given:
             raise
-        found = f"its adapter belongs to {name}, which cannot be loaded on this machine ({error.found})"
+        reason = error.found if isinstance(error, InputError) else first_line(error)
+        found = f"its adapter belongs to {name[:100]}, which cannot be loaded on this machine ({reason})"
         raise CheckpointError(found, file=folder, hint="set encoder.pretrained_model_cfg=<folder of that model>") from error
     settings = {
         "adapter": "lora",

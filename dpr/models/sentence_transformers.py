@@ -113,7 +113,7 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     if poolings[0] != poolings[1] or question.normalize != ctx.normalize:
         found = "pools or normalises questions and passages differently"
         raise CheckpointError(found, file=folder, expected="the same on both sides; the toolkit's towers share these settings")
-    text = _prompts(library, file) | _own_text(library, file)
+    text: dict[str, Any] = _prompts(library, file) | _own_text(library, file)
     for tower in dict.fromkeys(towers):
         if text.get("prompts") is not None and tower.pooling and _read_object(tower.pooling / CONFIG).get("include_prompt") is False:
             found = "the tokens of prompts do not count in its pooling (include_prompt is false)"
@@ -127,7 +127,7 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     if has_cosine and (width or not question.normalize):
         logger.info("%s: vectors are scaled to length 1, as its similarity (cosine) does; the library returns them unscaled", folder)
     normalize = settings.normalize or question.normalize or has_cosine
-    vectors = {"pooling": poolings[0], "normalize": normalize, "dimensions": width or settings.dimensions}
+    vectors: dict[str, Any] = {"pooling": poolings[0], "normalize": normalize, "dimensions": width or settings.dimensions}
     return replace(settings, **vectors, **text), frozenset(text)
 
 
@@ -173,23 +173,19 @@ def _check_body(body: Path) -> None:
     """CheckpointError for settings of a Transformer by which texts or states would be others than the tokenizer's and the encoder's."""
     stated = body_settings(body)
     modalities = stated.get("modality_config") or {"text": _STATES}
-    odd = {
-        name: stated[name]
-        for name in ("processing_kwargs", "query_expansion", "tokenizer_name_or_path", "do_lower_case")
-        if stated.get(name)
-    }
-    odd |= {name: stated[name] for name, usual in _USUAL_BODY.items() if stated.get(name, usual) != usual}
+    odd = [name for name in ("processing_kwargs", "query_expansion", "tokenizer_name_or_path", "do_lower_case") if stated.get(name)]
+    odd += [name for name, usual in _USUAL_BODY.items() if stated.get(name, usual) != usual]
     for name in [f"{of}_{what}" for of in ("model", "tokenizer", "processor", "config") for what in ("args", "kwargs")]:
         given = stated.get(name) or {}
-        if not isinstance(given, dict) or given.keys() - _LOADING:
-            odd[name] = given
-    if not isinstance(modalities, dict) or "message" in modalities:
-        odd["modality_config"] = "message: texts go through a chat template" if isinstance(modalities, dict) else modalities
-    elif modalities.get("text") != _STATES:
-        odd["modality_config"] = modalities.get("text")
-    for name, value in odd.items():
+        odd += [name] if not isinstance(given, dict) or given.keys() - _LOADING else []
+    found = [f"{name} is {describe(stated[name])}" for name in odd]
+    if not isinstance(modalities, dict) or modalities.get("text") != _STATES:
+        found.append("modality_config does not name the last hidden states of a text")
+    elif "message" in modalities:
+        found.append("texts go through a chat template (message in modality_config)")
+    if found:
         expected = "a plain Transformer: the tokenizer's ids, the encoder's last hidden states"
-        raise CheckpointError(f"{name} is {describe(value)}", file=body, expected=expected)
+        raise CheckpointError(", and ".join(found), file=body, expected=expected)
 
 
 def _similarity(library: dict[str, Any], file: Path) -> str | None:

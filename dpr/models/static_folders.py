@@ -1,5 +1,4 @@
-"""Static encoders in the folders of other libraries: ``StaticEmbedding``, and a GPT without layers, as the export writes one with special
-tokens."""
+"""The static encoder of a sentence-transformers folder (``StaticEmbedding``): the mean of the rows of a text's tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +10,11 @@ import torch
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError, InputError, first_line
-from dpr.data.tensorizer import load_tokenizer
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
 from dpr.models.foreign_towers import ForeignTower
-from dpr.models.pretrained import CONFIG, check_safetensors
+from dpr.models.pretrained import check_safetensors
 from dpr.models.static import StaticConfig
 
 LONGEST = 1 << 17
@@ -46,32 +44,6 @@ def static_tower(folder: Path) -> tuple[ForeignTower, int]:
     return ForeignTower(folder, config, tokenizer, {"backbone.words.weight": table}), length
 
 
-def is_layerless(folder: Path) -> bool:
-    """Whether a Hugging Face folder is that of a GPT without layers: a table of words and one of positions."""
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
-    return isinstance(config, dict) and config.get("model_type") == "openai-gpt" and config.get("n_layer") == 0
-
-
-def layerless_tower(folder: Path) -> ForeignTower:
-    """The table of words of such a folder.
-
-    Raises:
-        InputError: a file is absent or damaged.
-        CheckpointError: positions count too.
-    """
-    check_safetensors(folder)
-    stored = checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
-    words, positions = stored.get("tokens_embed.weight"), stored.get("positions_embed.weight")
-    if words is None or positions is None or words.dim() != 2 or positions.dim() != 2 or bool(positions.any()):
-        expected = "tokens_embed.weight, and zeros as positions_embed.weight"
-        raise CheckpointError(
-            f"holds {', '.join(sorted(stored))[:100] or 'nothing'}", file=folder / checkpoints.MODEL_FILE, expected=expected
-        )
-    tokenizer = load_tokenizer(folder)
-    config = StaticConfig(vocab_size=len(words), hidden_size=words.shape[1], pad_token_id=tokenizer.pad_token_id)
-    return ForeignTower(folder, config, tokenizer, {"backbone.words.weight": words.float()}, len(positions))
-
-
 def _tokenizer(folder: Path) -> tuple[Any, int]:
     """The tokenizer of the file without the special tokens that it would add, and the length that the file states."""
     from transformers import PreTrainedTokenizerFast
@@ -80,7 +52,7 @@ def _tokenizer(folder: Path) -> tuple[Any, int]:
     if not file.is_file():
         raise InputError("there is no such file", file=file)
     check_tokenizer_files(folder)
-    state = json.loads(file.read_text(encoding="utf-8"))
+    state = read_json(file)
     cut = (state.get("truncation") or {}).get("max_length", LONGEST)
     try:
         given = PreTrainedTokenizerFast(tokenizer_file=str(file))

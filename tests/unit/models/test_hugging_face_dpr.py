@@ -15,11 +15,11 @@ from dpr.core.records import Passage
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import WORDS, encoder_folder
 
-QUESTIONS = ["ba be bi", "", "don\u2019t ca ce?", " ".join(WORDS[:40])]
+QUESTIONS = ["ba be bi", "", "Ba be BI", "don\u2019t ca ce?", " ".join(WORDS[:40])]
 PASSAGES = [Passage(text, title) for text in QUESTIONS for title in ("", "bi bo", " ".join(WORDS[:30]))]
 
 
-def pair(folder: Path, *, projection: int = 0, length: int | None = None) -> Path:
+def pair(folder: Path, *, projection: int = 0, length: int | None = None, lower: bool = True) -> Path:
     from transformers import BertConfig, DPRConfig, DPRContextEncoder, DPRContextEncoderTokenizerFast, DPRQuestionEncoder
     from transformers import DPRQuestionEncoderTokenizerFast as QuestionTokenizer
 
@@ -32,23 +32,26 @@ def pair(folder: Path, *, projection: int = 0, length: int | None = None) -> Pat
         ("ctx_encoder", DPRContextEncoder, DPRContextEncoderTokenizerFast),
     ):
         model_class(DPRConfig(**values, projection_dim=projection)).save_pretrained(str(folder / name))
-        tokenizer_class(str(folder / "bert" / "vocab.txt"), do_lower_case=True, **limit).save_pretrained(str(folder / name))
+        tokenizer_class(str(folder / "bert" / "vocab.txt"), do_lower_case=lower, **limit).save_pretrained(str(folder / name))
     return folder
 
 
 @torch.no_grad()
 def their_vectors(folder: Path, texts: list[tuple[str, ...]], length: int) -> np.ndarray:
-    from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
+    from transformers import DPRContextEncoder, DPRContextEncoderTokenizerFast, DPRQuestionEncoder
 
     model: Any = (DPRQuestionEncoder if folder.name == "question_encoder" else DPRContextEncoder).from_pretrained(str(folder)).eval()
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    encoded = [tokenizer(*text, truncation="longest_first", max_length=length, return_tensors="pt")["input_ids"] for text in texts]
+    tokenizer = DPRContextEncoderTokenizerFast.from_pretrained(str(folder))
+    encoded = [
+        tokenizer(*([part] for part in text), truncation="longest_first", max_length=length, return_tensors="pt")["input_ids"]
+        for text in texts
+    ]
     return torch.cat([model(ids, torch.ones_like(ids)).pooler_output for ids in encoded]).numpy()
 
 
-@pytest.mark.parametrize(("projection", "length"), [(0, None), (5, 12)])
-def test_a_pair_gives_the_same_vectors(tmp_path: Path, projection: int, length: int | None) -> None:
-    folder = pair(tmp_path / "pair", projection=projection, length=length)
+@pytest.mark.parametrize(("projection", "length", "lower"), [(0, None, True), (5, 12, True), (0, None, False)])
+def test_a_pair_gives_the_same_vectors(tmp_path: Path, projection: int, length: int | None, lower: bool) -> None:
+    folder = pair(tmp_path / "pair", projection=projection, length=length, lower=lower)
     model = BiEncoder.load(folder)
     assert not model.settings.shared and model.dimension == (projection or 16)
     found = their_vectors(folder / "question_encoder", [(question,) for question in QUESTIONS], length or 64)

@@ -105,7 +105,7 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
         {},
     ),
     "static": lambda path: ([static(path)], {}),
-    "static, cut, scaled": lambda path: ([static(path, length=4), modules.Normalize()], {"prompts": PROMPTS}),
+    "static, cut, scaled": lambda path: ([static(path, length=9), modules.Normalize()], {"prompts": PROMPTS}),
     "static, projection": lambda path: ([static(path), dense()], {}),
     "static two towers": lambda path: ([router([static(path)], [static(path, length=7)])], {}),
     "decoder": lambda path: ([_plain_texts(body(path, "decoder")), pooling("lasttoken", 32), modules.Normalize()], {"prompts": PROMPTS}),
@@ -125,12 +125,12 @@ def saved(path: Path, parts: list[Any], *, similarity: str | None = "dot", **opt
     return library.SentenceTransformer(str(path / "st"), device="cpu", local_files_only=True), path / "st"
 
 
-def assert_same(model: BiEncoder, theirs: Any, *, atol: float = 2e-6) -> None:
+def assert_same(model: BiEncoder, theirs: Any, *, pairs: bool = False, atol: float = 2e-6) -> None:
     scale = max(1.0, float(np.abs(theirs.encode_query(TEXTS)).max()))
     np.testing.assert_allclose(model.encode_questions(TEXTS), theirs.encode_query(TEXTS), atol=atol * scale)
     np.testing.assert_allclose(model.encode_passages(TEXTS), theirs.encode_document([text.strip() for text in TEXTS]), atol=atol * scale)
     titled = [Passage(text, "bi bo") for text in TEXTS]
-    joined = [f"bi bo {text.strip()}" for text in TEXTS]
+    joined = [("bi bo", text.strip()) if pairs else f"bi bo {text.strip()}" for text in TEXTS]
     np.testing.assert_allclose(model.encode_passages(titled), theirs.encode_document(joined), atol=atol * scale)
 
 
@@ -182,10 +182,7 @@ def test_titles_stay_pairs_where_no_token_type_marks_them(tmp_path: Path) -> Non
     transformer = body(tmp_path)
     transformer.processor = general_tokenizer(transformer, model_input_names=["input_ids", "attention_mask"])
     theirs, folder = saved(tmp_path, [transformer, pooling("mean")])
-    model, titled = BiEncoder.load(folder), [Passage(text, "bi bo") for text in TEXTS]
-    assert model.settings.title_template == ""
-    expected = theirs.encode_document([("bi bo", text.strip()) for text in TEXTS])
-    np.testing.assert_allclose(model.encode_passages(titled), expected, atol=3e-6)
+    assert_same(BiEncoder.load(folder), theirs, pairs=True)
 
 
 def test_a_rule_for_apostrophes_of_questions_is_found_in_their_tokenizer(tmp_path: Path) -> None:
@@ -200,7 +197,7 @@ def test_a_rule_for_apostrophes_of_questions_is_found_in_their_tokenizer(tmp_pat
     theirs, folder = saved(tmp_path, [router([parts[0], pooling()], [parts[1], pooling()])])
     model = BiEncoder.load(folder)
     assert model.settings.plain_apostrophes
-    assert_same(model, theirs)
+    assert_same(model, theirs, pairs=True)
     np.testing.assert_array_equal(*model.encode_questions(["don\u2019t ca", "don't ca"]))
 
 
@@ -232,7 +229,7 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
     "cut after scaling": (lambda path: ([body(path), pooling(), modules.Normalize()], {"truncate_dim": 3}), "truncate_dim is"),
     "chat template": (
         lambda path: ([_chat(body(path, "decoder")), pooling("lasttoken", 32)], {}),
-        "message: texts go through a chat template",
+        "texts go through a chat template",
     ),
     "lower case by the library": (
         lambda path: ([body(path, processing_kwargs={"text": {"max_length": 5}}), pooling()], {}),
