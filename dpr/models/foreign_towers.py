@@ -89,7 +89,8 @@ def joined(
 
     Args:
         lengths: of questions and passages, where they are stated; None: as ``settings`` say.
-        own_text: questions keep their typographic apostrophes, as in the library, unless its tokenizer of questions makes them plain.
+        own_text: questions keep their typographic apostrophes, as in the library, unless its tokenizer of questions makes them plain. With
+            one tower for both sides they always do.
 
     Raises:
         CheckpointError: the towers differ in more than weights.
@@ -111,7 +112,7 @@ def joined(
         sequence_length=of_ctx,
         question_length=0 if of_question == of_ctx else of_question,
     )
-    if own_text or plain:
+    if own_text or plain or question is ctx:
         settings = replace(settings, plain_apostrophes=plain)
     if settings.append_eos:
         append_end_token(ctx.tokenizer)

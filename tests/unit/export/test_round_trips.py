@@ -62,8 +62,10 @@ def trained(model: BiEncoder, folder: Path) -> BiEncoder:
 
 
 def assert_same_training(found: BiEncoder, expected: BiEncoder, folder: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in found.weights().items()}
     weights = [trained(model, folder / name).weights() for name, model in (("a", found), ("b", expected))]
     assert weights[0].keys() == weights[1].keys()
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights[0].items())
     for name, tensor in weights[0].items():
         torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=0, msg=name)
 
@@ -95,7 +97,9 @@ def test_through_hugging_face_dpr(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_through_peft(tmp_path: Path, shared: bool) -> None:
     pytest.importorskip("peft")
-    settings = EncoderSettings(adapter="lora", lora_rank=4, lora_targets="query,value", shared=shared, sequence_length=24)
+    settings = EncoderSettings(
+        adapter="lora", lora_rank=4, lora_targets="query,value", shared=shared, sequence_length=24, plain_apostrophes=not shared
+    )
     model = BiEncoder.from_pretrained(str(base_folder(tmp_path / "base")), settings)
     randomize_adapters(model)
     write_adapters(model, tmp_path / "adapters", source="model")
