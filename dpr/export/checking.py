@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpr.core.errors import InputError
+from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.lazy import version_of
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
@@ -99,14 +99,27 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Text
     texts = nasty_texts(model.tensorizer)
     if more is not None:
         texts = Texts(texts.questions + more.questions, texts.passages + more.passages)
-    questions = _worst(model.encode_questions(texts.questions), form.encode(folder, "question", texts.questions))
-    passages = _worst(model.encode_passages(texts.passages), form.encode(folder, "ctx", texts.passages))
+    theirs = [
+        _encoded(form, folder, side, of_side, name, version) for side, of_side in (("question", texts.questions), ("ctx", texts.passages))
+    ]
+    questions = _worst(model.encode_questions(texts.questions), theirs[0])
+    passages = _worst(model.encode_passages(texts.passages), theirs[1])
     found = Difference(questions[0], passages[0], len(texts.questions) + len(texts.passages))
     for side, (worst, row), of_side in (("question", questions, texts.questions), ("passage", passages, texts.passages)):
         if not worst <= form.bar:
             shown = f"the vector of the {side} {_shown(of_side[row])} differs by {worst:.2g} in {form.library} {version}"
-            raise InputError(f"{shown}; nothing was written", file=name, expected=f"at most {form.bar:g}")
+            raise InputError(f"{shown}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
     return found
+
+
+def _encoded(form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str) -> np.ndarray:
+    try:
+        return form.encode(folder, side, texts)
+    except DprError:
+        raise
+    except Exception as error:  # another library raises anything
+        found = f"{form.library} {version} cannot use what was written ({type(error).__name__}: {first_line(error)}); nothing was kept"
+        raise InputError(found, file=name, hint=f"another version may: pip install -U {form.install}") from error
 
 
 def _shown(text: Any) -> str:
