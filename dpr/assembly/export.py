@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpr.assembly.stores import fill_store
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.export.adapters import merged, write_adapters
@@ -11,6 +12,7 @@ from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import export_folder
 from dpr.export.settings import MODEL_FORMATS, ExportConfig
+from dpr.export.stores.settings import STORES
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
@@ -19,7 +21,10 @@ logger = get_logger(__name__)
 
 
 def run(config: ExportConfig) -> None:
-    """Writes the model in the format asked for."""
+    """Writes the model, or the vectors, in the format asked for."""
+    if config.to in STORES:
+        fill_store(config)
+        return
     target = Path(str(config.out_file))
     require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
     more = None if config.check_texts is None else read_texts(Path(config.check_texts))

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, listed, require_set, setting
+from dpr.core.settings import listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
+from dpr.export.stores.settings import STORES, StoreSettings
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers",
@@ -18,17 +19,19 @@ MODEL_FORMATS = {
 
 
 @dataclass
-class ExportConfig(Settings):
+class ExportConfig(StoreSettings):
     """Writes a model, or vectors, in another format."""
 
-    to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS))
+    to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS, *STORES))
     """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters merged; peft: its adapters, each
     in a folder as peft writes it; vectors: folders of vectors from the original's embedding files; sentence-transformers, transformers and
-    hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors."""
+    hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors; lancedb,
+    pgvector, parquet, faiss, qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and their passages."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
-    """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added."""
+    """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added; for
+    pgvector the address of the database, e.g. postgresql://user@host/database."""
     out: str | None = None
     """Short for out_file."""
     check_texts: str | None = None
@@ -46,7 +49,13 @@ class ExportConfig(Settings):
         if self.out is not None and self.out_file not in (None, self.out):
             raise ConfigError(f"out={self.out} and out_file={self.out_file} are mutually exclusive; leave one of them out")
         self.out_file = self.out_file or self.out
-        require_set(self, {"model_file": "runs/first", "out_file": "runs/first.cp"})
+        self.check_store(self.to)
+        needed = {"out_file": "store"} if self.to in STORES else {"model_file": "runs/first", "out_file": "runs/first.cp"}
+        require_set(self, needed)
+        if self.to in STORES and self.model_file:
+            raise ConfigError(
+                f"model_file={self.model_file} is not for to={self.to}, which takes vectors that dpr embed wrote; leave it out"
+            )
         if (self.to == "vectors") != bool(self.patterns()):
             raise ConfigError("encoded_ctx_files belongs to to=vectors, e.g. to=vectors encoded_ctx_files=[wiki_passages_*]")
         if self.check_texts is not None and self.to not in MODEL_FORMATS:
