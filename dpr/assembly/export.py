@@ -12,7 +12,7 @@ from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import export_folder
 from dpr.export.settings import MODEL_FORMATS, ExportConfig
-from dpr.export.stores.settings import STORES
+from dpr.export.store_settings import STORES
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions

@@ -8,7 +8,7 @@ from typing import Any
 from dpr.core.errors import ConfigError
 from dpr.core.settings import listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
-from dpr.export.stores.settings import STORES, StoreSettings
+from dpr.export.store_settings import STORES, StoreSettings
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers",
