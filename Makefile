@@ -32,7 +32,7 @@ quickstart: $(INSTALLED)
 	PATH="$(BIN):$$PATH" bash examples/quickstart.sh
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 900 $(PYTEST_ARGS)
 
 fuzz: $(INSTALLED)
 	DPR_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/fuzz tests/unit/formats tests/unit/data/test_joining.py \

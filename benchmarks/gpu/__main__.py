@@ -1,7 +1,7 @@
 """``make gpu``, or ``python -m benchmarks.gpu [--only training,search] [--out docs/gpu]``: what one GPU does, part by part.
 
-Each part writes ``PART.json`` into the folder as its results come, with the bars that it meets or misses. Several parts run in a process
-each, which is ended after eight minutes; what it had found stays.
+Each part writes ``PART.json`` into the folder as its results come, with the bars that it meets or misses. It runs in a process of its own,
+which is ended after eight minutes; what it had found stays.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts to run (default: all, in this order): {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=None, help="a folder for the results, a JSON file a part")
     parser.add_argument("--rehearse", action="store_true", help="every part on the CPU, with tiny sizes: seconds")
+    parser.add_argument("--here", action="store_true", help="the parts in this process, without a limit of time (for profilers)")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"unknown parts: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if not arguments.rehearse and not torch.cuda.is_available():
         parser.error("no CUDA device: the parts measure one; --rehearse runs them on the CPU with tiny sizes")
-    if arguments.rehearse or len(chosen) == 1:
+    if arguments.rehearse or arguments.here:
         return max([run(name, arguments.out, is_rehearsal=arguments.rehearse) for name in chosen])
     return max([_apart(name, arguments.out) for name in chosen])
 
@@ -65,7 +66,7 @@ def run(name: str, out: Path | None, *, is_rehearsal: bool = False) -> int:
 
 
 def _apart(name: str, out: Path | None) -> int:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--only", name, *(["--out", str(out)] if out is not None else [])]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--here", "--only", name, *(["--out", str(out)] if out is not None else [])]
     try:
         return subprocess.run(command, timeout=MOST_SECONDS).returncode
     except subprocess.TimeoutExpired:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 
 from benchmarks import sides
 from benchmarks.gpu.record import Record
@@ -13,13 +11,11 @@ from benchmarks.gpu.workload import (
     PRECISION,
     Sizes,
     batches_of,
+    bert_on,
     is_out_of_memory,
-    kernel_or_sdpa,
     lengths_of,
-    model_of,
     peak_gib,
     start_memory,
-    write_bert,
 )
 from benchmarks.measuring import synchronize, take_turns
 from dpr.models.biencoder import BiEncoder
@@ -30,10 +26,7 @@ MOST_SECONDS = 150
 
 
 def part(record: Record, sizes: Sizes) -> None:
-    attention, _ = kernel_or_sdpa(record.device)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = write_bert(Path(temporary) / "bert", sizes)
-        model = model_of(folder, attention).to(record.device)
+    with bert_on(record, sizes) as model:
         _cost(record, sizes, model)
         for name, budget in (("cached", sizes.cache_tokens), ("direct", 0)):
             record.add(f"largest batch, {name}", _largest(record, sizes, model, budget))

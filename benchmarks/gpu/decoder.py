@@ -16,9 +16,9 @@ from benchmarks.gpu.workload import (
     LENGTH,
     PRECISION,
     Sizes,
+    attention_of,
     batches_of,
     is_out_of_memory,
-    kernel_or_sdpa,
     lengths_of,
     options,
     peak_gib,
@@ -32,9 +32,7 @@ from dpr.training.metrics import TowerCost
 
 
 def part(record: Record, sizes: Sizes) -> None:
-    attention, lack = kernel_or_sdpa(record.device)
-    if lack:
-        record.add("varlen", f"not measured: {lack}")
+    attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_decoder(Path(temporary) / "decoder", sizes)
         cases: dict[str, dict[str, Any]] = {"LoRA": {"adapter": "lora"}, "all weights": {}}

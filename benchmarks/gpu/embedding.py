@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu.record import PEAK, Record
-from benchmarks.gpu.workload import DTYPE, PRECISION, Sizes, kernel_or_sdpa, model_of, texts_of, tokens_of, write_bert
+from benchmarks.gpu.workload import DTYPE, PRECISION, Sizes, attention_of, model_of, texts_of, tokens_of, write_bert
 from benchmarks.measuring import take_turns
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens, tokenize_passages
@@ -32,9 +32,7 @@ CHUNK = 8192
 
 def part(record: Record, sizes: Sizes) -> None:
     """The device alone by side, tokenizer and writer alone, then the job from file to file."""
-    attention, lack = kernel_or_sdpa(record.device)
-    if lack:
-        record.add("varlen", f"not measured: {lack}")
+    attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary, _tokenizer_on_all_cores():
         folder = write_bert(Path(temporary) / "bert", sizes)
         sides = {"sdpa": ("sdpa", True), "padded": ("sdpa", False)}

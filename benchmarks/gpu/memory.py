@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,24 +15,19 @@ from benchmarks.gpu.workload import (
     PRECISION,
     Sizes,
     batches_of,
+    bert_on,
     is_out_of_memory,
-    kernel_or_sdpa,
     lengths_of,
-    model_of,
     peak_gib,
     start_memory,
     tokens_of,
-    write_bert,
 )
 from dpr.embedding.encode import TokenBudget, encode_tokens, encode_within_memory
 from dpr.models.biencoder import BiEncoder
 
 
 def part(record: Record, sizes: Sizes) -> None:
-    attention, _ = kernel_or_sdpa(record.device)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = write_bert(Path(temporary) / "bert", sizes)
-        model = model_of(folder, attention).to(record.device)
+    with bert_on(record, sizes) as model:
         for batch in sizes.memory_batches:
             record.add(f"step of {batch} questions", _step(record, model, batch))
         _halving(record, sizes, model.eval().requires_grad_(False))

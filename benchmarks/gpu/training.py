@@ -19,8 +19,8 @@ from benchmarks.gpu.workload import (
     DTYPE,
     PRECISION,
     Sizes,
+    attention_of,
     batches_of,
-    kernel_or_sdpa,
     lengths_of,
     model_of,
     texts_of,
@@ -50,9 +50,7 @@ KINDS = {
 
 def part(record: Record, sizes: Sizes) -> None:
     """Ours with the kernel, SDPA over packs, padded; a plain loop; compiled layers; then the profile and the count of synchronisations."""
-    attention, lack = kernel_or_sdpa(record.device)
-    if lack:
-        record.add("varlen", f"not measured: {lack}")
+    attention = attention_of(record)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_bert(Path(temporary) / "bert", sizes)
         model = model_of(folder, attention)

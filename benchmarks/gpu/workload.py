@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks import sides
+from benchmarks.gpu.record import Record
 from benchmarks.workload import SPECIAL, Texts, write_encoder
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.models.biencoder import BiEncoder, TowerOptions
@@ -111,12 +115,21 @@ def tokens_of(model: BiEncoder, count: int) -> TokenBatch:
     return TokenBatch.from_lists(model.tensorizer.question_tokens(texts_of(count).passages))
 
 
-def kernel_or_sdpa(device: torch.device) -> tuple[str, str | None]:
-    """The attention to measure, and why it is not the kernel for sequences end to end, if it is not."""
+def attention_of(record: Record) -> str:
+    """The attention to measure: the kernel for sequences end to end, or SDPA, with a note of why it is not the kernel."""
     from dpr.models.fast import varlen
 
-    lack = varlen.device_lacks(device) or varlen.torch_lacks()
-    return ("varlen", None) if lack is None else ("sdpa", lack)
+    lack = varlen.device_lacks(record.device) or varlen.torch_lacks()
+    if lack:
+        record.add("varlen", f"not measured: {lack}")
+    return "sdpa" if lack else "varlen"
+
+
+@contextmanager
+def bert_on(record: Record, sizes: Sizes) -> Iterator[BiEncoder]:
+    """A BERT with random weights and that attention, on the device."""
+    with tempfile.TemporaryDirectory() as temporary:
+        yield model_of(write_bert(Path(temporary) / "bert", sizes), attention_of(record)).to(record.device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpr.assembly.model_card import card_facts
+from dpr.assembly.stores import fill_store
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.export.adapters import merged, write_adapters
@@ -12,6 +12,7 @@ from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import export_folder
 from dpr.export.settings import MODEL_FORMATS, ExportConfig
+from dpr.export.store_settings import STORES
 from dpr.formats.outputs import require_writable
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
@@ -20,15 +21,17 @@ logger = get_logger(__name__)
 
 
 def run(config: ExportConfig) -> None:
-    """Writes the model in the format asked for."""
+    """Writes the model, or the vectors, in the format asked for."""
+    if config.to in STORES:
+        fill_store(config)
+        return
     target = Path(str(config.out_file))
     require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
     more = None if config.check_texts is None else read_texts(Path(config.check_texts))
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     keep_dimensions(model, config.dimensions)
     if config.to in MODEL_FORMATS:
-        facts = card_facts(str(config.model_file), target.name, license_name=config.license, results=config.results or ())
-        export_folder(model, target, config.to, source=str(config.model_file), facts=facts, more=more, precisions=config.precisions or ())
+        export_folder(model, target, config.to, source=str(config.model_file), more=more)
         return
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):

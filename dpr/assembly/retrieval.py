@@ -17,8 +17,6 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.core.settings import part_of
 from dpr.evaluation.ranking_metrics import format_table
-from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
-from dpr.formats.durable import write_json
 from dpr.formats.outputs import require_writable
 from dpr.formats.question_sets import read_qrels
 from dpr.formats.results import write_results, write_trec_run
@@ -26,6 +24,7 @@ from dpr.indexer.ranking import Ranking
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, relevant_ids, to_results
 from dpr.retrieval.passages import require_passages
+from dpr.retrieval.reporting import example_rows, first_hits, write_report
 from dpr.retrieval.retrievers import Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import RetrievalConfig
@@ -47,9 +46,9 @@ def run(config: RetrievalConfig) -> float | None:
     start = time.monotonic()
     rankings, weight = job.retrieve(retriever)
     logger.info("%d questions searched in %.1f s", len(job.texts), time.monotonic() - start)
-    shown = job.example_rows() if config.metrics_file else []
-    first_hits = {passage for row in shown for passage, _ in rankings[row][:NUM_HITS]}
-    passages = job.look_up(rankings, with_texts=bool((config.out_file and config.out_texts) or job.answer_match), also=first_hits)
+    shown = example_rows(job.questions, job.qrels) if config.metrics_file else []
+    with_texts = bool((config.out_file and config.out_texts) or job.answer_match)
+    passages = job.look_up(rankings, with_texts=with_texts, also=first_hits(rankings, shown))
     judged = job.judge(rankings, passages)
     for line in judged.notes:
         logger.info(line)
@@ -61,8 +60,9 @@ def run(config: RetrievalConfig) -> float | None:
         write_trec_run(config.trec_run_file, {question.id: ranking for question, ranking in zip(job.questions, rankings, strict=True)})
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
-        examples = [job.example(row, rankings[row], passages, judged) for row in shown] if passages else []
-        write_json(Path(config.metrics_file), job.report(judged, weight, examples), note={})
+        asked: dict[str, Any] = {"questions": job.questions, "texts": job.texts, "rankings": rankings}
+        found: dict[str, Any] = {"judged": judged, "num_docs": config.n_docs, "rows": shown, "passages": passages}
+        write_report(Path(config.metrics_file), job.facts(weight), **asked, **found, note={})
     if config.search_folder:
         job.search_settings(weight).write(Path(config.search_folder))
     if judged.metrics:
@@ -168,33 +168,17 @@ class _Retrieval:
             return by_qrels
         # Metrics by judgements keep the plain names, those by answers get a prefix; has_answer in the results is about answers.
         metrics = by_qrels.metrics | {f"answer_{name}": value for name, value in by_answers.metrics.items()}
-        return replace(by_qrels, matched=by_answers.matched, metrics=metrics, notes=by_answers.notes + by_qrels.notes)
+        values = by_qrels.values | {f"answer_{name}": listed for name, listed in by_answers.values.items()}
+        return replace(by_qrels, matched=by_answers.matched, metrics=metrics, values=values, notes=by_answers.notes + by_qrels.notes)
 
-    def example_rows(self) -> list[int]:
-        """Questions for a report. They follow from questions and judgements alone, so that all runs over them show the same."""
-        qrels, rows = self.qrels, range(len(self.questions))
-        if qrels is None:
-            return spread(rows, NUM_EXAMPLES)
-        return spread((row for row in rows if any(grade > 0 for grade in qrels.get(self.questions[row].id, {}).values())), NUM_EXAMPLES)
-
-    def example(self, row: int, ranking: Ranking, passages: dict[str, Passage], judged: Judged) -> dict[str, Any]:
-        kept = [place for place, (passage, _) in enumerate(ranking[:NUM_HITS]) if passage in passages]
-        right = None if judged.right is None else [[judged.right[row][place] for place in kept]]
-        (result,) = to_results([self.questions[row]], [self.texts[row]], [[ranking[place] for place in kept]], passages, right)
-        return asdict(replace(example_of(result), first_right_rank=judged.first_right_rank(row)))
-
-    def report(self, judged: Judged, weight: float | None, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def facts(self, weight: float | None) -> dict[str, Any]:
+        """How the questions were answered, for the metrics file."""
         config = self.config
         return {
-            "examples": examples,
-            "first_right_rank": judged.rank_counts(config.n_docs),
             "question_set": self.question_set.name,
-            "num_questions": len(self.questions),
             "indexer": config.indexer.kind,
             "hybrid": config.hybrid,
             "hybrid_weight": weight,
-            "n_docs": config.n_docs,
-            "metrics": judged.metrics,
         }
 
     def search_settings(self, weight: float | None) -> SearchSettings:

@@ -1,26 +1,43 @@
-"""``dpr compare``: the metrics of several retrieval runs side by side."""
+"""``dpr compare``: the metrics of retrieval runs, or of whole evaluations, side by side, and which differences are more than chance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpr.cli.plain_arguments import PlainParser, labelled
 from dpr.core.errors import InputError
+
+if TYPE_CHECKING:
+    from dpr.formats.metrics_files import MetricsFile
 
 EXAMPLE = """example:
   dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
   dense_retriever.py ... model_file=runs/first metrics_file=runs/first/dense.json
   dpr compare BM25=runs/first/bm25.json trained=runs/first/dense.json
+  dpr compare BM25=runs/first/bm25.json trained=runs/first/dense.json --metrics mrr@10
+  dpr evaluate ... model_file=runs/first output_dir=runs/first/suite
+  dpr compare runs/first/suite
+  dpr compare first=runs/first/suite second=runs/second/suite --metrics ndcg@10
 """
+
+Groups = dict[str, "dict[str, MetricsFile]"]
+"""Runs by label, by test set."""
 
 
 def main(argv: list[str]) -> int:
-    """Prints one table from metrics files of dpr retrieve that answer the same questions."""
-    parser = PlainParser(prog="dpr compare", operands="[LABEL=]FILE ...", description=main.__doc__, epilog=EXAMPLE, labels=True)
-    parser.add_argument("runs", nargs="+", metavar="[LABEL=]FILE", help="metrics files, with the label of their line")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all metrics to")
+    """Prints a table from metrics files that answer the same questions, and tests each run against the first: a paired t test, a
+    randomisation test (100,000 random signs) and Holm's correction over all comparisons made. Decide on the metric before you look: every
+    further one makes the correction stricter. Of folders of dpr evaluate, the systems of one are compared, or one system of several."""
+    operands = "[LABEL=]FILE_OR_FOLDER ..."
+    parser = PlainParser(prog="dpr compare", operands=operands, description=main.__doc__, epilog=EXAMPLE, labels=True)
+    text = "metrics files, or output folders of dpr evaluate, with the label of their line"
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]FILE_OR_FOLDER", help=text)
+    parser.add_argument("--metrics", metavar="NAME,...", help="metrics to test (default: all in the table that the files have)")
+    parser.add_argument("--system", metavar="NAME", help="of several folders: which system (default: dense, or else their first)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all metrics and tests to")
     options = parser.parse(argv)
     from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, format_table
     from dpr.formats.durable import write_json
@@ -28,41 +45,107 @@ def main(argv: list[str]) -> int:
 
     if options.out is not None:
         require_writable(options.out)
-    reports = read_reports(options.runs)
-    first = next(iter(reports.values()))
-    print(f"{first['question_set']}, {first['num_questions']} questions")
-    print(format_table({label: report["metrics"] for label, report in reports.items()}, RETRIEVAL_COLUMNS))
+    named = labelled(options.runs)
+    is_folders = all(path.is_dir() for _, path in named)
+    if is_folders:
+        groups = read_folders(named, options.system)
+    else:
+        alone = read_runs(named)
+        groups = {next(iter(alone.values())).question_set: alone}
+    for runs in groups.values():
+        first = next(iter(runs.values()))
+        print(f"{first.question_set}, {first.num_questions} questions")
+        print(format_table({label: run.metrics for label, run in runs.items()}, RETRIEVAL_COLUMNS))
+    tested = tests_of(groups, options.metrics.split(",") if options.metrics else [])
     if options.out is not None:
-        # Example questions are for reading one by one: dpr report.
-        runs = {label: {name: value for name, value in report.items() if name != "examples"} for label, report in reports.items()}
-        write_json(options.out, {"question_set": first["question_set"], "num_questions": first["num_questions"], "runs": runs})
+        records = {name: record_of(runs) for name, runs in groups.items()}
+        write_json(options.out, ({"sets": records} if is_folders else next(iter(records.values()))) | tested)
     return 0
 
 
-def read_reports(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Reports by label, in the order given; ``runs`` are ``label=file``, or files, whose names are then the labels.
+def record_of(runs: dict[str, MetricsFile]) -> dict[str, Any]:
+    """The runs of a set for JSON, without example questions, which are for reading one by one: dpr report."""
+    first = next(iter(runs.values()))
+    reports = {label: {name: value for name, value in run.report.items() if name != "examples"} for label, run in runs.items()}
+    return {"question_set": first.question_set, "num_questions": first.num_questions, "runs": reports}
+
+
+def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
+    """Prints the tests of each run against the first of its set, and of two runs the questions that changed most; returns both for JSON."""
+    from dpr.evaluation.comparison import as_record, changed_most, changed_table, difference_table, differences, metrics_to_test
+
+    every = {f"{label} ({name})": run for name, runs in groups.items() for label, run in runs.items()}
+    against, *others = next(iter(groups.values()))
+    without = [label for label, run in every.items() if run.each is None]
+    if without and metrics:
+        raise InputError(f"{without[0]} has no values of each question", hint="run dpr retrieve metrics_file=... again")
+    if without and others:
+        print(f"\nNothing is tested: {', '.join(without)} has no values of each question; dpr retrieve metrics_file=... writes them.")
+    if without or not others:
+        return {}
+    names = metrics_to_test(every, metrics)
+    found = differences(groups, names)
+    if not found:
+        print("\nNothing is tested: no metric is taken over two questions or more in all of these files.")
+        return {}
+    heading = others[0] if len(others) == 1 else f"{len(others)} runs"
+    counts = sorted({one.test.num_questions for one in found if one.question_set in groups})
+    number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    print(f"\n{heading} against {against}: {number} judged questions; Holm over {len(found)} comparisons")
+    print(difference_table(found))
+    # The finest metric, unless one was named: with others, most questions change by the same.
+    shown = names[0] if metrics else next((name for name in ("ndcg@10", "mrr@10") if name in names), names[0])
+    changed: list[dict[str, Any]] = []
+    for name, runs in groups.items():
+        first = runs[against].each
+        for label in others:
+            second = runs[label].each
+            assert first is not None and second is not None
+            listed = changed_most(first, second, shown)
+            changed.append({"set": name, "run": label, "metric": shown, "questions": [asdict(one) for one in listed]})
+            if len(groups) == len(others) == 1 and listed:
+                print(f"\nThe questions whose {shown} changed most, {against} -> {label}:\n{changed_table(listed)}")
+    return {"tests": [as_record(one) for one in found], "changed": changed}
+
+
+def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
+    """Metrics files by label, in the order given.
 
     Raises:
-        ConfigError: two files have the same label.
         InputError: a file is not a metrics file, or they are not about the same questions.
     """
-    from dpr.formats.durable import read_json
-    from dpr.formats.json_records import describe, is_finite_number
+    from dpr.formats.metrics_files import read_metrics
 
-    reports: dict[str, dict[str, Any]] = {}
+    found: dict[str, MetricsFile] = {}
     questions: tuple[Any, Any, Path] | None = None
-    for label, file in labelled(runs):
-        report = read_json(file)
-        is_report = isinstance(report, dict) and isinstance(report.get("metrics"), dict)
-        if not is_report or not {"question_set", "num_questions"} <= set(report):
-            raise InputError("not a metrics file", file=file, expected="what dpr retrieve metrics_file=... writes")
-        for name, value in report["metrics"].items():
-            if not is_finite_number(value):
-                raise InputError(f"the metric {name} is {describe(value)}", file=file, expected="a number")
-        asked = (report["question_set"], report["num_questions"])
+    for label, file in named:
+        run = read_metrics(file)
+        asked = (run.question_set, run.num_questions)
         if questions is not None and questions[:2] != asked:
-            found = f"is about {asked[1]} questions of {asked[0]}"
-            raise InputError(found, file=file, expected=f"{questions[1]} of {questions[0]}, as {questions[2]}")
+            about = f"is about {asked[1]} questions of {asked[0]}"
+            raise InputError(about, file=file, expected=f"{questions[1]} of {questions[0]}, as {questions[2]}")
         questions = questions or (*asked, file)
-        reports[label] = report
-    return reports
+        found[label] = run
+    return found
+
+
+def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Groups:
+    """The metrics files of output folders of dpr evaluate, by set: of one folder all systems, of several one system.
+
+    Raises:
+        InputError: a folder is none, lacks the system, or is about other sets than the first.
+    """
+    from dpr.formats.metrics_files import read_evaluation
+
+    evaluations = [(label, folder, *read_evaluation(folder)) for label, folder in named]
+    _, first, sets, systems = evaluations[0]
+    if len(evaluations) == 1:
+        return {name: read_runs([(one, first / name / f"{one}.json") for one in systems]) for name in sets}
+    chosen = system or ("dense" if all("dense" in found for *_, found in evaluations) else systems[0])
+    for _, folder, names, found in evaluations:
+        if chosen not in found:
+            raise InputError(f"has no results of {chosen}", file=folder, expected=f"--system with one of {', '.join(found)}")
+        if set(names) != set(sets):
+            expected = f"{', '.join(sets)}, as {first}"
+            raise InputError(f"has the test sets {', '.join(names)}", file=folder, expected=expected)
+    return {name: read_runs([(label, folder / name / f"{chosen}.json") for label, folder, *_ in evaluations]) for name in sets}

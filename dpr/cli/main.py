@@ -24,11 +24,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("dpr.cli.jobs", "print what a step of a training run is made of"),
     "embed": ("dpr.cli.jobs", "turn a corpus into vectors, in shards"),
     "retrieve": ("dpr.cli.jobs", "search with a set of questions and evaluate the results"),
-    "compare": ("dpr.cli.compare", "a table of several retrieval results"),
+    "evaluate": ("dpr.cli.jobs", "evaluate a model, BM25 and both on many test sets, or a TREC run"),
+    "compare": ("dpr.cli.compare", "a table of several retrieval results, and tests of their differences"),
     "report": ("dpr.cli.report", "a page of curves, metrics and example questions of a run"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
     "export": ("dpr.cli.jobs", "write a model in another program's format"),
-    "push": ("dpr.cli.jobs", "upload an exported folder to the Hugging Face hub"),
     "verify": ("dpr.cli.verify", "check output folders and files against their checksums"),
     "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
 }

@@ -39,7 +39,8 @@ class CheckpointEncoderConfig(GivenTextSettings):
     """What a checkpoint file of the original DPR, or a folder of another tool, does not hold; checkpoints bring it along."""
 
     pretrained_model_cfg: str | None = None
-    """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it."""
+    """Folder or name whose config and tokenizer belong to the file, in place of the name stored in it; or the model that adapters belong
+    to."""
     pooling: str = "cls"
     """Of a folder that states none: cls, mean, last or max. A checkpoint with a user-defined pooling is loaded only where module:Class
     names the same class here, since a file never decides which code runs."""
@@ -55,8 +56,8 @@ class EmbedConfig(Settings):
     """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
     model_file: str | None = None
-    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
-    the original DPR."""
+    """Checkpoint folder, run folder (its best checkpoint is taken), folder of sentence-transformers, Hugging Face or peft, or a checkpoint
+    file of the original DPR."""
     ctx_src: str | None = None
     """A name of ``ctx_sources``, or the path of a TSV or JSON-lines corpus."""
     out_file: str | None = None

@@ -38,7 +38,15 @@ def evaluate_run(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS) -> di
     Raises:
         InputError: no question has a relevant passage, or a passage is listed twice for a question.
     """
-    per_question = evaluate_questions(run, qrels, cutoffs)
+    return mean_metrics(evaluate_questions(run, qrels, cutoffs))
+
+
+def mean_metrics(per_question: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over questions, as ``evaluate_questions`` gives them.
+
+    Raises:
+        InputError: there is no question.
+    """
     if not per_question:
         raise InputError("no question has a passage judged relevant", hint="check that question ids and judgements belong together")
     names = next(iter(per_question.values()))
@@ -147,9 +155,12 @@ def format_table(rows: Mapping[str, Mapping[str, float]], columns: Mapping[str, 
     ``columns`` gives the metrics with their headings.
     """
     headings = {name: heading for name, heading in columns.items() if any(name in metrics for metrics in rows.values())}
-    cells = [["", *headings.values()]]
-    for label, metrics in rows.items():
-        cells.append([label, *(f"{metrics[name]:.3f}" if name in metrics else "-" for name in headings)])
+    cells = [[label, *(f"{metrics[name]:.3f}" if name in metrics else "-" for name in headings)] for label, metrics in rows.items()]
+    return text_table([["", *headings.values()], *cells])
+
+
+def text_table(cells: Sequence[Sequence[str]]) -> str:
+    """Lines of cells, the first of them headings, as columns; the first column is aligned to the left, the others to the right."""
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = ["  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))

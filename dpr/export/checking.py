@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpr.core.errors import InputError
+from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.lazy import version_of
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
@@ -73,18 +73,6 @@ def nasty_texts(tensorizer: Tensorizer) -> Texts:
     return Texts(texts, passages)
 
 
-def made_up_texts(tensorizer: Tensorizer, *, questions: int, passages: int) -> Texts:
-    """Random words of the vocabulary, 4 to 12 in a question and 20 to 80 in a passage, the same for the same tokenizer."""
-    rng = random.Random(1)
-    special = set(tensorizer.tokenizer.all_special_ids)
-    ids = sorted(token for token in tensorizer.tokenizer.get_vocab().values() if token not in special)
-
-    def words(fewest: int, most: int) -> str:
-        return str(tensorizer.tokenizer.decode(rng.choices(ids, k=rng.randint(fewest, most))))
-
-    return Texts([words(4, 12) for _ in range(questions)], [Passage(words(20, 80), words(2, 4)) for _ in range(passages)])
-
-
 def read_texts(path: Path) -> Texts:
     """A text a line, encoded as a question and as a passage; what stands before a tab is the passage's title.
 
@@ -111,16 +99,27 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Text
     texts = nasty_texts(model.tensorizer)
     if more is not None:
         texts = Texts(texts.questions + more.questions, texts.passages + more.passages)
-    questions = _worst(model.encode_questions(texts.questions), form.encode(folder, "question", texts.questions))
-    passages = (0.0, 0)
-    if "ctx" in form.sides:
-        passages = _worst(model.encode_passages(texts.passages), form.encode(folder, "ctx", texts.passages))
+    theirs = [
+        _encoded(form, folder, side, of_side, name, version) for side, of_side in (("question", texts.questions), ("ctx", texts.passages))
+    ]
+    questions = _worst(model.encode_questions(texts.questions), theirs[0])
+    passages = _worst(model.encode_passages(texts.passages), theirs[1])
     found = Difference(questions[0], passages[0], len(texts.questions) + len(texts.passages))
     for side, (worst, row), of_side in (("question", questions, texts.questions), ("passage", passages, texts.passages)):
         if not worst <= form.bar:
             shown = f"the vector of the {side} {_shown(of_side[row])} differs by {worst:.2g} in {form.library} {version}"
-            raise InputError(f"{shown}; nothing was written", file=name, expected=f"at most {form.bar:g}")
+            raise InputError(f"{shown}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
     return found
+
+
+def _encoded(form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str) -> np.ndarray:
+    try:
+        return form.encode(folder, side, texts)
+    except DprError:
+        raise
+    except Exception as error:  # another library raises anything
+        found = f"{form.library} {version} cannot use what was written ({type(error).__name__}: {first_line(error)}); nothing was kept"
+        raise InputError(found, file=name, hint=f"another version may: pip install -U {form.install}") from error
 
 
 def _shown(text: Any) -> str:
@@ -140,7 +139,7 @@ def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
 def described(difference: Difference, form: Format) -> str:
     """One line for the log."""
     library = f"{form.library} {version_of(form.library.replace('_', '-'))}"
-    sides = f"{difference.questions:.1e} for questions" + (f" and {difference.passages:.1e} for passages" if "ctx" in form.sides else "")
+    sides = f"{difference.questions:.1e} for questions and {difference.passages:.1e} for passages"
     return f"{difference.texts} texts encoded by {library}: vectors differ by at most {sides}"
 
 

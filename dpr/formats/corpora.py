@@ -57,7 +57,7 @@ def read_passages(
         InputError: names the file and line.
     """
     file = Path(path)
-    rows = _record_rows(file, start) if _has_records(file) else _tsv_rows(file, (id_col, text_col, title_col))
+    rows = _record_rows(file, start) if has_records(file) else _tsv_rows(file, (id_col, text_col, title_col))
     for line, key, text, title in islice(rows, start, stop):
         whole = id_prefix + key
         if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
@@ -219,11 +219,13 @@ class _UnclosedQuoteError(Exception):
     pass
 
 
-def _has_records(path: Path) -> bool:
+def has_records(path: Path) -> bool:
+    """Whether a corpus of this name holds records with named fields: JSON or Parquet, not TSV."""
     return is_json_name(path) or path.suffix.lower() == ".parquet"
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and value of every record of such a file, in the order of its passages."""
     if is_json_name(path):
         return iter_json_objects(path)
     from dpr.formats.training_files.arrow_rows import arrow_rows  # for this format alone
@@ -232,10 +234,10 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _numbered_ids(path: Path, columns: _Columns) -> Iterator[tuple[int, str]]:
-    if not _has_records(path):
+    if not has_records(path):
         yield from ((line, key) for line, key, _, _ in _tsv_rows(path, columns))
         return
-    for line, value in _records(path):
+    for line, value in read_records(path):
         with located(path, line):
             key = first_id(value, ("_id", "id"))
         yield line, key
@@ -284,7 +286,7 @@ def _named_columns(first: list[str], columns: _Columns) -> tuple[_Columns, bool]
 
 def _record_rows(path: Path, start: int) -> Iterator[tuple[int, str, str, str]]:
     """Line, id, text and title of every record; before ``start`` only ids are checked."""
-    for number, (line, value) in enumerate(_records(path)):
+    for number, (line, value) in enumerate(read_records(path)):
         with located(path, line):
             key, text, title = first_id(value, ("_id", "id")), "", ""
             if number >= start:

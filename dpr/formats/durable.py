@@ -88,7 +88,7 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
             os.fsync(file.fileno())
         if note is not None:
             with durable_file(target.with_name(target.name + CHECKSUM)) as out:
-                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"{MADE_OF}{_dumps(note)}\n" if note else ""))
+                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"{MADE_OF}{json_text(note)}\n" if note else ""))
         with writing(target):
             os.replace(temporary, target)
             flush(target.parent)
@@ -119,14 +119,14 @@ def writing(target: Path, *, calls_others: bool = False, hint: str | None = None
 def write_json(path: Path, obj: Any, *, note: Mapping[str, Any] | None = None) -> None:
     """Writes ``obj`` durably as JSON with sorted keys. NaN and infinity, which JSON lacks, become null."""
     with durable_file(Path(path), note=note) as file:
-        file.write(_dumps(obj, indent=2) + "\n")
+        file.write(json_text(obj, indent=2) + "\n")
 
 
 def append_jsonl(path: Path, obj: Any) -> None:
     """Adds one line in one write call, so that lines of several processes do not mix. Ends a line that a killed writer left open."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = (_dumps(obj) + "\n").encode()
+    line = (json_text(obj) + "\n").encode()
     with open(path, "ab+", buffering=0) as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
@@ -303,7 +303,7 @@ def flush(path: Path) -> None:
 
 def _digest(manifest: dict[str, Any]) -> str:
     try:
-        return hashlib.sha256(_dumps(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
+        return hashlib.sha256(json_text(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
     except RecursionError:  # or lists inside lists, as deep as no manifest that was written
         return ""
 
@@ -318,5 +318,6 @@ def _finite(obj: Any) -> Any:
     return obj
 
 
-def _dumps(obj: Any, *, indent: int | None = None) -> str:
+def json_text(obj: Any, *, indent: int | None = None) -> str:
+    """JSON with sorted keys. NaN and infinity, which JSON lacks, become null."""
     return json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)

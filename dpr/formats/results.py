@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpr.formats.corpora import require_word, write_text
 from dpr.formats.json_records import describe, indented_record, iter_json_objects
 from dpr.formats.text_input import iter_lines, located
@@ -86,8 +88,11 @@ def write_trec_run(path: str | Path, run: Mapping[str, Sequence[tuple[str, float
                 out.write(f"{question} Q0 {passage} {rank} {float(score)!r} {tag}\n")
 
 
-def read_trec_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
+def read_trec_run(path: str | Path, *, as_trec_eval: bool = False) -> dict[str, list[tuple[str, float]]]:
     """Hits of each question, best first: by score, equal scores by passage id. The rank column is not used.
+
+    Args:
+        as_trec_eval: order them as trec_eval does: scores are narrowed to float32, equal ones ordered by passage id, descending.
 
     Raises:
         InputError: a line without six columns, a score that is not a number, a passage listed twice for one question.
@@ -106,6 +111,8 @@ def read_trec_run(path: str | Path) -> dict[str, list[tuple[str, float]]]:
             if passage in hits:
                 raise ValueError(f"passage {passage!r} is listed twice for question {question!r}")
             hits[passage] = _score(score)
+    if as_trec_eval:
+        return {question: sorted(hits.items(), key=_trec_eval_order, reverse=True) for question, hits in run.items()}
     return {question: sorted(hits.items(), key=lambda hit: (-hit[1], hit[0])) for question, hits in run.items()}
 
 
@@ -134,6 +141,12 @@ def _hit(context: Any) -> Hit:
         score=_score(context.get("score")),
         has_answer=has_answer,
     )
+
+
+def _trec_eval_order(hit: tuple[str, float]) -> tuple[float, bytes]:
+    passage, score = hit
+    with np.errstate(over="ignore"):  # beyond float32 is infinity there too
+        return float(np.float32(score)), passage.encode()
 
 
 def _score(value: Any) -> float:

@@ -27,7 +27,7 @@ _TRAINED = "lora_"
 
 
 class BaseModel(NamedTuple):
-    """The frozen model that adapters belong to: a name or folder, and a fingerprint of its weights."""
+    """The frozen model that adapters belong to: a name or folder, and a fingerprint of its weights, empty where none is known yet."""
 
     name: str
     fingerprint: str
@@ -163,7 +163,7 @@ def load_base(stored: BaseModel, source: Path, given: str | None = None, **dropo
         if given:
             raise
         raise CheckpointError(f"its adapters belong to {stored.name}, which is not on this machine", file=source, hint=hint) from error
-    if weights_fingerprint(backbone) != stored.fingerprint:
+    if stored.fingerprint and weights_fingerprint(backbone) != stored.fingerprint:
         raise CheckpointError(f"its adapters belong to {stored.name}; {given or stored.name} has other weights", file=source, hint=hint)
     return backbone
 

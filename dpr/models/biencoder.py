@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.distributed import largest_over_ranks
-from dpr.core.errors import CheckpointError, ConfigError, DprError
+from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.core.sharded import own_part, placed_like, whole
 from dpr.data.packing import plan_token_batches
@@ -24,8 +25,8 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.formats.durable import durable_folder
-from dpr.models.adapters import BaseModel, check_start, is_stored, load_base, update_digest
-from dpr.models.backbones import backbone_from_config, check_weights, distinct_weights, load_backbone
+from dpr.models.adapters import BaseModel, check_start, is_stored, update_digest
+from dpr.models.backbones import check_weights, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.model_folders import read_folder_parts
@@ -33,7 +34,7 @@ from dpr.models.parts import new_tensorizer
 from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
-from dpr.models.towers import build_towers
+from dpr.models.towers import build_towers, stored_towers
 
 BATCH_TOKENS = 8192
 """Tokens of a forward pass without gradient, where the caller does not say."""
@@ -281,14 +282,14 @@ class BiEncoder(nn.Module):
         settings: EncoderSettings | None = None,
         text: GivenTextSettings | None = None,
     ) -> BiEncoder:
-        """Loads a checkpoint folder, the best checkpoint of a run folder, a Hugging Face or sentence-transformers folder (one tower for
-        both sides), or a checkpoint file of the original DPR. In evaluation mode; needs no network.
+        """Loads a checkpoint folder, the best checkpoint of a run folder, a folder of sentence-transformers, Hugging Face or peft, or a
+        checkpoint file of the original DPR. In evaluation mode; needs no network.
 
-        ``settings`` are for third-party folders, which state less; a pooling, length or prompt that they do state takes precedence.
+        ``settings`` are for third-party folders, which state less; what they do state (pooling, length, prompt) takes precedence.
         ``text`` names prompts, title template and apostrophe rule of a model that states none or, with ``allow_other_prompts``, in place
-        of its own. The three arguments before them are for files of the original: these have neither a config nor a tokenizer
-        (``pretrained_model_cfg`` names the model to take both from, instead of the name in the file) and need its stray [SEP]. The
-        temperature is that of the checkpoint unless ``options`` state one.
+        of its own. The three arguments before them are for files of the original, which have no config, no tokenizer, and need its stray
+        [SEP]; ``pretrained_model_cfg`` names the model to take both from, instead of the name in the file, or the model that adapters
+        belong to. The temperature is that of the checkpoint unless ``options`` state one.
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
@@ -299,7 +300,7 @@ class BiEncoder(nn.Module):
             parts = read_model_parts(source, **of_file, trailing_sep=trailing_sep)
         else:
             source = checkpoints.resolve_checkpoint(Path(path))
-            parts = read_folder_parts(source, path, settings or EncoderSettings())
+            parts = read_folder_parts(source, path, settings or EncoderSettings(), pretrained_model_cfg)
         check_start(settings, parts.settings)
         settings, options, weights = parts.present(text, path), options or TowerOptions(), dict(parts.weights)
         stored = parts.learned_temperature or parts.temperature
@@ -307,20 +308,19 @@ class BiEncoder(nn.Module):
             options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
         else:
             weights.pop("log_temperature", None)
-        try:
-            make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
-            if parts.base is not None:
-                make = partial(load_base, parts.base, source, pretrained_model_cfg)
-            make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
-            towers = build_towers(make, settings, options, parts.base or BaseModel(str(path), ""))
-        except DprError:
-            raise
-        except Exception as error:  # model classes raise anything for an inconsistent config
-            raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
+        towers = stored_towers(parts, settings, options, source=source, base=pretrained_model_cfg, dropout=dropout)
         model = cls(*towers, parts.tensorizer, settings, options)
         model.load_weights(weights, source=source)
         model.stored_temperature = stored
         return model.to(device or "cpu").eval()
+
+    @classmethod
+    def from_sentence_transformers(cls, model: Any, **arguments: Any) -> BiEncoder:
+        """The towers of a ``SentenceTransformer``, read like a folder that it saved, with the ``arguments`` of ``load``. CheckpointError
+        if its vectors would be others here."""
+        with TemporaryDirectory() as folder:
+            model.save_pretrained(folder, create_model_card=False)
+            return cls.load(folder, **arguments)
 
     @classmethod
     def from_pretrained(

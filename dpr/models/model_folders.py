@@ -12,32 +12,41 @@ from typing import Any
 
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.settings import part_of
+from dpr.data.presentation import SPACED_TITLE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.json_records import describe
 from dpr.models.adapters import BaseModel
-from dpr.models.backbones import distinct_weights, load_backbone
-from dpr.models.parts import ModelParts, present
+from dpr.models.foreign_towers import ForeignTower, backbone_tower, joined, marks_segments
+from dpr.models.hugging_face_dpr import EXPECTED as DPR_EXPECTED
+from dpr.models.hugging_face_dpr import dpr_towers, is_dpr, is_dpr_pair
+from dpr.models.parts import ModelParts
+from dpr.models.peft_folders import adapter_folders, adapter_towers
 from dpr.models.pooling import POOLINGS, is_user_defined
-from dpr.models.pretrained import CONFIG, check_safetensors, read_config, refuse_impossible_sizes
-from dpr.models.sentence_transformers import MODULES, sentence_transformers_settings
+from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
+from dpr.models.projections import projected
+from dpr.models.sentence_transformers import MODULES, SIDES, STATIC, Tower, described_settings, read_towers, stated_length, tokenizer_length
 from dpr.models.settings import EncoderSettings
-from dpr.models.trials import first_position
+from dpr.models.static_folders import static_tower
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
-    "model.safetensors, or a checkpoint file of the original DPR"
+    "model.safetensors, a folder of sentence-transformers or peft, or a checkpoint file of the original DPR"
 )
 
 
-def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings) -> ModelParts:
-    """The model in a folder; ``settings`` state what a third-party folder does not. CheckpointError if there is none or it is invalid."""
+def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings, base: str | None = None) -> ModelParts:
+    """The model in a folder; ``settings`` state what a third-party folder does not, ``base`` the model that its adapters belong to.
+
+    Raises:
+        CheckpointError: there is none, or it is invalid.
+    """
     try:
         if checkpoints.is_checkpoint(folder):
             return _checkpoint_parts(folder, settings.pooling)
-        if (folder / CONFIG).is_file() or (folder / MODULES).is_file():
-            return _foreign_parts(folder, settings)
+        if (found := _foreign_parts(folder, settings, base)) is not None:
+            return found
     except CheckpointError:
         raise
     except InputError as error:
@@ -109,25 +118,50 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
     return settings
 
 
-def _foreign_parts(folder: Path, settings: EncoderSettings) -> ModelParts:
-    """A Hugging Face folder, or one of sentence-transformers with its pooling and normalisation: one tower for both sides."""
-    body, stated = folder, frozenset[str]()
+def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts | None:
+    """A folder that another library wrote; None if it is none of those that are known. ``base`` names the model that adapters belong to."""
     if (folder / MODULES).is_file():
-        body, settings, stated = sentence_transformers_settings(folder, settings)
-    if settings.projection_dim:
-        found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no projection"
-        hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
-        raise CheckpointError(found, file=folder, hint=hint)
-    check_safetensors(body)
-    backbone = load_backbone(str(body))
-    config: Any = backbone.config
-    if (config.is_encoder_decoder and hasattr(backbone, "decoder")) or config.model_type == "dpr":
-        kind = type(backbone).__name__
-        raise CheckpointError(f"is a {kind}", file=body, expected="one encoder that gives a vector for every token, such as a BERT")
-    limit = getattr(config, "max_position_embeddings", settings.sequence_length) - (first_position(backbone) or 0)
-    longest = min(settings.sequence_length, limit)
-    settings = replace(settings, shared=True, adapter="none", sequence_length=longest, question_length=min(settings.question_length, limit))
-    tensorizer = _tensorizer(body, settings)
-    settings = present(tensorizer, settings)
-    weights = {f"question_model.backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
-    return ModelParts(settings, config, tensorizer, weights, stated=stated)
+        return _sentence_transformers_parts(folder, settings, base)
+    if is_dpr_pair(folder):
+        question, ctx = dpr_towers(folder)
+        lengths = (tokenizer_length(question.source), tokenizer_length(ctx.source))
+        return joined(question, ctx, replace(settings, pooling="cls", normalize=False), lengths=lengths, own_text=True)
+    if (adapters := adapter_folders(folder)) is not None:
+        return joined(*adapter_towers(adapters, base), settings)
+    if is_dpr(folder):
+        raise CheckpointError("is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_EXPECTED)
+    if not (folder / CONFIG).is_file():
+        return None
+    tower = backbone_tower(folder)
+    return joined(tower, tower, settings)
+
+
+def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
+    """One tower, or two of a Router, as the modules of the folder say, each with the length of its side."""
+    modules = read_towers(folder)
+    settings, stated = described_settings(folder, modules, settings)
+    read = {module: _module_tower(module, base) for module in dict.fromkeys(modules)}
+    for tower, _ in read.values():
+        if marks_segments(tower, "1"):
+            expected = "token type 0; the toolkit has no other"
+            raise CheckpointError("its tokenizer gives the tokens of a text other types", file=tower.source, expected=expected)
+        if "title_template" not in stated and not settings.title_template and marks_segments(tower, "1", "2"):
+            # As everyone does who encodes titles with the library; a pair would have token types.
+            settings = replace(settings, title_template=SPACED_TITLE)
+    (question, _), (ctx, _) = (read[module] for module in modules)
+    lengths = [read[each][1] or stated_length(each.body, side) or read[each][0].longest for each, side in zip(modules, SIDES, strict=True)]
+    if settings.dimensions >= question.settings.get("projection_dim", question.config.hidden_size):  # where there is nothing to cut
+        settings = replace(settings, dimensions=0)
+    return joined(question, ctx, settings, lengths=(lengths[0], lengths[1]), stated=stated, own_text=True)
+
+
+def _module_tower(module: Tower, base: str | None) -> tuple[ForeignTower, int | None]:
+    """The tower that the modules of a side are, and its length where it is not that of a tokenizer."""
+    length = None
+    if module.kind == STATIC:
+        tower, length = static_tower(module.body)
+    elif (adapters := adapter_folders(module.body)) is not None:
+        tower = adapter_towers(adapters, base)[0]
+    else:
+        tower = backbone_tower(module.body)
+    return tower if module.dense is None else projected(tower, module.dense), length

@@ -1,62 +1,191 @@
-"""sentence-transformers folders: where the encoder is, and what the modules and the settings beside them say of vectors and texts."""
+"""sentence-transformers folders: the modules that the texts of each side pass, and what the settings beside them say of vectors and texts.
+
+Each is applied or refused: a folder whose vectors would be others than the library's is not read.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.logs import get_logger
+from dpr.data.settings import TextSettings
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.pretrained import CONFIG
 from dpr.models.settings import EncoderSettings
 
+logger = get_logger(__name__)
+
 MODULES = "modules.json"
+SIDES = ("query", "document")
+TRANSFORMER, STATIC = "Transformer", "StaticEmbedding"
 _LIBRARY = "config_sentence_transformers.json"
+_ROUTER = "router_config.json"
 _LONGEST_CONTEXT = 1 << 17
 _POOLINGS = {"cls": "cls", "mean": "mean", "weightedmean": "weighted_mean", "max": "max", "lasttoken": "last"}
 _OF_PASSAGES = ("document", "passage", "corpus")  # the names of prompts, in the order in which the library looks for them
+_CHAIN = f"{TRANSFORMER}|({TRANSFORMER} Pooling|{STATIC})( Dense)?( Normalize)?"
+_EXPECTED = (
+    f"Transformer and Pooling ({', '.join(_POOLINGS)}) or StaticEmbedding, then perhaps Dense and Normalize; "
+    "or a Router with a query and a document route of these"
+)
+# The file with the settings of a Transformer; earlier versions named it after the family.
+_BODY = re.compile(r"sentence_(bert|roberta|distilbert|camembert|albert|xlm-roberta|xlnet)_config\.json")
+# What a Transformer's settings say of how it is loaded, not of what it computes.
+_LOADING = {"trust_remote_code", "dtype", "torch_dtype", "attn_implementation", "device_map", "low_cpu_mem_usage", "add_pooling_layer"}
+_USUAL_BODY: dict[str, Any] = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
-def sentence_transformers_settings(folder: Path, settings: EncoderSettings) -> tuple[Path, EncoderSettings, frozenset[str]]:
-    """The folder of the encoder, the settings with what the folder states, and which text settings it states."""
-    modules = read_json(folder / MODULES)
+class Tower(NamedTuple):
+    """The modules that the texts of one side pass, by their folders; ``kind`` is that of ``body``. None: there is no such module."""
+
+    kind: str
+    body: Path
+    pooling: Path | None
+    dense: Path | None
+    normalize: bool
+
+
+def read_towers(folder: Path) -> tuple[Tower, Tower]:
+    """The modules of questions and those of passages; equal where both sides pass the same ones.
+
+    Raises:
+        CheckpointError: they are others than these, in another order, or a Router chooses by anything but the side.
+    """
+    file = folder / MODULES
+    modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError("is not a list of modules", file=folder / MODULES)
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        expected = f"Transformer, Pooling ({', '.join(_POOLINGS)}) and perhaps Normalize"
-        raise CheckpointError(f"the modules are {', '.join(kinds)[:100] or 'none'}", file=folder / MODULES, expected=expected)
-    places = [_inside(folder, module.get("path")) for module in modules]
-    library = _read_object(folder / _LIBRARY)
-    has_cosine = _similarity(library, folder / _LIBRARY) == "cosine"
-    settings = replace(settings, normalize=settings.normalize or "Normalize" in kinds or has_cosine)
-    if "Pooling" in kinds:
-        settings = replace(settings, pooling=_pooling(places[1] / CONFIG))
-    prompts = _prompts(library, folder / _LIBRARY)
-    if prompts and "Pooling" in kinds and _read_object(places[1] / CONFIG).get("include_prompt") is False:
-        found = "the tokens of prompts do not count in its pooling (include_prompt is false)"
-        raise CheckpointError(found, file=places[1] / CONFIG, expected="include_prompt: true")
-    return places[0], replace(settings, **_lengths([library, *_bodies(places[0])]), **prompts), frozenset(prompts)
+        raise CheckpointError("is not a list of modules", file=file)
+    chain = [(str(module.get("type")), _inside(folder, module.get("path"), file)) for module in modules]
+    if not chain or _kind(chain[0][0]) not in ("Router", "Asym"):
+        return (tower := _tower(chain, file)), tower
+    routes = _routes(chain[0][1])
+    question, ctx = (_tower([*route, *chain[1:]], file) for route in routes)
+    return question, ctx
 
 
-def _bodies(body: Path) -> list[dict[str, Any]]:
-    """The library stores lengths in the tokenizer's file; earlier versions had a separate file, which takes precedence."""
-    return [_read_object(body / "tokenizer_config.json"), _read_object(body / "sentence_bert_config.json")]
+def _routes(folder: Path) -> tuple[list[tuple[str, Path]], ...]:
+    """The types and folders of the modules of queries, and those of documents."""
+    file = next((folder / name for name in (_ROUTER, CONFIG) if (folder / name).is_file()), folder / _ROUTER)
+    stated = _read_object(file)
+    types, structure, parameters = (stated.get(name) or {} for name in ("types", "structure", "parameters"))
+    if not all(isinstance(part, dict) for part in (types, structure, parameters)):
+        raise CheckpointError("types, structure and parameters are not objects", file=file)
+    if parameters.get("route_mappings"):
+        raise CheckpointError("routes are chosen by route_mappings", file=file, expected="a route named query and one named document")
+    found = [structure.get(side) for side in SIDES]
+    if not all(isinstance(route, list) and route for route in found):
+        expected = "modules for query and document"
+        raise CheckpointError(f"the routes are {', '.join(map(str, structure))[:100] or 'none'}", file=file, expected=expected)
+    places = [[(name, _inside(folder, name, file)) for name in route] for route in found if isinstance(route, list)]
+    return tuple([(str(types.get(name)), place) for name, place in route] for route in places)
 
 
-def _lengths(files: list[dict[str, Any]]) -> dict[str, Any]:
-    """``sequence_length`` and ``question_length``, as far as they are stated; later files take precedence."""
-    found: dict[str, int] = {}
-    for stated in files:
-        both = stated.get("max_seq_length", stated.get("model_max_length"))
-        values = {"sequence_length": stated.get("document_length") or both, "question_length": stated.get("query_length")}
-        if stated.get("document_length") and not stated.get("query_length"):
-            values["question_length"] = both or found.get("sequence_length")
-        found |= {name: value for name, value in values.items() if type(value) is int and 3 <= value <= _LONGEST_CONTEXT}
-    return found
+def _tower(chain: list[tuple[str, Path]], file: Path) -> Tower:
+    kinds = [_kind(name) for name, _ in chain]
+    if not re.fullmatch(_CHAIN, " ".join(kinds)):
+        found = ", ".join(kind or name for kind, (name, _) in zip(kinds, chain, strict=True))[:200]
+        raise CheckpointError(f"the modules are {found or 'none'}", file=file, expected=_EXPECTED)
+    places = dict(zip(kinds, (place for _, place in chain), strict=True))
+    return Tower(kinds[0], chain[0][1], places.get("Pooling"), places.get("Dense"), "Normalize" in kinds)
+
+
+def _kind(name: str) -> str:
+    """The library's name of a type; empty for a class of anyone else, whose code is not run."""
+    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else ""
+
+
+def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: EncoderSettings) -> tuple[EncoderSettings, frozenset[str]]:
+    """The settings with what the folder states of vectors and texts, and which text settings it states.
+
+    Raises:
+        CheckpointError: it states what the toolkit's towers cannot do.
+    """
+    question, ctx = towers
+    library, file = _read_object(folder / _LIBRARY), folder / _LIBRARY
+    has_cosine = _similarity(library, file) == "cosine"
+    poolings = [_pooling(tower, settings.pooling) for tower in towers]
+    if poolings[0] != poolings[1] or question.normalize != ctx.normalize:
+        found = "pools or normalises questions and passages differently"
+        raise CheckpointError(found, file=folder, expected="the same on both sides; the toolkit's towers share these settings")
+    text: dict[str, Any] = _prompts(library, file) | _own_text(library, file)
+    for tower in dict.fromkeys(towers):
+        if text.get("prompts") is not None and tower.pooling and _read_object(tower.pooling / CONFIG).get("include_prompt") is False:
+            found = "the tokens of prompts do not count in its pooling (include_prompt is false)"
+            raise CheckpointError(found, file=tower.pooling / CONFIG, expected="include_prompt: true")
+        if tower.kind == TRANSFORMER:
+            _check_body(tower.body)
+    width = library.get("truncate_dim") or 0
+    if type(width) is not int or width < 0 or (width and question.normalize and not has_cosine):
+        expected = "none, or a cosine as similarity: the library cuts scaled vectors, the toolkit scales cut ones"
+        raise CheckpointError(f"truncate_dim is {describe(width)}", file=file, expected=expected)
+    if has_cosine and (width or not question.normalize):
+        logger.info("%s: vectors are scaled to length 1, as its similarity (cosine) does; the library returns them unscaled", folder)
+    normalize = settings.normalize or question.normalize or has_cosine
+    vectors: dict[str, Any] = {"pooling": poolings[0], "normalize": normalize, "dimensions": width or settings.dimensions}
+    return replace(settings, **vectors, **text), frozenset(text)
+
+
+def _own_text(library: dict[str, Any], file: Path) -> dict[str, str]:
+    """The title template, which the toolkit's own export states under a key of its own."""
+    own = library.get("dpr")
+    if not isinstance(own, dict) or "title_template" not in own:
+        return {}
+    text = TextSettings(title_template=own["title_template"])
+    try:
+        text.check()
+    except ConfigError as error:
+        raise CheckpointError(str(error), file=file) from None
+    return {"title_template": text.title_template}
+
+
+def stated_length(body: Path, side: str) -> int | None:
+    """The longest text of ``side`` (query or document) in tokens, where the folder of a Transformer states it.
+
+    The library's own file takes precedence over the tokenizer's.
+    """
+    own = body_settings(body)
+    return _length(own.get(f"{side}_length")) or _length(own.get("max_seq_length")) or tokenizer_length(body)
+
+
+def tokenizer_length(folder: Path) -> int | None:
+    """The longest text of a tokenizer in tokens, where its file states one."""
+    return _length(_read_object(folder / "tokenizer_config.json").get("model_max_length"))
+
+
+def _length(value: Any) -> int | None:
+    """A length, unless it is none, or the number by which a tokenizer says that it has none."""
+    return value if type(value) is int and 3 <= value <= _LONGEST_CONTEXT else None
+
+
+def body_settings(body: Path) -> dict[str, Any]:
+    """The library's settings of a Transformer; empty where there are none."""
+    files = sorted(path for path in body.glob("sentence_*_config.json") if _BODY.fullmatch(path.name))
+    return next((found for file in files if (found := _read_object(file))), {})
+
+
+def _check_body(body: Path) -> None:
+    """CheckpointError for settings of a Transformer by which texts or states would be others than the tokenizer's and the encoder's."""
+    stated = body_settings(body)
+    modalities = stated.get("modality_config") or {"text": _STATES}
+    odd = [name for name in ("processing_kwargs", "query_expansion", "tokenizer_name_or_path", "do_lower_case") if stated.get(name)]
+    odd += [name for name, usual in _USUAL_BODY.items() if stated.get(name, usual) != usual]
+    for name in [f"{of}_{what}" for of in ("model", "tokenizer", "processor", "config") for what in ("args", "kwargs")]:
+        given = stated.get(name) or {}
+        odd += [name] if not isinstance(given, dict) or given.keys() - _LOADING else []
+    found = [f"{name} is {describe(stated[name])}" for name in odd]
+    if not isinstance(modalities, dict) or modalities.get("text") != _STATES:
+        found.append("modality_config does not name the last hidden states of a text")
+    elif "message" in modalities:
+        found.append("texts go through a chat template (message in modality_config)")
+    if found:
+        expected = "a plain Transformer: the tokenizer's ids, the encoder's last hidden states"
+        raise CheckpointError(", and ".join(found), file=body, expected=expected)
 
 
 def _similarity(library: dict[str, Any], file: Path) -> str | None:
@@ -85,9 +214,11 @@ def _prompts(library: dict[str, Any], file: Path) -> dict[str, Any]:
     return found if any(found.values()) else {}
 
 
-def _inside(folder: Path, path: Any) -> Path:
+def _inside(folder: Path, path: Any, file: Path) -> Path:
+    if path == ".":
+        return folder
     if not isinstance(path, str) or Path(path).name != path or path == "..":
-        raise CheckpointError(f"the path {describe(path)} of a module", file=folder / MODULES, expected="the name of a folder beside it")
+        raise CheckpointError(f"the path {describe(path)} of a module", file=file, expected="the name of a folder beside it")
     return folder / path
 
 
@@ -98,13 +229,18 @@ def _read_object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _pooling(file: Path) -> str:
-    """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true."""
+def _pooling(tower: Tower, given: str) -> str:
+    """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there is no such module."""
+    if tower.pooling is None:
+        return "mean" if tower.kind == STATIC else given
+    file = tower.pooling / CONFIG
     stated = _read_object(file)
     mode = stated.get("pooling_mode")
-    chosen = [mode] if isinstance(mode, str) else [key for key in stated if key.startswith("pooling_mode_") and stated[key] is True]
-    kind = _POOLINGS.get(re.sub("^pooling_mode_|_tokens?$", "", chosen[0])) if len(chosen) == 1 else None
+    chosen = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else None
+    if chosen is None:
+        chosen = [key for key in stated if key.startswith("pooling_mode_") and stated[key] is True]
+    kind = _POOLINGS.get(re.sub("^pooling_mode_|_tokens?$", "", str(chosen[0]))) if len(chosen) == 1 else None
     if kind is None:
-        found = f"pooling by {', '.join(chosen)[:100] or 'nothing'}"
+        found = f"pooling by {', '.join(map(str, chosen))[:100] or 'nothing'}"
         raise CheckpointError(found, file=file, expected="cls, mean, weighted mean, max or last token")
     return kind

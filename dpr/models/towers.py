@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from dpr.models.adapters import BaseModel, add_adapters
+from dpr.core.errors import CheckpointError, DprError
+from dpr.models.adapters import BaseModel, add_adapters, load_base
+from dpr.models.backbones import backbone_from_config
 from dpr.models.encoder import Encoder
+from dpr.models.parts import ModelParts
 from dpr.models.settings import EncoderSettings, TowerOptions
 
 
@@ -30,3 +34,23 @@ def build_towers(
         backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
         towers = [make_tower(backbone) for backbone in backbones]
     return towers[0], towers[-1]
+
+
+def stored_towers(
+    parts: ModelParts, settings: EncoderSettings, options: TowerOptions, *, source: Path, base: str | None, dropout: float | None
+) -> tuple[Encoder, Encoder]:
+    """The towers of a model that was read from ``source``, without its weights; ``base`` names the model that adapters belong to.
+
+    Raises:
+        CheckpointError: the config makes no model, or the model that adapters belong to is not here.
+    """
+    make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
+    if parts.base is not None:
+        make = partial(load_base, parts.base, source, base)
+    make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
+    try:
+        return build_towers(make, settings, options, parts.base or BaseModel(str(source), ""))
+    except DprError:
+        raise
+    except Exception as error:  # model classes raise anything for an inconsistent config
+        raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error

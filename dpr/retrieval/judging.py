@@ -11,7 +11,7 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.evaluation.answer_match import match_hits, top_k_hits
-from dpr.evaluation.ranking_metrics import CUTOFFS, Coverage, Qrels, coverage, evaluate_run
+from dpr.evaluation.ranking_metrics import CUTOFFS, Coverage, Qrels, coverage, evaluate_questions, mean_metrics
 from dpr.formats.results import Hit, RetrievedQuestion
 from dpr.indexer.ranking import Ranking
 
@@ -30,6 +30,8 @@ class Judged:
     """Whether each hit is right by the judgement behind ``metrics``: judgements before answers."""
     rows: tuple[int, ...] = ()
     """Positions of the questions that ``metrics`` are taken over."""
+    values: dict[str, list[float | None]] = field(default_factory=dict)
+    """The metrics of each question; None where a metric is not taken over it."""
 
     def first_right_rank(self, row: int) -> int | None:
         """1 for the first hit; None where none is right."""
@@ -66,7 +68,8 @@ def judge_by_answers(
     shares = [round(count / len(questions), 6) for count in counts]
     notes = (f"Validation results: top k documents hits {counts}", f"Validation results: top k documents hits accuracy {shares}")
     metrics = {f"accuracy@{k}": counts[k - 1] / len(questions) for k in cutoffs_up_to(num_docs)}
-    return Judged(matched, metrics, notes, matched, tuple(range(len(questions))))
+    values: dict[str, list[float | None]] = {f"accuracy@{k}": [float(any(flags[:k])) for flags in matched] for k in cutoffs_up_to(num_docs)}
+    return Judged(matched, metrics, notes, matched, tuple(range(len(questions))), values)
 
 
 def judge_by_qrels(
@@ -86,12 +89,14 @@ def judge_by_qrels(
     """
     run = {question.id: ranking for question, ranking in zip(questions, rankings, strict=True)}
     asked = {question: grades for question, grades in qrels.items() if question in run}
-    metrics = evaluate_run(run, asked, cutoffs_up_to(num_docs))
+    each = evaluate_questions(run, asked, cutoffs_up_to(num_docs))
+    metrics = mean_metrics(each)
     matched = [[asked.get(question.id, {}).get(passage, 0) > 0 for passage, _ in run[question.id]] for question in questions]
-    rows = tuple(row for row, question in enumerate(questions) if any(grade > 0 for grade in asked.get(question.id, {}).values()))
+    rows = tuple(row for row, question in enumerate(questions) if question.id in each)
+    values = {name: [each[question.id][name] if question.id in each else None for question in questions] for name in metrics}
     fit = coverage(run, asked, corpus_ids)
     _refuse_foreign_judgements(fit, asked, rankings, any(map(any, matched)))
-    return Judged(matched, metrics, (f"judgements: {fit}",), matched, rows)
+    return Judged(matched, metrics, (f"judgements: {fit}",), matched, rows, values)
 
 
 def _refuse_foreign_judgements(fit: Coverage, asked: Qrels, rankings: Sequence[Ranking], is_any_found: bool) -> None:

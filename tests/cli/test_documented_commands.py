@@ -22,6 +22,7 @@ from dpr.cli.main import COMMANDS, main
 from dpr.cli.plain_arguments import PlainParser
 from dpr.core.records import Passage, Question
 from dpr.formats.corpora import write_passages
+from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_files.beir import write as write_beir
 from dpr.formats.training_sets import write_training_set
@@ -150,8 +151,10 @@ def tiny_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_qrels("qrels/test.tsv", {f"q{number}": {f"p{number}": 1} for number in range(len(samples))})
     Path("runs/first").mkdir(parents=True)
     for name in ("bm25", "dense"):
-        report = {"question_set": "q", "num_questions": 8, "metrics": {"mrr@10": 0.5}}
-        Path(f"runs/first/{name}.json").write_text(json.dumps(report))
+        values: dict[str, list[float | None]] = {metric: [0.5] * len(samples) for metric in ("mrr@10", "ndcg@10")}
+        facts = {"question_set": "queries", "num_questions": len(samples), "metrics": dict.fromkeys(values, 0.5)}
+        ids = [f"q{number}" for number in range(len(samples))]
+        write_metrics(Path(f"runs/first/{name}.json"), facts, PerQuestion(ids, ids, values))
     Path("results.json").write_text(json.dumps([{"question": "a", "id": "1", "answers": [], "ctxs": []}]))
     return tmp_path
 

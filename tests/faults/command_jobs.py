@@ -23,6 +23,7 @@ from dpr.core.records import Passage, Question
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.results import write_trec_run
 from dpr.formats.training_sets import write_training_set
 from tests.faults.runs import REPOSITORY, final_hash
 from tests.helpers.original import flat_params, original_names, write_original
@@ -77,6 +78,12 @@ JOBS = {
             "out_file=out/results.json",
             "questions.jsonl",
         ),
+        Job(
+            "evaluate",
+            f"evaluate suite=in/suite.yaml {' '.join(DENSE)} output_dir=out/suite n_docs=5",
+            "corpus.tsv",
+        ),
+        Job("evaluate run_file", "evaluate run_file=in/a.run qrels=in/qrels.tsv metrics_file=out/metrics.json", ""),
         Job("mine", "mine in/train.json corpus=in/corpus.tsv out=out/mined.jsonl", "corpus.tsv"),
         Job("mine model_file", "mine in/train.json corpus=in/corpus.tsv model_file=in/model device=cpu out=out/mined.jsonl", "train.json"),
         Job(
@@ -111,6 +118,8 @@ def make_inputs(folder: Path) -> None:
     questions = [Question(" ".join(rng.sample(passage.text.split(), 4)), f"q{number}") for number, passage in enumerate(passages[:8])]
     write_questions(folder / "questions.jsonl", questions)
     write_qrels(folder / "qrels.tsv", {question.id: {str(passages[number].id): 1} for number, question in enumerate(questions)})
+    (folder / "suite.yaml").write_text("sets: {one: {corpus: corpus.tsv, queries: questions.jsonl, qrels: qrels.tsv}}")
+    write_trec_run(folder / "a.run", {question.id: [(str(passage.id), rng.random()) for passage in passages] for question in questions})
     write_training_set(folder / "train.json", make_samples(24))
     write_training_set(folder / "dev.json", make_samples(6, seed=1))
     rows = [f"{sentence(rng, 4)}\t{sentence(rng, 8)}" for _ in range(12)]

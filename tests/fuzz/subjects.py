@@ -36,6 +36,7 @@ from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shard
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.training.checkpointing import CheckpointFolder
+from tests.fuzz.foreign_subjects import FOREIGN
 from tests.fuzz.lookup_subjects import LOOKUPS
 from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
 from tests.fuzz.subject import Files, Subject, contents, lines, one
@@ -304,6 +305,7 @@ SUBJECTS: dict[str, Subject] = {
     "original nested sequence": Subject("x.cp", lambda: _original(True, False), read_dpr_checkpoint, BYTES, weight=0.7),
     "original vectors": Subject("v_0", one("v_0", pickle.dumps(_VECTORS, protocol=4)), PickledVectors, BYTES),
     "original vectors of 2020": Subject("v_0", one("v_0", pickle.dumps(_VECTORS, protocol=3)), PickledVectors, BYTES),
+    **FOREIGN,
     **LOOKUPS,
     **TOKEN_STORES,
 }

@@ -55,19 +55,20 @@ def trained(
     max_scores: int = 1 << 22,
     dtype: torch.dtype = torch.float64,
     loss_scale: float = 0.0,
+    device: str = "cpu",
     **options: Any,
 ) -> tuple[Curve, dict[str, torch.Tensor]]:
     """Losses, norms and final weights of 6 updates of 2 pools each; ``loss_scale`` switches fp16's scaler on."""
     tower_options = TowerOptions(packed=packed, learn_temperature=True, temperature=0.3)
-    model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings)
+    model = tiny_model(encoder_folder(folder / "encoder"), dtype=dtype, options=tower_options, **settings).to(device)
     curve, run = Curve(), folder / f"run-{len(list(folder.iterdir()))}"
     given = {**CLIPPED, "warmup_steps": 2, "other_negatives": 1, "gradient_accumulation_steps": 2, **options}
     loss = BiEncoderNllLoss(max_scores=max_scores)
     job = make_trainer(model, [ListSource(make_samples(48, seed=4))], [], run, curve, loss=loss, **given)
     if loss_scale:
-        job.step.scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale)
+        job.step.scaler = torch.amp.GradScaler(device, init_scale=loss_scale)
     job.train()
-    return curve, model.weights()
+    return curve, {name: weight.cpu() for name, weight in model.weights().items()}
 
 
 @pytest.mark.parametrize("towers", TOWERS)

@@ -43,6 +43,8 @@ class Report:
     retrievals: list[Retrieval] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    table: tuple[str, list[list[str]]] | None = None
+    """Heading and lines of cells, the first of them headings; before everything else."""
 
 
 def build_page(report: Report) -> str:
@@ -53,6 +55,7 @@ def build_page(report: Report) -> str:
         "subtitle": _subtitle(report),
         "tiles": _tiles(report),
         "notes": [*report.notes, *(training.notes if training else [])][:20],
+        "table": report.table,
         "training": training and _training_section(training),
         "retrievals": _retrieval_sections(report.retrievals),
         "most_runs": _MOST_RUNS,
@@ -101,7 +104,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
             tiles.append(("padding share, median", f"{median(value for _, value in values):.1%}"))
         if values := _column(run.logs, "perf/mem_gb"):
             tiles.append(("peak memory", f"{max(value for _, value in values):.1f} GiB"))
-    for one in report.retrievals[:_MOST_RUNS]:
+    for one in report.retrievals[:_MOST_RUNS] if report.table is None else ():  # which says more
         name = next((name for name in ("accuracy@20", "mrr@10") if name in one.metrics), None)
         if name is not None:
             tiles.append((f"{_METRICS[name]}, {cut(one.label, 40)}", f"{one.metrics[name]:.1%}"))

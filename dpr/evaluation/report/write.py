@@ -37,9 +37,14 @@ def write_report(folder: Path, runs: Sequence[tuple[str, Path]] = (), *, out: Pa
     )
     if training is None:
         report.notes.append("No training run found: neither the folder nor a folder in it has a metrics.jsonl.")
+    write_page(target, report)
+    return target
+
+
+def write_page(target: Path, report: Report) -> None:
+    """Writes a page as it is, without a run folder."""
     with durable_file(target) as file:
         file.write(build_page(report))
-    return target
 
 
 @cache

@@ -61,6 +61,14 @@ def test_what_was_found_before_a_failure_stays(tmp_path: Path, monkeypatch: pyte
     assert stored["results"] == {"first": 1.0} and stored["state"] == "failed: ValueError: no more"
 
 
+def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Record("search", tmp_path, torch.device("cpu"), is_rehearsal=True).add("first", 1.0)
+    monkeypatch.setattr(command, "MOST_SECONDS", 0.01)
+    assert command._apart("search", tmp_path) == 1
+    stored = json.loads((tmp_path / "search.json").read_text())
+    assert stored["results"] == {"first": 1.0} and stored["state"] == "cut off after 0.01 seconds"
+
+
 @pytest.mark.parametrize(("name", "met", "missed"), [("training", 0.5, 0.49), ("caching", 1.38, 1.39), ("synchronisations", 0, 1)])
 def test_bars_are_met_or_missed(name: str, met: float, missed: float) -> None:
     record = Record("training", None, torch.device("cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,23 @@ def test_an_exported_static_encoder_comes_back_as_one(tmp_path: Path) -> None:
     assert type(again.question_model.backbone) is type(model.question_model.backbone)
     texts = nasty_texts(model.tensorizer).passages
     np.testing.assert_allclose(again.encode_passages(texts), model.encode_passages(texts), atol=1e-6)
+
+
+def test_without_the_library_the_folder_is_written_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dpr.export.checking.version_of", lambda package: None)
+    export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "sentence-transformers", source="model")
+    assert "not checked, since sentence_transformers is not installed: pip install sentence-transformers" in caplog.text
+    assert (tmp_path / "out" / "modules.json").is_file()
+
+
+def test_a_library_that_cannot_use_the_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> np.ndarray:
+        raise KeyError("pooling")
+
+    form = replace(format_of("transformers"), encode=fails)
+    monkeypatch.setattr("dpr.export.transformers_folders.FORMAT", form)
+    with pytest.raises(InputError, match=r"transformers .* cannot use what was written \(KeyError: 'pooling'\)"):
+        export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "transformers", source="model")
+    assert not (tmp_path / "out").exists()

@@ -1,20 +1,32 @@
-"""The table of several retrieval runs."""
+"""The table of several retrieval runs, and the tests of their differences."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from dpr.cli.compare import main
 from dpr.core.errors import ConfigError, InputError
+from dpr.evaluation.significance import paired_test
+from dpr.formats.metrics_files import PerQuestion, read_metrics, write_metrics
 
 
 def report(folder: Path, name: str, *, questions: int = 7, **metrics: float) -> str:
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"question_set": "test", "num_questions": questions, "metrics": metrics}))
     return str(path)
+
+
+def full_report(folder: Path, name: str, values: dict[str, list[float | None]], ids: list[str] | None = None) -> str:
+    """A metrics file with the values of each question."""
+    ids = ids or [f"q{number}" for number in range(len(next(iter(values.values()))))]
+    means = {metric: sum(filter(None, listed)) / sum(item is not None for item in listed) for metric, listed in values.items()}
+    facts = {"question_set": "test", "num_questions": len(ids), "metrics": means}
+    write_metrics(folder / f"{name}.json", facts, PerQuestion(ids, [f"what is {key}" for key in ids], values))
+    return str(folder / f"{name}.json")
 
 
 def test_runs_stand_side_by_side_in_the_order_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +36,8 @@ def test_runs_stand_side_by_side_in_the_order_given(tmp_path: Path, capsys: pyte
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["test,", "7", "questions"]
     assert lines[1] == ["top-20", "MRR@10"]
-    assert lines[3:] == [["BM25", "0.500", "0.250"], ["second", "0.750", "-"]]
+    assert lines[3:5] == [["BM25", "0.500", "0.250"], ["second", "0.750", "-"]]
+    assert lines[6][:5] == ["Nothing", "is", "tested:", "BM25", "(test),"]
     stored = json.loads((tmp_path / "all.json").read_text())
     assert stored["runs"]["BM25"]["metrics"] == {"accuracy@20": 0.5, "mrr@10": 0.25}
 
@@ -38,3 +51,76 @@ def test_runs_about_other_questions_other_files_and_double_labels_are_refused(tm
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InputError, match="metrics file"):
         main([str(tmp_path / "list.json")])
+
+
+def test_each_run_is_tested_against_the_first_question_by_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(0)
+    before: list[float | None] = [rng.random() for _ in range(30)]
+    after: list[float | None] = [min(1.0, (value or 0) + rng.random() / 2) for value in before]
+    before[4] = after[4] = None  # a question without judgements
+    order = [*range(15, 30), *range(15)]  # a file may list the questions in another order
+    first = full_report(tmp_path, "first", {"mrr@10": before, "ndcg@10": before})
+    second = full_report(
+        tmp_path,
+        "second",
+        {"mrr@10": [after[row] for row in order], "ndcg@10": [before[row] for row in order]},
+        [f"q{row}" for row in order],
+    )
+    assert main([first, second, "--metrics", "mrr@10,ndcg@10", "--out", str(tmp_path / "all.json")]) == 0
+    stored = json.loads((tmp_path / "all.json").read_text())
+    tests = {test["metric"]: test for test in stored["tests"]}
+    expected = paired_test(([item for item in before if item is not None], [item for item in after if item is not None]))
+    assert tests["mrr@10"]["num_questions"] == 29
+    assert tests["mrr@10"]["difference"] == pytest.approx(expected.difference)
+    assert (tests["mrr@10"]["p_t"], tests["mrr@10"]["detectable"]) == pytest.approx((expected.p_t, expected.detectable))
+    assert tests["mrr@10"]["p_holm"] == pytest.approx(2 * tests["mrr@10"]["p_flips"])
+    assert tests["ndcg@10"]["p_holm"] == tests["ndcg@10"]["p_flips"] == 1
+    changed = stored["changed"][0]["questions"]
+    gains = {f"q{row}": abs((after[row] or 0) - (before[row] or 0)) for row in range(30)}
+    assert [one["id"] for one in changed] == sorted(gains, key=lambda key: -gains[key])[:20]
+    printed = capsys.readouterr().out
+    assert "second against first: 29 judged questions; Holm over 2 comparisons" in printed
+    assert f"{changed[0]['id']}: what is {changed[0]['id']}" in printed
+    assert "per_question" not in stored["runs"]["first"]
+
+
+def test_metrics_can_be_named_and_the_family_is_all_that_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [
+        full_report(tmp_path, name, {"mrr@10": [0.5, 1.0, value], "recall@5": [0, 1, 1]}) for name, value in zip("abc", (0.1, 0.2, 0.3))
+    ]
+    assert main([*files, "--metrics", "recall@5,mrr@10"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 runs against a: 3 judged questions; Holm over 4 comparisons" in printed
+    assert "c, recall@5" in printed
+    with pytest.raises(ConfigError, match=r"--metrics mrr@11 .* did you mean mrr@10"):
+        main([*files, "--metrics", "mrr@11"])
+    with pytest.raises(InputError, match="no values of each question"):
+        main([files[0], report(tmp_path, "old", questions=3, **{"mrr@10": 0.5}), "--metrics", "mrr@10"])
+
+
+def test_runs_over_other_judged_questions_are_not_compared(tmp_path: Path) -> None:
+    first = full_report(tmp_path, "first", {"mrr@10": [0.5, 1.0, 0.0]})
+    with pytest.raises(InputError, match="of question 'q2' is in first alone"):
+        main([first, full_report(tmp_path, "fewer", {"mrr@10": [0.5, 1.0, None]})])
+    with pytest.raises(InputError, match="of question 'other' is in renamed alone"):
+        main([first, full_report(tmp_path, "renamed", {"mrr@10": [0.5, 1.0, 0.0]}, ["q0", "q1", "other"])])
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"ids": ["a", "a"]}, "twice"),
+        ({"ids": "ab"}, "no ids"),
+        ({"questions": ["one"]}, "questions is not a list of 2"),
+        ({"values": {"mrr@10": [0.5]}}, "mrr@10 is not a list of 2"),
+        ({"values": {"mrr@10": [0.5, "x"]}}, "something else than numbers"),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused(tmp_path: Path, changed: dict[str, object], found: str) -> None:
+    path = Path(full_report(tmp_path, "x", {"mrr@10": [0.5, 1.0]}))
+    assert read_metrics(path).each is not None
+    value = json.loads(path.read_text())
+    value["per_question"] |= changed
+    path.write_text(json.dumps(value))
+    with pytest.raises(InputError, match=found):
+        read_metrics(path)

@@ -14,10 +14,11 @@ from dpr.cli.jobs import retrieve as main
 from dpr.core.records import Passage, Question
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.answer_match import has_answer
-from dpr.evaluation.ranking_metrics import evaluate_run
+from dpr.evaluation.ranking_metrics import evaluate_questions, evaluate_run
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder, read_manifest, write_manifest
+from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import iter_results, read_trec_run
 from dpr.indexer.exact import ExactIndex
@@ -58,6 +59,27 @@ def test_metrics_of_the_run_file_are_those_in_memory(world: World, tmp_path: Pat
     in_memory = metrics_of(metrics_file)
     assert evaluate_run(read_trec_run(run_file), read_qrels(qrels), (1, 5, 10, 20)) == pytest.approx(in_memory, abs=1e-12)
     assert 0 < in_memory["mrr@20"] < 1, "a metric that is 0 or 1 would agree by itself"
+
+
+def test_a_metrics_file_has_every_metric_of_every_question(world: World, tmp_path: Path) -> None:
+    """By judgements, which leave a question out, and by answers, which do not."""
+    qrels = read_qrels(world.path("qrels.tsv"))
+    del qrels["q3"]
+    write_qrels(tmp_path / "qrels.tsv", qrels)
+    texts = [f"ctx_datasets=[{world.path('corpus.tsv')}]", "match=string", "n_docs=20"]
+    files = [f"qrels={tmp_path / 'qrels.tsv'}", f"metrics_file={tmp_path / 'm.json'}", f"trec_run_file={tmp_path / 'm.run'}"]
+    assert main(dense(world, *texts, *files)) == 0
+    stored = read_metrics(tmp_path / "m.json")
+    assert stored.each is not None
+    assert stored.each.ids == [question.id for question in world.questions]
+    assert stored.each.texts == [question.text for question in world.questions]
+    assert stored.each.values.keys() == stored.metrics.keys()
+    for name, mean in stored.metrics.items():
+        values = stored.each.judged(name)
+        assert len(values) == (12 if name.startswith("answer_") else 11)
+        assert sum(values.values()) / len(values) == pytest.approx(mean, abs=1e-15)
+    each = evaluate_questions(read_trec_run(tmp_path / "m.run"), qrels, (10,))
+    assert stored.each.judged("ndcg@10") == {key: values["ndcg@10"] for key, values in each.items()}
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "hnsw_sq"])

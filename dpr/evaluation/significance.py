@@ -1,0 +1,140 @@
+"""Is a difference between two systems more than chance? Paired tests over the questions that both answered.
+
+Questions are taken as a sample of those that could have been asked. The t test and the interval assume that mean differences are normal,
+which holds from some dozens of questions on; the randomisation test assumes only that a difference could have had either sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
+
+from dpr.core.errors import InputError
+
+FLIPS = 100_000
+LEVEL = 0.05
+"""Intervals cover 1 - LEVEL, and a difference counts as shown where the adjusted p is below it."""
+POWER = 0.8
+_BITS_AT_ONCE = 1 << 22
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over questions, or over sets of them, with its interval. ``variance``: of the mean, with its degrees of freedom."""
+
+    mean: float
+    low: float
+    high: float
+    variance: float
+    freedom: float
+
+    @classmethod
+    def of(cls, mean: float, variance: float, freedom: float) -> Estimate:
+        half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(variance) if variance else 0.0
+        return cls(mean, mean - half, mean + half, variance, freedom)
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """``second`` against ``first``, both means over the same questions.
+
+    Attributes:
+        difference: second - first, with ``low`` and ``high`` of its interval.
+        p_t, p_flips: two-sided, of the paired t test and of the randomisation test.
+        detectable: the smallest true difference that a test over so many questions with this spread finds 4 times in 5.
+    """
+
+    num_questions: int
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    p_t: float
+    p_flips: float
+    detectable: float
+
+
+def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
+    """The mean of a sample of questions, by Student's t; without an interval where it is a single one."""
+    array = np.asarray(values, dtype=np.float64)
+    count = len(array)
+    return Estimate.of(float(array.mean()), float(array.var(ddof=1)) / count if count > 1 else 0.0, max(count - 1, 1))
+
+
+def mean_of(parts: Sequence[Estimate]) -> Estimate:
+    """The mean over sets of questions, all weighing the same. Its interval is about other questions of the same sets, not about other
+    sets; degrees of freedom by Welch and Satterthwaite."""
+    variance = math.fsum(part.variance for part in parts)
+    spread = math.fsum(part.variance**2 / part.freedom for part in parts)
+    mean = math.fsum(part.mean for part in parts) / len(parts)
+    return Estimate.of(mean, variance / len(parts) ** 2, variance**2 / spread if spread else 1)
+
+
+def paired_test(*sets: tuple[Sequence[float], Sequence[float]], flips: int = FLIPS, seed: int = 0) -> PairedTest:
+    """Compares two systems by their values, question by question in the same order; over several sets by the mean of their means.
+
+    Raises:
+        InputError: a set of fewer than two questions.
+    """
+    pairs = [(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)) for first, second in sets]
+    for first, second in pairs:
+        if first.shape != second.shape:
+            raise ValueError(f"{len(first)} values against {len(second)}")
+        if len(first) < 2:
+            raise InputError(f"{len(first)} judged questions are too few for a test", expected="at least 2")
+    found = mean_of([estimate(second - first) for first, second in pairs])
+    error = math.sqrt(found.variance)
+    if error:
+        p_t = 2 * float(stats.t.sf(abs(found.mean) / error, found.freedom))
+    else:  # all differ alike, so there is nothing to estimate a deviation from
+        p_t = 1.0 if found.mean == 0 else 0.0
+    return PairedTest(
+        num_questions=sum(len(first) for first, _ in pairs),
+        first=math.fsum(float(first.mean()) for first, _ in pairs) / len(pairs),
+        second=math.fsum(float(second.mean()) for _, second in pairs) / len(pairs),
+        difference=found.mean,
+        low=found.low,
+        high=found.high,
+        p_t=p_t,
+        p_flips=sign_flip_p(np.concatenate([(second - first) / len(first) for first, second in pairs]), flips=flips, seed=seed),
+        detectable=detectable_difference(error),
+    )
+
+
+def sign_flip_p(differences: np.ndarray, *, flips: int = FLIPS, seed: int = 0) -> float:
+    """The randomisation test: the share of random signs whose sum is at least as far from 0, the signs observed among them, so never 0."""
+    moved = differences[differences != 0]  # the others add nothing under any sign
+    if not len(moved):
+        return 1.0
+    rng = np.random.default_rng(seed)
+    total = float(moved.sum())
+    least = abs(total) - _ROUNDING * float(np.abs(moved).sum())
+    at_once = max(1, _BITS_AT_ONCE // len(moved))
+    as_far = 0
+    for start in range(0, flips, at_once):
+        count = min(at_once, flips - start)
+        bits = np.unpackbits(np.frombuffer(rng.bytes(-(-count * len(moved) // 8)), dtype=np.uint8), count=count * len(moved))
+        flipped = bits.reshape(count, len(moved)).astype(np.float64) @ moved
+        as_far += int((np.abs(total - 2 * flipped) >= least).sum())
+    return (as_far + 1) / (flips + 1)
+
+
+def detectable_difference(error: float) -> float:
+    """The true difference that a two-sided test finds with probability ``POWER``, from the standard error of the difference."""
+    return float(stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)) * error
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for a family of tests by Holm's method: below a level, the chance of any false find in the family is below it."""
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted

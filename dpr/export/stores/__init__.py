@@ -1,0 +1,1 @@
+"""Vectors with ids, titles, texts and metadata, in the formats of vector stores."""

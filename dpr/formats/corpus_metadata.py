@@ -1,0 +1,51 @@
+"""Chosen fields of a corpus beside id, title and text: in its records, or in BEIR's object ``metadata`` inside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import InputError
+from dpr.formats.corpora import has_records, read_records
+from dpr.formats.json_records import describe, is_finite_number
+from dpr.formats.text_input import has_lone_surrogate, located
+
+KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+_LARGEST_INT = 2**63 - 1
+
+
+def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+    """The values of the fields ``kinds``, name -> kind, for every passage of a corpus in order; None where a record has none.
+
+    Raises:
+        InputError: the corpus has no named fields, or a value is of another kind (file and line).
+    """
+    if not has_records(path):
+        hint = "write the corpus as .jsonl or .parquet, or leave metadata out"
+        raise InputError("has no fields besides id, title and text", file=path, expected=f"a corpus with {', '.join(kinds)}", hint=hint)
+    for line, value in read_records(path):
+        inner = value.get("metadata")
+        with located(path, line):
+            yield tuple(_checked(name, kind, _field(value, inner, name)) for name, kind in kinds.items())
+
+
+def _field(value: Mapping[str, Any], inner: Any, name: str) -> Any:
+    if (found := value.get(name)) is None and isinstance(inner, Mapping):
+        return inner.get(name)
+    return found
+
+
+def _checked(name: str, kind: str, found: Any) -> Any:
+    if found is None:
+        return None
+    is_kind = isinstance(found, KINDS[kind]) and isinstance(found, bool) == (kind == "bool")
+    if not is_kind or not _fits(kind, found):
+        raise ValueError(f"{name} is {describe(found)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}")
+    return float(found) if kind == "float" else found
+
+
+def _fits(kind: str, found: Any) -> bool:
+    if kind == "int":
+        return -_LARGEST_INT <= found <= _LARGEST_INT
+    return not has_lone_surrogate(found) if kind == "text" else kind == "bool" or is_finite_number(found)

@@ -1,0 +1,107 @@
+"""Metrics files: what a retrieval was measured at, over a question set and for each of its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from dpr.core.errors import InputError
+from dpr.formats.durable import durable_file, json_text, read_json
+from dpr.formats.json_records import describe, is_finite_number
+
+RESULTS = "results.json"
+"""Of a whole evaluation, in its output folder."""
+_EXPECTED = "what dpr retrieve metrics_file=... writes"
+
+
+@dataclass(frozen=True)
+class PerQuestion:
+    """The metrics of every question asked. ``values``: by metric, parallel to ``ids``; None where a metric is not taken over a question."""
+
+    ids: list[str]
+    texts: list[str]
+    values: dict[str, list[float | None]]
+
+    def judged(self, metric: str) -> dict[str, float]:
+        """The questions that a metric is taken over, with its value."""
+        return {key: value for key, value in zip(self.ids, self.values[metric], strict=True) if value is not None}
+
+
+@dataclass(frozen=True)
+class MetricsFile:
+    """A file read back. ``report``: all of it but the values of each question; ``each``: these, None in files of earlier versions."""
+
+    question_set: str
+    num_questions: int
+    metrics: dict[str, float]
+    report: dict[str, Any]
+    each: PerQuestion | None = None
+
+
+def write_metrics(path: Path, report: Mapping[str, Any], each: PerQuestion, *, note: Mapping[str, Any] | None = None) -> None:
+    """Writes ``report`` with sorted keys, then ``per_question``, one line for each metric, since the values are many."""
+    lines = {"ids": each.ids, "questions": each.texts}
+    rows = [f'    "{name}": {json_text(values)}' for name, values in lines.items()]
+    values = ",\n".join(f"      {json_text(name)}: {json_text(values)}" for name, values in each.values.items())
+    with durable_file(path, note=note) as out:
+        out.write(json_text(report, indent=2).removesuffix("\n}") + ',\n  "per_question": {\n')
+        out.write(",\n".join([*rows, f'    "values": {{\n{values}\n    }}']) + "\n  }\n}\n")
+
+
+def read_metrics(path: str | Path) -> MetricsFile:
+    """Reads a metrics file.
+
+    Raises:
+        InputError: it is none, a metric is not a number, or the values of its questions do not fit together.
+    """
+    file = Path(path)
+    report = read_json(file)
+    is_report = isinstance(report, dict) and isinstance(report.get("metrics"), dict)
+    if not is_report or not {"question_set", "num_questions"} <= set(report):
+        raise InputError("not a metrics file", file=file, expected=_EXPECTED)
+    for name, value in report["metrics"].items():
+        if not is_finite_number(value):
+            raise InputError(f"the metric {name} is {describe(value)}", file=file, expected="a number")
+    each = report.pop("per_question", None)
+    found = None if each is None else _per_question(each, file)
+    return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, found)
+
+
+def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
+    """Test sets and systems of an output folder of dpr evaluate; the metrics of each are in ``<set>/<system>.json``.
+
+    Raises:
+        InputError: it is none.
+    """
+    file = folder / RESULTS
+    if not file.is_file():
+        raise InputError(f"no {RESULTS}", file=folder, expected="the output_dir of dpr evaluate suite=...")
+    value = read_json(file)
+    found: list[list[str]] = []
+    for key in ("sets", "systems"):
+        names = value.get(key) if isinstance(value, dict) else None
+        if not _are_texts(names) or not names or any(Path(name).name != name for name in names):
+            raise InputError("not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes")
+        found.append(names)
+    return found[0], found[1]
+
+
+def _per_question(value: Any, file: Path) -> PerQuestion:
+    ids, texts, values = ((value if isinstance(value, dict) else {}).get(name) for name in ("ids", "questions", "values"))
+    if not _are_texts(ids) or not _are_texts(texts) or not isinstance(values, dict):
+        raise InputError("per_question has no ids, questions and values", file=file, expected=_EXPECTED)
+    if len(set(ids)) != len(ids):
+        raise InputError("per_question lists a question twice", file=file)
+    for name, listed in [("questions", texts), *values.items()]:
+        if not isinstance(listed, list) or len(listed) != len(ids):
+            raise InputError(f"per_question: {name} is not a list of {len(ids)} values, one for each id", file=file)
+    for name, listed in values.items():
+        if not all(item is None or is_finite_number(item) for item in listed):
+            raise InputError(f"per_question: {name} holds something else than numbers and null", file=file)
+    return PerQuestion(ids, texts, values)
+
+
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

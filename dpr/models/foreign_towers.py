@@ -1,0 +1,185 @@
+"""A tower as another library wrote it, and two of them, or one for both sides, as the parts of a bi-encoder."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from dpr.core.errors import CheckpointError
+from dpr.data.end_token import append_end_token
+from dpr.data.tensorizer import Tensorizer, load_tokenizer
+from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
+from dpr.models.adapters import BaseModel
+from dpr.models.backbones import distinct_weights, load_backbone
+from dpr.models.parts import ModelParts, present
+from dpr.models.pretrained import check_safetensors
+from dpr.models.settings import EncoderSettings
+from dpr.models.trials import first_position
+
+# Keys of a config that two towers may state differently, since they change no vector.
+_NO_MATTER = re.compile(
+    r"_?name_or_path|architectures|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|.*drop.*|.*_token_id|problem_type"
+    r"|(id2label|label2id)|projection_dim"
+)
+
+
+class ForeignTower(NamedTuple):
+    """One tower as it was read. ``weights`` by their names within a tower; those of an adapter end in ``lora_A.weight``."""
+
+    source: Path
+    config: Any
+    tokenizer: Any
+    weights: dict[str, Tensor]
+    longest: int | None = None
+    """Positions of the backbone; None where it needs none."""
+    has_token_types: bool = False
+    """Whether its backbone takes token types, which the library passes to it and the toolkit leaves out."""
+    settings: Mapping[str, Any] = {}
+    """What its weights decide: ``projection_dim``, and of an adapter rank, scale and layers."""
+    base: BaseModel | None = None
+    """The model that its adapter belongs to."""
+
+
+def backbone_tower(folder: Path) -> ForeignTower:
+    """A Hugging Face folder with a whole encoder and its tokenizer.
+
+    Raises:
+        InputError: it cannot be loaded.
+        CheckpointError: it is none that gives a state for every token.
+    """
+    check_safetensors(folder)
+    backbone: Any = load_backbone(str(folder))
+    if (backbone.config.is_encoder_decoder and hasattr(backbone, "decoder")) or backbone.config.model_type == "dpr":
+        kind = type(backbone).__name__
+        raise CheckpointError(f"is a {kind}", file=folder, expected="one encoder that gives a vector for every token, such as a BERT")
+    weights = {f"backbone.{name}": tensor for name, tensor in distinct_weights(backbone).items()}
+    return ForeignTower(folder, backbone.config, load_tokenizer(folder), weights, *backbone_facts(backbone))
+
+
+def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
+    """Positions of a backbone, and whether it takes token types."""
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    longest = positions - (first_position(backbone) or 0) if isinstance(positions, int) and positions > 0 else None
+    return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
+
+
+def marks_segments(tower: ForeignTower, *texts: str) -> bool:
+    """Whether a token type other than 0 reaches the backbone for one text, or a pair."""
+    names = getattr(tower.tokenizer, "model_input_names", ())
+    return tower.has_token_types and "token_type_ids" in names and any(tower.tokenizer(*texts, verbose=False).encodings[0].type_ids)
+
+
+def joined(
+    question: ForeignTower,
+    ctx: ForeignTower,
+    settings: EncoderSettings,
+    *,
+    lengths: tuple[int | None, int | None] = (None, None),
+    stated: frozenset[str] = frozenset(),
+    own_text: bool = False,
+) -> ModelParts:
+    """Two towers, or one given twice, as a bi-encoder.
+
+    Args:
+        lengths: of questions and passages, where they are stated; None: as ``settings`` say.
+        own_text: questions keep their typographic apostrophes, as in the library, unless its tokenizer of questions makes them plain. With
+            one tower for both sides they always do.
+
+    Raises:
+        CheckpointError: the towers differ in more than weights.
+        ConfigError: the tokenizer or a length does not fit.
+    """
+    _refuse_differences(question, ctx)
+    plain = _same_tokenizer(question, ctx)
+    of_ctx = _length(ctx, lengths[1] or settings.sequence_length)
+    of_question = _length(question, lengths[0] or (settings.question_length if lengths[1] is None else 0) or of_ctx)
+    if settings.projection_dim not in (0, question.settings.get("projection_dim")):
+        found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection"
+        hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
+        raise CheckpointError(found, file=question.source, hint=hint)
+    of_weights: dict[str, Any] = {"projection_dim": 0, "adapter": "none", **question.settings}
+    settings = replace(
+        settings,
+        **of_weights,
+        shared=question is ctx,
+        sequence_length=of_ctx,
+        question_length=0 if of_question == of_ctx else of_question,
+    )
+    if own_text or plain or question is ctx:
+        settings = replace(settings, plain_apostrophes=plain)
+    if settings.append_eos:
+        append_end_token(ctx.tokenizer)
+    tensorizer = Tensorizer(ctx.tokenizer, sequence_length=settings.sequence_length, question_length=settings.question_length)
+    settings = present(tensorizer, settings)
+    towers = {"question": question} if question is ctx else {"question": question, "ctx": ctx}
+    weights = {_model_name(name, side, tower): tensor for side, tower in towers.items() for name, tensor in tower.weights.items()}
+    return ModelParts(settings, question.config, tensorizer, weights, stated=stated, base=question.base)
+
+
+def _model_name(name: str, side: str, tower: ForeignTower) -> str:
+    """The name of a tower's weight in the model; adapters are those of the one backbone, whose first name is the question tower's."""
+    if tower.base is not None and name.startswith("backbone."):
+        return f"question_model.{name.removesuffix('weight')}{side}.weight"
+    return f"{side}_model.{name}"
+
+
+def _length(tower: ForeignTower, length: int) -> int:
+    return min(length, tower.longest or length)
+
+
+def _refuse_differences(question: ForeignTower, ctx: ForeignTower) -> None:
+    facts = [
+        {name: value for name, value in tower.config.to_dict().items() if not _NO_MATTER.fullmatch(name)}
+        | {f"encoder.{name}": value for name, value in tower.settings.items()}
+        | {"base model": tower.base and tower.base.name}
+        for tower in (question, ctx)
+    ]
+    if differing := sorted(name for name in {**facts[0], **facts[1]} if facts[0].get(name) != facts[1].get(name)):
+        values = " and ".join(str(each.get(differing[0]))[:60] for each in facts)
+        found = f"its two encoders differ in {differing[0]} ({values})"
+        raise CheckpointError(found, file=question.source.parent, expected="two encoders of one kind, which differ in weights only")
+
+
+def _same_tokenizer(question: ForeignTower, ctx: ForeignTower) -> bool:
+    """Whether the tokenizer of questions makes typographic apostrophes plain, and so differs from that of passages.
+
+    Raises:
+        CheckpointError: it differs in anything else.
+    """
+    if question is ctx:
+        return False
+    first, second = (_tokenizer_state(tower.tokenizer) for tower in (question, ctx))
+    if first == second:
+        return False
+    steps = first["normalizer"]
+    rule = steps[0] if steps else {}
+    if rule.get("pattern") == {"String": TYPOGRAPHIC_APOSTROPHE} and rule.get("content") == "'":
+        first["normalizer"] = steps[1:]
+        if first == second:
+            return True
+    differing = next(name for name in second if first[name] != second[name])
+    found = f"the tokenizers of questions and passages differ ({differing})"
+    raise CheckpointError(found, file=question.source.parent, expected="one tokenizer; the toolkit's towers share it")
+
+
+def _tokenizer_state(tokenizer: Any) -> dict[str, Any]:
+    """What decides the ids of a text, but for its length."""
+    state: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept = {name: value for name, value in state.items() if name not in ("truncation", "padding")}
+    return kept | {"normalizer": _steps(state.get("normalizer")), "truncation_side": tokenizer.truncation_side}
+
+
+def _steps(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The normalizers that texts pass one after the other."""
+    if normalizer is None:
+        return []
+    if normalizer["type"] == "Sequence":
+        return [step for part in normalizer["normalizers"] for step in _steps(part)]
+    return [normalizer]

@@ -1,0 +1,108 @@
+"""LoRA adapters as peft writes them: a folder for both sides, or one for each, with the model they belong to."""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpr.core.errors import CheckpointError, InputError, first_line
+from dpr.core.offline import no_downloads
+from dpr.data.tensorizer import load_tokenizer
+from dpr.formats import checkpoints
+from dpr.formats.durable import read_json
+from dpr.formats.json_records import describe
+from dpr.models.adapters import BaseModel
+from dpr.models.backbones import load_backbone
+from dpr.models.foreign_towers import ForeignTower, backbone_facts
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_FOLDERS = (("adapter_question", "adapter_ctx"), ("adapter", "adapter"))
+_NAME = re.compile(r"base_model\.model\.(?P<layer>.+)\.(?P<kind>lora_[AB])\.weight")
+# Settings by which an adapter would be more than two matrices beside every layer of a kind.
+_OTHERS = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "trainable_token_indices", "layer_replication")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
+
+
+def adapter_folders(folder: Path) -> tuple[Path, Path] | None:
+    """The folders of the adapters of questions and passages, which may be the same; None where the folder holds no adapter alone."""
+    if (folder / _CONFIG).is_file():
+        return None if list(folder.glob("model*.safetensors")) else (folder, folder)
+    for names in _FOLDERS:
+        if all((folder / name / _CONFIG).is_file() for name in names):
+            question, ctx = (folder / name for name in names)
+            return question, ctx
+    return None
+
+
+def adapter_towers(folders: tuple[Path, Path], base: str | None = None) -> tuple[ForeignTower, ForeignTower]:
+    """The towers of two adapters, or one for both. ``base`` names the model they belong to in place of the name in their files.
+
+    Raises:
+        InputError: a file is absent or damaged, or the model they belong to is not on this machine.
+        CheckpointError: an adapter is not plain LoRA.
+    """
+    question = _tower(folders[0], base)
+    return question, question if folders[0] == folders[1] else _tower(folders[1], base)
+
+
+def _tower(folder: Path, given: str | None) -> ForeignTower:
+    stated = _stated(folder)
+    layers, weights = _weights(folder)
+    ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
+    rank, alpha = stated.get("r"), stated.get("lora_alpha")
+    if type(rank) is not int or ranks != {rank} or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
+        raise CheckpointError(found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}")
+    name = given or stated.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError("names no base model", file=folder / _CONFIG, hint="set encoder.pretrained_model_cfg=<folder of that model>")
+    try:
+        with nullcontext() if given else no_downloads():
+            backbone: Any = load_backbone(name)
+            tokenizer = load_tokenizer(folder if any((folder / file).is_file() for file in _TOKENIZER_FILES) else name)
+    except (InputError, OSError) as error:  # OSError: a name of a thousand letters
+        if given:
+            raise
+        reason = error.found if isinstance(error, InputError) else first_line(error)
+        found = f"its adapter belongs to {name[:100]}, which cannot be loaded on this machine ({reason})"
+        raise CheckpointError(found, file=folder, hint="set encoder.pretrained_model_cfg=<folder of that model>") from error
+    settings = {
+        "adapter": "lora",
+        "lora_rank": rank,
+        "lora_alpha": float(alpha) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
+        "lora_targets": ",".join(sorted({layer.rpartition(".")[2] for layer in layers})),
+    }
+    return ForeignTower(folder, backbone.config, tokenizer, weights, *backbone_facts(backbone), settings, BaseModel(name, ""))
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    file = folder / _CONFIG
+    stated = read_json(file)
+    if not isinstance(stated, dict):
+        raise CheckpointError(f"is {describe(stated)}", file=file, expected="an object")
+    odd = [name for name in _OTHERS if stated.get(name)] + (["bias"] if stated.get("bias", "none") != "none" else [])
+    if stated.get("peft_type") != "LORA":
+        odd = ["peft_type"]
+    for name in odd:
+        hint = "merge it (merge_and_unload of peft) and save the whole model"
+        raise CheckpointError(f"{name} is {describe(stated.get(name))}", file=file, expected="plain LoRA", hint=hint)
+    return stated
+
+
+def _weights(folder: Path) -> tuple[set[str], dict[str, Tensor]]:
+    """The layers that have an adapter, and its matrices by their names within a tower."""
+    if not (folder / _WEIGHTS).is_file():
+        found = f"has no {_WEIGHTS}" + ("; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else "")
+        raise InputError(found, file=folder, hint="save it again with save_pretrained of a recent peft")
+    layers, weights = set(), {}
+    for name, tensor in checkpoints.read_tensors(folder, _WEIGHTS).items():
+        if (parts := _NAME.fullmatch(name)) is None or tensor.dim() != 2:
+            raise CheckpointError(f"holds {name}", file=folder / _WEIGHTS, expected="lora_A and lora_B of linear layers")
+        layers.add(parts["layer"])
+        weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
+    return layers, weights

@@ -1,0 +1,107 @@
+"""Settings of ``dpr evaluate``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
+from dpr.core.settings import Settings, require_set, setting
+from dpr.embedding.settings import CheckpointEncoderConfig
+from dpr.indexer.settings import Bm25Settings
+
+SYSTEMS = ("bm25", "dense", "hybrid")
+
+
+@dataclass
+class SuiteSetConfig(Settings):
+    """One test set of a suite, as its YAML lists it. Relative paths are taken from the folder of the YAML."""
+
+    folder: str | None = None
+    """Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, plain or .gz."""
+    corpus: str | None = None
+    """Passages, in place of the folder's: TSV, JSON lines or Parquet."""
+    queries: str | None = None
+    """Questions, in place of the folder's: JSON lines."""
+    qrels: str | None = None
+    """Judgements, in place of the folder's: BEIR's TSV or TREC's four columns."""
+    split: str | None = None
+    """Which qrels/<split>.tsv of the folder; absent = the setting split."""
+    prompt: str | None = None
+    """Name of the model's prompt (encoder.prompts) that is put before these questions; absent = encoder.query_prompt."""
+    query_prefix: str | None = None
+    """Put before every question as it is, for a model that stores no prompts."""
+    passage_prefix: str | None = None
+    """Put before every passage as it is, for a model that stores no prompts."""
+    skip_same_id: bool = False
+    """Leave out hits whose id is the question's, for sets whose questions are passages of the corpus (ArguAna, Quora)."""
+
+
+@dataclass
+class EvaluateConfig(Settings):
+    """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any program."""
+
+    suite: str | None = None
+    """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
+    whose data is at hand, mteb:SciFact,NFCorpus."""
+    model_file: str | None = None
+    """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
+    the original DPR."""
+    output_dir: str | None = None
+    """Where results.json, results.html and a folder for each test set are written. The same command again keeps sets that are complete."""
+    systems: list[str] = setting(lambda: list(SYSTEMS), choices=SYSTEMS)
+    """What is evaluated: bm25, dense (the model) and hybrid (both, by weighted scores)."""
+    split: str = "test"
+    """Which qrels/<split>.tsv of a folder."""
+    n_docs: int = setting(100, unit="passages", least=1)
+    """Passages per question."""
+    dimensions: int = setting(0, unit="dimensions", least=0)
+    """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
+    hybrid_weight: float = setting(0.3, least=0, most=1)
+    """Share of the dense side in the hybrid, 0 to 1; one that was not chosen on these test sets."""
+    trec_runs: bool = True
+    """Write each ranking as a TREC run beside TREC judgements, for trec_eval and other programs."""
+    cache_dir: str | None = None
+    """Folder for vectors and BM25 indexes, used again by every evaluation of the same model or corpus that names it; absent =
+    output_dir/cache."""
+    overwrite: bool = False
+    """Replace results of a test set that were made of something else: another model, changed data, other settings."""
+    batch_size: int = setting(128, unit="questions", least=1)
+    """Questions encoded at a time."""
+    batch_tokens: int = setting(0, unit="tokens", least=0)
+    """Tokens of passages of one forward pass at most, halved where memory runs out; 0 = 65,536 on a GPU, 4,096 on a CPU."""
+    precision: str = setting("fp32", choices=tuple(PRECISIONS))
+    """fp32, bf16 or fp16 arithmetic of the model while it embeds passages."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+    no_cuda: bool = False
+    """DPR's key; true is the same as device=cpu."""
+    run_file: str | None = None
+    """In place of suite: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics of trec_eval."""
+    qrels: str | None = None
+    """Judgements of run_file: BEIR's TSV or TREC's four columns."""
+    metrics_file: str | None = None
+    """Metrics file to write for run_file, as dpr retrieve writes it."""
+    bm25: Bm25Settings = field(default_factory=Bm25Settings)
+    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
+
+    def check_together(self, prefix: str) -> None:
+        if (self.suite is None) == (self.run_file is None):
+            found = "neither suite nor run_file is set" if self.suite is None else "suite and run_file are mutually exclusive"
+            raise ConfigError(f"{found}; e.g. suite=data/beir model_file=runs/first, or run_file=bm25.run qrels=qrels.txt")
+        if self.run_file is not None:
+            require_set(self, {"qrels": "qrels/test.tsv"})
+            return
+        for name in ("qrels", "metrics_file"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} belongs to run_file; a suite has its judgements and writes its metrics into output_dir")
+        require_set(self, {"output_dir": "runs/first/suite", "systems": "[bm25,dense]"})
+        if self.needs_model and not self.model_file:
+            raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use systems=[bm25]")
+        if len(set(self.systems)) != len(self.systems):
+            raise ConfigError(f"systems={self.systems} names one twice")
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a bi-encoder takes part."""
+        return self.systems != ["bm25"]

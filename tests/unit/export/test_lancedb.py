@@ -1,0 +1,111 @@
+"""A real LanceDB: filled, killed and filled on, it finds what exact search finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import CheckpointError, InputError
+from dpr.embedding.source import PassageSource
+from dpr.export.stores.lance import load_lance
+from dpr.formats.leftovers import this_process
+from dpr.formats.run_lock import RunLock, lock_of
+from dpr.indexer.exact import ExactIndex
+from tests.helpers.stores import METADATA, assert_same_but_for_ties, load_and_die, open_rows, passages, record, vectors, write_inputs
+
+lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")
+
+COUNT = 300
+LOAD = "dpr.export.stores.lance:load_lance"
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder, count=COUNT)
+    return folder
+
+
+def assert_finds_what_exact_search_finds(address: Path, folder: Path, *, tolerance: float = 1e-5) -> None:
+    queries = np.random.default_rng(1).normal(size=(200, 16)).astype(np.float32)
+    rows = open_rows(folder)
+    _, expected = ExactIndex(list(rows.shards)).search(queries, 100)
+    products = vectors(COUNT, 16) @ queries.T
+    scores = {str(item.id): products[number] for number, item in enumerate(passages(COUNT))}
+    table = lancedb.connect(str(address)).open_table("passages")
+    found: list[list[str]] = [[] for _ in queries]
+    for row in table.search(list(queries)).distance_type("dot").select(["id", "_distance"]).limit(100).to_list():
+        found[row["query_index"]].append(row["id"])
+        assert abs(1 - row["_distance"] - scores[row["id"]][row["query_index"]]) <= tolerance
+    assert_same_but_for_ties(found, expected, scores, tolerance=tolerance)
+
+
+def test_200_questions_find_what_exact_search_finds(inputs: Path, tmp_path: Path) -> None:
+    assert load_lance(open_rows(inputs), str(tmp_path), "passages")
+    assert_finds_what_exact_search_finds(tmp_path, inputs)
+    table = lancedb.connect(str(tmp_path)).open_table("passages")
+    expected = []
+    for number, passage in enumerate(passages(COUNT)):
+        value = record(number, passage)
+        value |= value.pop("metadata", None) or {}
+        expected.append({"id": passage.id, **{name: value.get(name) for name in ("title", "text", *METADATA)}})
+    assert table.to_arrow().drop(["vector"]).to_pylist() == expected
+    version = table.version
+    assert not load_lance(open_rows(inputs), str(tmp_path), "passages")
+    assert lancedb.connect(str(tmp_path)).open_table("passages").version == version
+    (row,) = table.search(vectors(COUNT, 16)[7]).distance_type("dot").where("year = 1999", prefilter=True).limit(5).to_list()
+    assert row["id"] == passages(COUNT)[99].id
+
+
+def test_a_killed_load_is_finished_by_the_same_command(inputs: Path, tmp_path: Path) -> None:
+    """Killed within the first version, then within the third."""
+    load_and_die(LOAD, inputs, 20, str(tmp_path), "passages")
+    load_and_die(LOAD, inputs, 150, str(tmp_path), "passages")
+    assert lancedb.connect(str(tmp_path)).open_table("passages").count_rows() == 128  # two steps
+    assert load_lance(open_rows(inputs), str(tmp_path), "passages")
+    table = lancedb.connect(str(tmp_path)).open_table("passages")
+    assert table.count_rows() == len(set(table.to_arrow()["id"].to_pylist())) == COUNT
+    assert_finds_what_exact_search_finds(tmp_path, inputs)
+
+
+def test_half_precision_stays_half(tmp_path: Path) -> None:
+    write_inputs(tmp_path / "in", count=COUNT, dtype="float16")
+    load_lance(open_rows(tmp_path / "in", sources=(), metadata={}), str(tmp_path / "db"), "passages")
+    table = lancedb.connect(str(tmp_path / "db")).open_table("passages")
+    assert str(table.schema.field("vector").type) == "fixed_size_list<item: halffloat>[16]"
+    assert_finds_what_exact_search_finds(tmp_path / "db", tmp_path / "in", tolerance=5e-3)
+
+
+def test_a_table_of_something_else_is_left_alone(inputs: Path, tmp_path: Path) -> None:
+    database = lancedb.connect(str(tmp_path))
+    database.create_table("others", [{"id": "a"}])
+    with pytest.raises(InputError, match="others: exists already; choose another table="):
+        load_lance(open_rows(inputs), str(tmp_path), "others")
+    load_lance(open_rows(inputs), str(tmp_path), "mine")
+    with pytest.raises(InputError, match="exists already, made with another metadata"):
+        load_lance(open_rows(inputs, metadata={}), str(tmp_path), "mine")
+    database.open_table("mine").delete("year = 1900")
+    with pytest.raises(InputError, match="holds 299 rows, expected a multiple of 64 up to 300; rows were added or removed"):
+        load_lance(open_rows(inputs), str(tmp_path), "mine")
+
+
+def test_what_is_wrong_with_the_rows_is_what_is_said(inputs: Path, tmp_path: Path) -> None:
+    """An error of ours passes through Arrow and Rust, and leaves no half step."""
+    lines = (inputs / "corpus.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "corpus.jsonl").write_text("".join([*lines[:100], *lines[101:]]))
+    with pytest.raises(InputError, match=r"no passage 'p. 100' after those"):
+        load_lance(open_rows(inputs, sources=[PassageSource(tmp_path / "corpus.jsonl")]), str(tmp_path / "db"), "passages")
+    assert lancedb.connect(str(tmp_path / "db")).open_table("passages").count_rows() == 64
+
+
+def test_one_process_loads_a_table_at_a_time(inputs: Path, tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "passages", file=lock_of(tmp_path / "passages.lance"))
+    lock.acquire([replace(this_process(), pid=1, start=0)])
+    with pytest.raises(CheckpointError, match="another run is writing here"):
+        load_lance(open_rows(inputs), str(tmp_path), "passages")
+    lock.release()
+    assert load_lance(open_rows(inputs), str(tmp_path), "passages")
+    assert [path.name for path in tmp_path.iterdir()] == ["passages.lance"]

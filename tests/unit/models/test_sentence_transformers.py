@@ -1,0 +1,311 @@
+"""Models that sentence-transformers itself saved give the vectors that it gives, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr.core.errors import CheckpointError
+from dpr.core.records import Passage
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings, GivenTextSettings
+from tests.helpers.decoders import byte_tokenizer, decoder_folder
+from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
+
+library = pytest.importorskip("sentence_transformers")
+modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+
+LONG = " ".join(WORDS[:40])
+TEXTS = ["ba be bi", "", "don\u2019t ca ce?", "\u00e9t\u00e9 - d\u00fc du", "  fa  fe ", LONG, "ga"]
+PROMPTS = {"query": "ba be: ", "document": "bo bu - ", "web": "ka "}
+IDENTITY = torch.nn.Identity()
+
+
+def body(folder: Path, name: str = "bert", *, seed: int = 0, **options: Any) -> Any:
+    """A Transformer with the tokenizer of its family, and weights large enough that vectors differ."""
+    from transformers import AutoModel, AutoTokenizer, BertModel
+
+    sizes = {key: options.pop(key) for key in ("hidden_size",) if key in options}
+    place = folder / f"{name}{seed}"
+    torch.manual_seed(seed)
+    if name == "decoder":
+        decoder_folder(place, "qwen3 embedding", initializer_range=0.2)
+        AutoModel.from_config(_config(place)).save_pretrained(str(place))
+    else:
+        encoder_folder(place, initializer_range=0.2, **sizes)
+        BertModel(_config(place)).save_pretrained(str(place))
+        tokenizer = byte_tokenizer("llama", pad_token="<bos>") if name == "bytes" else AutoTokenizer.from_pretrained(str(place))
+        tokenizer.save_pretrained(str(place))
+    return modules.Transformer(str(place), **options)
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(str(folder))
+
+
+def dense(rows: int = 5, **options: Any) -> Any:
+    torch.manual_seed(5)
+    return modules.Dense(16, rows, **{"activation_function": IDENTITY, **options})
+
+
+def static(folder: Path, *, length: int | None = None) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(encoder_folder(folder / "static")))
+    if length is not None:
+        tokenizer.backend_tokenizer.enable_truncation(length)
+    torch.manual_seed(1)
+    return modules.StaticEmbedding(tokenizer.backend_tokenizer, embedding_weights=torch.randn(len(VOCABULARY), 16))
+
+
+def pooling(mode: str = "cls", width: int = 16, **options: Any) -> Any:
+    return modules.Pooling(width, pooling_mode=mode, **options)
+
+
+def router(query: list[Any], document: list[Any]) -> Any:
+    return modules.Router.for_query_document(query, document)
+
+
+MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
+    "cls": lambda path: ([body(path), pooling()], {}),
+    "mean, scaled": lambda path: ([body(path), pooling("mean"), modules.Normalize()], {}),
+    "one pooling of several": lambda path: ([body(path), pooling(["max"])], {}),
+    "prompts": lambda path: ([body(path), pooling("mean")], {"prompts": PROMPTS}),
+    "lengths of both sides": lambda path: ([body(path, query_length=9, document_length=14), pooling("mean")], {}),
+    "length of questions": lambda path: ([body(path, query_length=9, max_seq_length=31), pooling("mean")], {}),
+    "length of passages": lambda path: ([body(path, document_length=9), pooling("mean")], {}),
+    "projection": lambda path: ([body(path), pooling(), dense()], {}),
+    "projection without bias, scaled": lambda path: ([body(path), pooling(), dense(bias=False), modules.Normalize()], {}),
+    "projection with residual": lambda path: ([body(path), pooling(), dense(use_residual=True)], {}),
+    "square projection with residual": lambda path: ([body(path), pooling(), dense(16, use_residual=True)], {}),
+    "cut": lambda path: ([body(path), pooling("mean")], {"truncate_dim": 6}),
+    "projection, cut": lambda path: ([body(path), pooling("mean"), dense()], {"truncate_dim": 3}),
+    "two towers": lambda path: (
+        [router([body(path), pooling()], [body(path, seed=1, max_seq_length=16), pooling()])],
+        {"prompts": PROMPTS},
+    ),
+    "two towers, then the same modules": lambda path: (
+        [router([body(path, query_length=7)], [body(path, seed=1)]), pooling("mean"), modules.Normalize()],
+        {},
+    ),
+    "two towers with projections": lambda path: (
+        [router([body(path), pooling(), dense()], [body(path, seed=1), pooling(), dense(bias=False)])],
+        {},
+    ),
+    "two routes through one tower": lambda path: ([router([one := body(path), two := pooling("mean")], [one, two])], {}),
+    "two projections of one tower": lambda path: (
+        [router([one := body(path), two := pooling("mean"), dense()], [one, two, dense(bias=False)])],
+        {},
+    ),
+    "static": lambda path: ([static(path)], {}),
+    "static, cut, scaled": lambda path: ([static(path, length=9), modules.Normalize()], {"prompts": PROMPTS}),
+    "static, projection": lambda path: ([static(path), dense()], {}),
+    "static two towers": lambda path: ([router([static(path)], [static(path, length=7)])], {}),
+    "decoder": lambda path: ([_plain_texts(body(path, "decoder")), pooling("lasttoken", 32), modules.Normalize()], {"prompts": PROMPTS}),
+}
+
+
+def _plain_texts(transformer: Any) -> Any:
+    """Without the chat template that the library makes up for a decoder."""
+    transformer.modality_config = {"text": transformer.modality_config["text"]}
+    return transformer
+
+
+def saved(path: Path, parts: list[Any], *, similarity: str | None = "dot", **options: Any) -> tuple[Any, Path]:
+    """The model as the library loads it again, and the folder."""
+    model = library.SentenceTransformer(modules=parts, device="cpu", similarity_fn_name=similarity, **options)
+    model.save(str(path / "st"), create_model_card=False)
+    return library.SentenceTransformer(str(path / "st"), device="cpu", local_files_only=True), path / "st"
+
+
+def assert_same(model: BiEncoder, theirs: Any, *, pairs: bool = False, atol: float = 2e-6) -> None:
+    scale = max(1.0, float(np.abs(theirs.encode_query(TEXTS)).max()))
+    np.testing.assert_allclose(model.encode_questions(TEXTS), theirs.encode_query(TEXTS), atol=atol * scale)
+    np.testing.assert_allclose(model.encode_passages(TEXTS), theirs.encode_document([text.strip() for text in TEXTS]), atol=atol * scale)
+    titled = [Passage(text, "bi bo") for text in TEXTS]
+    joined = [("bi bo", text.strip()) if pairs else f"bi bo {text.strip()}" for text in TEXTS]
+    np.testing.assert_allclose(model.encode_passages(titled), theirs.encode_document(joined), atol=atol * scale)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_saved_model_gives_the_same_vectors(tmp_path: Path, kind: str) -> None:
+    parts, options = MODELS[kind](tmp_path)
+    theirs, folder = saved(tmp_path, parts, **options)
+    model = BiEncoder.load(folder)
+    assert_same(model, theirs)
+    if "prompts" in options:
+        np.testing.assert_allclose(
+            model.encode_questions(TEXTS, prompt="web"), theirs.encode(TEXTS, prompt_name="web", task="query"), atol=3e-6
+        )
+    model.save(tmp_path / "again")
+    again = BiEncoder.load(tmp_path / "again")
+    assert again.fingerprint == model.fingerprint
+    np.testing.assert_array_equal(again.encode_passages(TEXTS), model.encode_passages(TEXTS))
+
+
+def test_a_model_in_memory_gives_the_same_vectors(tmp_path: Path) -> None:
+    parts, options = MODELS["prompts"](tmp_path)
+    theirs = library.SentenceTransformer(modules=parts, device="cpu", truncate_dim=6, similarity_fn_name="dot", **options)
+    model = BiEncoder.from_sentence_transformers(theirs)
+    assert (model.dimension, model.settings.query_prompt) == (6, PROMPTS["query"])
+    assert_same(model, theirs)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_cosine_scores_are_products_of_vectors(tmp_path: Path, scaled: bool) -> None:
+    parts = [body(tmp_path), pooling("mean"), *([modules.Normalize()] if scaled else [])]
+    theirs, folder = saved(tmp_path, parts, similarity=None, truncate_dim=7)
+    model = BiEncoder.load(folder)
+    assert model.similarity == theirs.similarity_fn_name == "cosine"
+    expected = theirs.similarity(theirs.encode_query(TEXTS), theirs.encode_document(TEXTS))
+    np.testing.assert_allclose(model.encode_questions(TEXTS) @ model.encode_passages(TEXTS).T, expected, atol=1e-6)
+
+
+def general_tokenizer(transformer: Any, **options: Any) -> Any:
+    """Its tokenizer as the class that takes tokenizer.json as it is."""
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=transformer.tokenizer.backend_tokenizer, **{"model_max_length": 64, **special, **options}
+    )
+
+
+def test_titles_stay_pairs_where_no_token_type_marks_them(tmp_path: Path) -> None:
+    transformer = body(tmp_path)
+    transformer.processor = general_tokenizer(transformer, model_input_names=["input_ids", "attention_mask"])
+    theirs, folder = saved(tmp_path, [transformer, pooling("mean")])
+    assert_same(BiEncoder.load(folder), theirs, pairs=True)
+
+
+def test_a_rule_for_apostrophes_of_questions_is_found_in_their_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import normalizers
+
+    parts = [body(tmp_path), body(tmp_path, seed=1)]
+    for part, has_rule in zip(parts, (True, False), strict=True):
+        backend = part.tokenizer.backend_tokenizer
+        if has_rule:
+            backend.normalizer = normalizers.Sequence([normalizers.Replace("\u2019", "'"), backend.normalizer])
+        part.processor = general_tokenizer(part, model_max_length=24)
+    theirs, folder = saved(tmp_path, [router([parts[0], pooling()], [parts[1], pooling()])])
+    model = BiEncoder.load(folder)
+    assert model.settings.plain_apostrophes
+    assert_same(model, theirs, pairs=True)
+    np.testing.assert_array_equal(*model.encode_questions(["don\u2019t ca", "don't ca"]))
+
+
+def test_what_a_command_says_of_texts_is_added(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path, [body(tmp_path), pooling("mean")])
+    model = BiEncoder.load(folder, text=GivenTextSettings(query_prompt="ba ", title_template="{title} - {text}", plain_apostrophes=True))
+    plain = BiEncoder.load(folder)
+    np.testing.assert_array_equal(model.encode_questions("don\u2019t"), plain.encode_questions("ba don't"))
+    np.testing.assert_array_equal(model.encode_passages(Passage("ce", "ca")), plain.encode_passages("ca - ce"))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str]] = {
+    "activation": (lambda path: ([body(path), pooling(), dense(activation_function=torch.nn.Tanh())], {}), "activation_function is .*Tanh"),
+    "layer before the pooling": (
+        lambda path: ([body(path), dense(module_input_name="token_embeddings"), pooling(width=5)], {}),
+        "the modules are Transformer, Dense, Pooling",
+    ),
+    "two projections": (
+        lambda path: ([body(path), pooling(), dense(16), dense()], {}),
+        "the modules are Transformer, Pooling, Dense, Dense",
+    ),
+    "other module": (lambda path: ([body(path), pooling(), modules.LayerNorm(16)], {}), "the modules are Transformer, Pooling, LayerNorm"),
+    "two poolings": (lambda path: ([body(path), pooling(["cls", "mean"])], {}), "pooling by cls, mean"),
+    "prompts left out of the pooling": (
+        lambda path: ([body(path), pooling("mean", include_prompt=False)], {"prompts": PROMPTS}),
+        "include_prompt is false",
+    ),
+    "similarity": (lambda path: ([body(path), pooling()], {"similarity": "manhattan"}), "the similarity is"),
+    "cut after scaling": (lambda path: ([body(path), pooling(), modules.Normalize()], {"truncate_dim": 3}), "truncate_dim is"),
+    "chat template": (
+        lambda path: ([_chat(body(path, "decoder")), pooling("lasttoken", 32)], {}),
+        "texts go through a chat template",
+    ),
+    "lower case by the library": (
+        lambda path: ([body(path, processing_kwargs={"text": {"max_length": 5}}), pooling()], {}),
+        "processing_kwargs",
+    ),
+    "other tokenizers": (
+        lambda path: ([router([body(path), pooling()], [body(path, "bytes", seed=1), pooling()])], {}),
+        "the tokenizers of questions and passages differ",
+    ),
+    "other sizes": (
+        lambda path: ([router([body(path), pooling()], [body(path, seed=1, hidden_size=32), pooling(width=32)])], {}),
+        r"its two encoders differ in hidden_size \(16 and 32\)",
+    ),
+    "a static and another tower": (
+        lambda path: ([router([static(path)], [body(path), pooling()])], {}),
+        "questions and passages differently|differ",
+    ),
+    "other poolings": (
+        lambda path: ([router([body(path), pooling()], [body(path, seed=1), pooling("mean")])], {}),
+        "pools or normalises questions and passages differently",
+    ),
+    "other routes": (
+        lambda path: ([modules.Router({"left": [body(path), pooling()], "right": [body(path, seed=1), pooling()]})], {}),
+        "the routes are left, right",
+    ),
+    "routes by modality": (
+        lambda path: (
+            [
+                modules.Router(
+                    {"query": [part := body(path), pool := pooling()], "document": [part, pool]}, route_mappings={(None, "text"): "query"}
+                )
+            ],
+            {},
+        ),
+        "route_mappings",
+    ),
+}
+
+
+def _chat(transformer: Any) -> Any:
+    transformer.modality_config["message"] = transformer.modality_config["text"] | {"format": "flat"}
+    return transformer
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_the_towers_cannot_do_is_refused(tmp_path: Path, kind: str) -> None:
+    make, message = REFUSED[kind]
+    parts, options = make(tmp_path)
+    model = library.SentenceTransformer(modules=parts, device="cpu", similarity_fn_name=options.pop("similarity", "dot"), **options)
+    model.save(str(tmp_path / "st"), create_model_card=False)
+    with pytest.raises(CheckpointError, match=message):
+        BiEncoder.load(tmp_path / "st")
+
+
+def test_a_class_of_anyone_else_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path, [body(tmp_path), pooling()])
+    file = folder / "modules.json"
+    file.write_text(file.read_text().replace("sentence_transformers.base.modules.transformer.Transformer", "custom_st.Transformer"))
+    with pytest.raises(CheckpointError, match=r"the modules are custom_st\.Transformer, Pooling"):
+        BiEncoder.load(folder)
+
+
+def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path, [body(tmp_path), pooling(), dense(5)])
+    assert BiEncoder.load(folder, settings=EncoderSettings(projection_dim=5)).dimension == 5
+    with pytest.raises(CheckpointError, match="projection_dim=4"):
+        BiEncoder.load(folder, settings=EncoderSettings(projection_dim=4))
+
+
+def test_rows_and_weights_of_model2vec_are_those_of_the_library(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    _, folder = saved(tmp_path, [static(tmp_path)])
+    torch.manual_seed(3)
+    mapping = torch.randint(0, 20, (len(VOCABULARY),))
+    save_file(
+        {"embeddings": torch.randn(20, 16), "mapping": mapping, "weights": torch.rand(len(VOCABULARY))}, str(folder / "model.safetensors")
+    )
+    assert_same(BiEncoder.load(folder), library.SentenceTransformer(str(folder), device="cpu", local_files_only=True))

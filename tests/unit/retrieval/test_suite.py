@@ -1,0 +1,282 @@
+"""``dpr evaluate``: suites of test sets, and TREC runs of other programs."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from dpr.assembly import suite as job
+from dpr.cli.compare import main as compare
+from dpr.cli.jobs import evaluate as main
+from dpr.cli.jobs import retrieve
+from dpr.core.errors import ConfigError, DprError, InputError
+from dpr.formats.corpora import write_passages
+from dpr.formats.metrics_files import read_metrics
+from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
+from dpr.formats.results import read_trec_run
+from dpr.retrieval.suites import read_suite
+from tests.unit.retrieval.conftest import World
+
+
+@pytest.fixture(scope="module")
+def beir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two test sets, ``first`` with 12 questions over 60 passages and ``second`` with 8 over 40, and a folder that is none."""
+    folder = tmp_path_factory.mktemp("beir")
+    for name, passages, questions in (("second", world.passages[:40], world.questions[:8]), ("first", world.passages, world.questions)):
+        (folder / name / "qrels").mkdir(parents=True)
+        write_passages(folder / name / "corpus.jsonl.gz", passages)
+        write_questions(folder / name / "queries.jsonl", [*questions, *world.questions[10:]] if name == "second" else questions)
+        grades = {question.id: {str(passages[number].id): 2, str(passages[number + 1].id): 1} for number, question in enumerate(questions)}
+        write_qrels(folder / name / "qrels" / "test.tsv", grades)
+    (folder / "notes").mkdir()
+    return folder
+
+
+def arguments(world: World, out: Path, suite: Path, *more: str) -> list[str]:
+    return [f"suite={suite}", f"model_file={world.path('model')}", f"output_dir={out}", "n_docs=20", "no_cuda=true", *more]
+
+
+@pytest.fixture(scope="module")
+def evaluated(world: World, beir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of an undisturbed evaluation of both sets."""
+    out = tmp_path_factory.mktemp("evaluated") / "out"
+    assert main(arguments(world, out, beir)) == 0
+    return out
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_every_system_has_the_metrics_of_dpr_retrieve(world: World, beir: Path, evaluated: Path, tmp_path: Path) -> None:
+    common = [f"qa_dataset={world.path('questions.jsonl')}", f"qrels={beir / 'first' / 'qrels' / 'test.tsv'}", "match=qrels", "n_docs=20"]
+    common += [f"ctx_datasets=[{world.path('corpus.tsv')}]", f"metrics_file={tmp_path / 'm.json'}", "no_cuda=true"]
+    dense = [f"model_file={world.path('model')}", f"encoded_ctx_files=[{world.path('vectors_*')}]"]
+    for system, more in {"bm25": ["indexer=bm25"], "dense": dense, "hybrid": [*dense, "hybrid=linear", "hybrid_weight=0.3"]}.items():
+        assert retrieve([*common, *more]) == 0
+        ours, theirs = read_metrics(evaluated / "first" / f"{system}.json"), read_metrics(tmp_path / "m.json")
+        assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-12), system
+        assert ours.each == theirs.each
+        assert ours.report["examples"] == theirs.report["examples"]
+        assert 0 < ours.metrics["ndcg@10"] < 1
+
+
+def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Path) -> None:
+    results = json.loads((evaluated / "results.json").read_text())
+    assert (results["sets"], results["systems"]) == (["first", "second"], ["bm25", "dense", "hybrid"])
+    figures = results["figures"]
+    for name, count in (("first", 12), ("second", 8)):  # of the second, questions without judgements are not asked
+        for system in results["systems"]:
+            run = read_metrics(evaluated / name / f"{system}.json")
+            values = np.array(list(run.each.judged("mrr@10").values())) if run.each else np.zeros(0)
+            found = figures[name][system]["mrr@10"]
+            half = {12: 2.200985, 8: 2.364624}[count] * values.std(ddof=1) / count**0.5
+            assert run.num_questions == count
+            assert (found["mean"], found["low"], found["high"]) == pytest.approx(
+                (values.mean(), values.mean() - half, values.mean() + half)
+            )
+    for system in results["systems"]:
+        mean = (figures["first"][system]["ndcg@10"]["mean"] + figures["second"][system]["ndcg@10"]["mean"]) / 2
+        assert figures["mean"][system]["ndcg@10"]["mean"] == pytest.approx(mean)
+    page = ElementTree.fromstring((evaluated / "results.html").read_text())
+    cells = ["".join(cell.itertext()) for cell in page.iter("td")]
+    shown = figures["mean"]["dense"]["ndcg@10"]
+    assert f"{shown['mean']:.3f} [{shown['low']:.3f}, {shown['high']:.3f}]" in cells
+
+
+def test_the_same_command_again_does_nothing_and_a_stopped_one_continues(
+    world: World, beir: Path, evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, judge = tmp_path / "out", job.judge_by_qrels
+    calls: list[str] = []
+
+    def stopped(*given: object, **options: object) -> object:
+        calls.append("judged")
+        if len(calls) == 5:
+            raise DprError("stopped")
+        return judge(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(job, "judge_by_qrels", stopped)
+    assert main(arguments(world, out, beir)) == 1
+    assert (out / "first").is_dir() and not (out / "second").exists()
+    assert main(arguments(world, out, beir)) == 0
+    assert len(calls) == 8, "the first set was not judged again"
+    assert files_of(out) == files_of(evaluated)
+    assert main(arguments(world, out, beir)) == 0
+    assert len(calls) == 8
+    assert "nothing to do" in capfd.readouterr().err
+
+
+def test_another_model_or_changed_data_are_refused_unless_overwritten(
+    world: World, beir: Path, evaluated: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(evaluated, tmp_path / "out")
+    shutil.copytree(beir, tmp_path / "beir")
+    assert main(arguments(world, tmp_path / "out", beir, "dimensions=8")) == 3
+    assert "made with another model" in capfd.readouterr().err
+    qrels = tmp_path / "beir" / "second" / "qrels" / "test.tsv"
+    write_qrels(qrels, read_qrels(qrels) | {"q0": {"p030": 1}})
+    assert main(arguments(world, tmp_path / "out", tmp_path / "beir")) == 3
+    assert "made with another qrels" in capfd.readouterr().err
+    assert main(arguments(world, tmp_path / "out", tmp_path / "beir", "overwrite=true")) == 0
+    fresh = tmp_path / "fresh"
+    assert main(arguments(world, fresh, tmp_path / "beir", f"cache_dir={tmp_path / 'out' / 'cache'}")) == 0
+    expected = {name: text for name, text in files_of(tmp_path / "out").items() if not name.startswith("cache")}
+    assert files_of(fresh) == expected, "vectors of the first evaluation serve the second"
+
+
+def test_words_alone_need_no_model(beir: Path, evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"suite={beir / 'first'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]", "n_docs=20"]) == 0
+    assert read_metrics(tmp_path / "out" / "first" / "bm25.json") == read_metrics(evaluated / "first" / "bm25.json")
+    assert capsys.readouterr().out.splitlines()[2].startswith("first, bm25  0.")
+    assert main([f"suite={beir / 'first'}", f"output_dir={tmp_path / 'out'}"]) == 2
+    assert "model_file is not set" in capsys.readouterr().err
+
+
+def test_a_yaml_lists_sets_with_splits_and_prefixes(world: World, beir: Path, evaluated: Path, tmp_path: Path) -> None:
+    shutil.copytree(beir / "first", tmp_path / "data")
+    (tmp_path / "data" / "qrels" / "test.tsv").rename(tmp_path / "data" / "qrels" / "dev.tsv")
+    (tmp_path / "suite.yaml").write_text(
+        "sets:\n"
+        "  plain: {folder: data, split: dev}\n"
+        "  asked:\n    folder: data\n    split: dev\n    query_prefix: 'ba '\n    passage_prefix: 'be '\n"
+        f"  elsewhere: {{corpus: {world.path('corpus.tsv')}, queries: data/queries.jsonl, qrels: data/qrels/dev.tsv}}\n"
+    )
+    out = tmp_path / "out"
+    assert main(arguments(world, out, tmp_path / "suite.yaml", "systems=[dense]")) == 0
+    plain, asked, elsewhere = (read_metrics(out / name / "dense.json") for name in ("plain", "asked", "elsewhere"))
+    assert plain.each == elsewhere.each == read_metrics(evaluated / "first" / "dense.json").each
+    assert asked.each != plain.each
+    assert asked.each is not None and asked.each.texts == [question.text for question in world.questions]
+
+
+def test_hits_that_are_the_question_itself_are_left_out(world: World, beir: Path, tmp_path: Path) -> None:
+    shutil.copytree(beir / "first", tmp_path / "self")
+    questions = [question.__class__(question.text, f"p{number:03d}") for number, question in enumerate(world.questions)]
+    write_questions(tmp_path / "self" / "queries.jsonl", questions)
+    write_qrels(tmp_path / "self" / "qrels" / "test.tsv", {question.id: {"p020": 1} for question in questions})
+    (tmp_path / "suite.yaml").write_text("sets: {self: {folder: self, skip_same_id: true}, kept: self}")
+    assert main([f"suite={tmp_path / 'suite.yaml'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]", "n_docs=5"]) == 0
+    skipped, kept = (read_trec_run(tmp_path / "out" / name / "bm25.run") for name in ("self", "kept"))
+    assert all(kept[key][0][0] == key for key in kept), "a question is made of its passage's words"
+    for key, hits in skipped.items():
+        assert [passage for passage, _ in hits][:4] == [passage for passage, _ in kept[key]][1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "found"),
+    [
+        ("sets: [a", InputError, "suite.yaml:1: not YAML"),
+        ("a: 1", InputError, "no sets"),
+        ("sets: {a: {folder: data, splits: dev}}", ConfigError, "sets.a.splits; did you mean split"),
+        ("sets: {a: {folder: data, split: 3}}", ConfigError, "sets.a.split=3 is not a text"),
+        ("sets: {a: {folder: data, split: dev}}", InputError, "a: no qrels, .* it has the splits test, choose with split=NAME"),
+        ("sets: {a: {folder: data, corpus: no.tsv}}", InputError, "a: no such file"),
+        ("sets: {a: nowhere}", InputError, "a: no such folder"),
+        ("sets: {cache: data}", InputError, "cannot be called cache"),
+        ("sets: {../a: data}", InputError, "cannot be that of a folder"),
+        ("sets: [data, x/data]", InputError, "same name"),
+        ("sets: !!python/object/apply:os.getcwd []", InputError, "not YAML"),
+    ],
+)
+def test_a_suite_that_cannot_be_read_says_why(beir: Path, tmp_path: Path, text: str, error: type[Exception], found: str) -> None:
+    shutil.copytree(beir / "first", tmp_path / "data")
+    (tmp_path / "suite.yaml").write_text(text)
+    with pytest.raises(error, match=found):
+        read_suite(tmp_path / "suite.yaml")
+
+
+def test_folders_that_are_no_suite_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        read_suite(tmp_path / "none")
+    with pytest.raises(InputError, match="holds no test set"):
+        read_suite(tmp_path)
+
+
+def foreign_run(folder: Path) -> tuple[Path, Path]:
+    """A run of another program: ties, scores that float32 makes equal, ranks that say something else, more and fewer questions."""
+    rng = random.Random(0)
+    passages = [f"d{number}" for number in range(300)]
+    lines, grades = [], []
+    for question in range(30):
+        for rank, passage in enumerate(rng.sample(passages, 150)):
+            score = rng.choice([rng.randrange(12), 1 + rng.random() * 1e-9, rng.gauss(0, 5)])
+            lines.append(f"{question} Q0 {passage} {150 - rank} {score!r} other")
+        grades += [f"{question + 2} 0 {passage} {rng.choice([0, 0, 1, 2, -1])}" for passage in rng.sample(passages, 40)]
+    (folder / "other.run").write_text("\n".join(lines) + "\n")
+    (folder / "qrels.txt").write_text("\n".join(grades) + "\n")
+    return folder / "other.run", folder / "qrels.txt"
+
+
+def test_a_run_of_another_program_has_the_metrics_of_trec_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_file, qrels_file = foreign_run(tmp_path)
+    assert main([f"run_file={run_file}", f"qrels={qrels_file}", f"metrics_file={tmp_path / 'm.json'}"]) == 0
+    found = read_metrics(tmp_path / "m.json")
+    assert found.each is not None
+    qrels, run = read_qrels(qrels_file), {}
+    for line in run_file.read_text().splitlines():
+        question, _, passage, _, score, _ = line.split()
+        run.setdefault(question, {})[passage] = float(score)
+    measures = {"map", "recip_rank", "ndcg_cut.10", "recall.20,100", "success.5"}
+    reference = pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(run)
+    names = {"map": "map", "ndcg_cut_10": "ndcg@10", "recall_20": "recall@20", "recall_100": "recall@100", "success_5": "accuracy@5"}
+    assert len(reference) == 28
+    for theirs, ours in names.items():
+        values = found.each.judged(ours)
+        assert len(values) == 30
+        for question, expected in reference.items():
+            assert values[question] == pytest.approx(expected[theirs], abs=1e-12)
+        mean = sum(one[theirs] for one in reference.values()) / 30  # trec_eval -c: the two that are not in the run count as 0
+        assert found.metrics[ours] == pytest.approx(mean, abs=1e-12)
+    for question, expected in reference.items():
+        reciprocal = expected["recip_rank"]
+        assert found.each.judged("mrr@100")[question] == pytest.approx(reciprocal if reciprocal >= 0.01 else 0, abs=1e-12)
+    assert "qrels, 30 questions" in capsys.readouterr().out
+
+
+def test_what_an_evaluation_writes_trec_eval_reads(evaluated: Path) -> None:
+    qrels = read_qrels(evaluated / "second" / "qrels.txt")
+    run = {key: dict(hits) for key, hits in read_trec_run(evaluated / "second" / "dense.run").items()}
+    reference = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"}).evaluate(run)
+    stored = read_metrics(evaluated / "second" / "dense.json")
+    assert stored.each is not None
+    assert stored.each.judged("ndcg@10") == pytest.approx({key: one["ndcg_cut_10"] for key, one in reference.items()}, abs=1e-12)
+
+
+def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_file, _ = foreign_run(tmp_path)
+    assert main([]) == main([f"run_file={run_file}"]) == main(["suite=x", "output_dir=y", "systems=[bm25]", "qrels=z"]) == 2
+    assert "neither suite nor run_file" in (errors := capsys.readouterr().err)
+    assert "qrels is not set" in errors and "qrels belongs to run_file" in errors
+    (tmp_path / "others.txt").write_text("x 0 d1 1\n")
+    assert main([f"run_file={run_file}", f"qrels={tmp_path / 'others.txt'}"]) == 3
+    assert "no question of the run has judgements: the run has '0', the judgements 'x'" in capsys.readouterr().err
+
+
+def test_evaluations_are_compared_set_by_set(
+    world: World, beir: Path, evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare([str(evaluated), "--metrics", "ndcg@10"]) == 0  # the systems of one evaluation
+    printed = capsys.readouterr().out
+    assert "2 runs against bm25: 8 to 12 judged questions; Holm over 6 comparisons" in printed
+    assert "second, hybrid, nDCG@10" in printed and "mean of 2 sets, dense, nDCG@10" in printed
+    assert main(arguments(world, tmp_path / "cut", beir, "dimensions=8", "systems=[dense]")) == 0
+    out = tmp_path / "out.json"
+    assert compare([f"whole={evaluated}", f"cut={tmp_path / 'cut'}", "--out", str(out)]) == 0
+    assert "cut against whole: 8 to 12 judged questions; Holm over 15 comparisons" in capsys.readouterr().out
+    stored = json.loads(out.read_text())
+    values = [read_metrics(folder / "second" / "dense.json").metrics["mrr@10"] for folder in (evaluated, tmp_path / "cut")]
+    (test,) = (test for test in stored["tests"] if (test["question_set"], test["metric"]) == ("second", "mrr@10"))
+    assert (test["first"], test["second"]) == pytest.approx(tuple(values))
+    assert {one["set"] for one in stored["changed"]} == stored["sets"].keys() == {"first", "second"}
+    with pytest.raises(InputError, match="has no results of hybrid, expected --system with one of dense"):
+        compare([f"whole={evaluated}", f"cut={tmp_path / 'cut'}", "--system", "hybrid"])
+    with pytest.raises(InputError, match=r"no results\.json"):
+        compare([str(beir)])
