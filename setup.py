@@ -65,6 +65,7 @@ setup(
         "lora": ["peft>=0.19,<0.23"],
         "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "stores": ["lancedb>=0.30,<0.41", "psycopg[binary]>=3.2,<4", "pgvector>=0.4,<0.6"],
+        "mteb": ["mteb>=2.26,<3"],
         "bench": ["sentence-transformers>=5.3,<7"],
         "dev": [
             "hypothesis",

@@ -48,7 +48,7 @@ class MtebModel:
     """
 
     def __init__(self, model: BiEncoder, *, name: str = "dpr/model", cache_dir: str | Path | None = None, instruction: str = "") -> None:
-        self._mteb = require("mteb", extra="mteb", purpose=PURPOSE)
+        require("mteb", extra="mteb", purpose=PURPOSE)
         self.model, self.name, self.instruction = model, name, instruction
         self.cache = cache_root(None) / "mteb" if cache_dir is None else Path(cache_dir)
         self._shards: list[VectorShard] = []
@@ -56,11 +56,9 @@ class MtebModel:
     @property
     def mteb_model_meta(self) -> Any:
         """Name, fingerprint and similarity, as mteb files them."""
-        from importlib import import_module
-
-        meta = import_module("mteb.models.model_meta")
+        meta = require("mteb.models.model_meta", extra="mteb", purpose=PURPOSE)
         facts = {"name": self.name, "revision": self.model.fingerprint, "similarity_fn_name": meta.ScoringFunction.DOT_PRODUCT}
-        return self._mteb.ModelMeta.create_empty(overwrites=facts)
+        return meta.ModelMeta.create_empty(overwrites=facts)
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], *, task_metadata: Any, prompt_type: Any = None, **options: Any) -> np.ndarray:
         """Vectors (N, D) float32 of the batches: of questions where mteb says so, else of passages."""
@@ -166,7 +164,7 @@ def _loaded_task(name: str) -> Any:
         raise InputError(f"mteb's task {name} is of type {task.metadata.type}", expected="a retrieval task; mteb.evaluate runs the others")
     try:
         task.load_data()
-        task.convert_v1_dataset_format_to_v2()
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
     except DprError:
         raise
     except Exception as error:  # data sets raise anything, from no network to a changed column
