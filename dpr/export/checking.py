@@ -61,13 +61,13 @@ def nasty_texts(tensorizer: Tensorizer) -> Texts:
     def words(count: int) -> str:
         return " ".join(tensorizer.tokenizer.decode(rng.choices(ids, k=count)).split())
 
-    lengths = (3, 7, 12, tensorizer.sequence_length // 2, 2 * tensorizer.sequence_length)
-    longest = f"{_SHORT[0]} " * tensorizer.sequence_length
-    texts = [*_SHORT, longest.strip(), *(words(count) for count in lengths for _ in range(2))]
-    texts = [text for text in texts if text]
+    lengths = (3, 7, 12, tensorizer.sequence_length // 2)
+    short = [text for text in (*_SHORT, *(words(count) for count in lengths for _ in range(2))) if text]
+    long = words(2 * tensorizer.sequence_length)
+    texts = [*short, long]
     passages = [Passage(text) for text in texts]
-    passages += [Passage(text, title) for text, title in zip(texts[1:], texts[:-1], strict=True)]
-    passages += [Passage(longest.strip(), longest.strip()), Passage(texts[0], longest.strip())]
+    passages += [Passage(text, title) for text, title in zip(short[1:], short[:-1], strict=True)]
+    passages += [Passage(long, short[0]), Passage(short[0], long), Passage(long, long)]
     if tensorizer.tokenizer("", add_special_tokens=True)["input_ids"]:
         texts, passages = [*texts, ""], [*passages, Passage(""), Passage("", texts[0])]
     return Texts(texts, passages)

@@ -22,7 +22,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 
 _TYPES = "embeddings.token_type_embeddings.weight"
-_BATCH = 16
+_BATCH = 8
 
 
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:

@@ -43,6 +43,7 @@ OWN = "dpr"
 """Under this key the library's file states what it has no place for: the title template, and that questions' apostrophes become plain."""
 _MODULES = "sentence_transformers.models"  # names that all versions know; later ones have others besides
 _POOLINGS = {"cls": "cls", "mean": "mean", "weighted_mean": "weightedmean", "max": "max", "last": "lasttoken"}
+_BATCH = 8
 _NAMES = ("query", "document", "passage", "corpus")
 
 
@@ -175,7 +176,7 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     """Vectors by the library alone; passages as its users give them."""
     model = _loaded(folder)
     if side == "question":
-        return np.asarray(model.encode_query(list(items), show_progress_bar=False), np.float32)
+        return np.asarray(model.encode_query(list(items), batch_size=_BATCH, show_progress_bar=False), np.float32)
     template = read_json(folder / LIBRARY)[OWN]["title_template"]
 
     def document(passage: Passage) -> Any:
@@ -183,7 +184,9 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         return (shown.title, shown.text) if shown.title else shown.text
 
     def encoded(passages: list[Passage]) -> np.ndarray:
-        return np.asarray(model.encode_document([document(passage) for passage in passages], show_progress_bar=False), np.float32)
+        return np.asarray(
+            model.encode_document([document(each) for each in passages], batch_size=_BATCH, show_progress_bar=False), np.float32
+        )
 
     return in_order(items, encoded, encoded)
 

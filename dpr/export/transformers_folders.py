@@ -33,7 +33,7 @@ from dpr.formats.durable import read_json
 from dpr.models.biencoder import BiEncoder
 
 VECTORS = "vectors.json"
-_BATCH = 16
+_BATCH = 8
 _POOLED = {
     "cls": "states[:, 0]",
     "last": "states[range(len(states)), tokens.attention_mask.sum(1) - 1]",

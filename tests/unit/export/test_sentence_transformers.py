@@ -14,13 +14,15 @@ from dpr.cli.jobs import embed, retrieve
 from dpr.cli.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
-from dpr.export.checking import check
+from dpr.export.adapters import merged
+from dpr.export.checking import check, nasty_texts
 from dpr.export.folders import export_folder
 from dpr.export.registry import format_of
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import verify_folder
 from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.models.biencoder import BiEncoder
 from examples.sentence_transformers_evaluator import evaluate
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
 from tests.helpers.tiny import sentence
@@ -37,6 +39,9 @@ def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     assert found is not None and max(found[:2]) < 1e-5
     print(f"{name}: {found}")
     assert not verify_folder(tmp_path / "out")
+    model, again, texts = merged(model), BiEncoder.load(tmp_path / "out"), nasty_texts(model.tensorizer)
+    np.testing.assert_allclose(again.encode_questions(texts.questions), model.encode_questions(texts.questions), atol=1e-5)
+    np.testing.assert_allclose(again.encode_passages(texts.passages), model.encode_passages(texts.passages), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["shared", "two towers", "static", "decoder"])
