@@ -27,7 +27,8 @@ from dpr.formats.results import read_trec_run
 
 Settings = Mapping[str, object]
 
-REFERENCE, MINED = "static", "static, mined negatives"
+REFERENCE, MINED, TAUGHT = "static", "static, mined negatives", "static, mined negatives, teacher"
+STARTED = "transformer on the static start"
 CHOICE_SEED = 1
 SHOWN = {"squad": ("accuracy@20", "mrr@10"), "medquad": ("accuracy@20", "mrr@10"), "cranfield": ("ndcg@10", "mrr@10")}
 CHOSEN_BY = "mrr@10"
@@ -35,6 +36,7 @@ NEGATIVES = 3
 
 _UNTRAINED: Settings = {"train.max_steps": 1, "train.learning_rate": 0, "train.warmup_steps": 0}
 _POOLED_AS_STATIC: Settings = {"encoder.pooling": "idf", "loss.temperature": 0.05}
+_STARTED: Settings = {**_POOLED_AS_STATIC, "encoder.residual_words": "true"}
 _TAUGHT: Settings = {"loss.nll_weight": 0.2, "loss.kl_weight": 1}
 
 
@@ -45,6 +47,8 @@ class Condition:
     base: str
     candidates: tuple[tuple[str, Settings], ...] = (("train", {}),)
     fixed: Settings = field(default_factory=dict)
+    as_chosen_for: str | None = None
+    """A condition whose choice of files and settings is taken over."""
 
 
 def _rates(*values: float) -> tuple[tuple[str, Settings], ...]:
@@ -59,10 +63,14 @@ CONDITIONS = {
     "static, untrained": Condition("static", (("train", _UNTRAINED),)),
     REFERENCE: Condition("static", _rates(0.002, 0.005, 0.02)),
     MINED: Condition("static", (("bm25", {}), ("own", {})), {"train.hard_negatives": NEGATIVES}),
-    "static, mined negatives, teacher": Condition("static", _temperatures(0.05, 0.2), {"train.hard_negatives": NEGATIVES, **_TAUGHT}),
+    TAUGHT: Condition("static", _temperatures(0.05, 0.2), {"train.hard_negatives": NEGATIVES, **_TAUGHT}),
     "transformer": Condition("quickstart", fixed={"loss.temperature": 0.07}),
     "transformer, idf pooling": Condition("quickstart", fixed=_POOLED_AS_STATIC),
-    "transformer on the static start": Condition("quickstart", fixed={**_POOLED_AS_STATIC, "encoder.residual_words": "true"}),
+    STARTED: Condition("quickstart", fixed=_STARTED),
+    f"{STARTED}, mined negatives": Condition("quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=MINED),
+    f"{STARTED}, mined negatives, teacher": Condition(
+        "quickstart", fixed={**_STARTED, "train.hard_negatives": 1, **_TAUGHT}, as_chosen_for=TAUGHT
+    ),
 }
 
 
@@ -138,7 +146,10 @@ class Study:
         if times.exists():
             return model
         condition = CONDITIONS[name]
-        files, choice = condition.candidates[number]
+        if condition.as_chosen_for:
+            files, choice = CONDITIONS[condition.as_chosen_for].candidates[self._best(condition.as_chosen_for)]
+        else:
+            files, choice = condition.candidates[number]
         settings: dict[str, object] = {
             "encoder": condition.base,
             "encoder.pretrained_model_cfg": self.out / f"encoder_{condition.base}",
