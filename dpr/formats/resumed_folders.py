@@ -79,8 +79,13 @@ class ResumedFolder:
 
     def _resume(self) -> None:
         progress = read_json(self.folder / _PROGRESS)
-        self._require_same(progress.get("made_of"))
-        self.steps, self._sizes = int(progress["steps"]), dict(progress["bytes"])
+        try:
+            made_of, self.steps = progress["made_of"], int(progress["steps"])
+            self._sizes = {str(name): int(size) for name, size in progress["bytes"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            hint = f"remove {self.folder} and rerun the same command"
+            raise InputError("does not say how far the output is", file=self.folder / _PROGRESS, hint=hint) from None
+        self._require_same(made_of)
         for path in [path for path in self.folder.rglob("*") if path.is_file()]:
             name = path.relative_to(self.folder).as_posix()
             if name not in (_PROGRESS, *self._sizes):

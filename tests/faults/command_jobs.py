@@ -65,6 +65,8 @@ JOBS = {
         Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
         Job("export to=transformers", "export to=transformers model_file=in/model out=out/hf", ""),
         Job("export to=vectors", "export to=vectors model_file=in/model encoded_ctx_files=[in/wiki_*] out_file=out/wiki", "wiki_0"),
+        Job("export to=parquet", "export to=parquet vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store", "corpus.tsv"),
+        Job("export to=faiss", "export to=faiss vectors=in/vectors_0 ctx_datasets=in/corpus.tsv out=out/store", "corpus.tsv"),
         Job("embed", f"embed {' '.join(DENSE)} ctx_src=in/corpus.tsv out_file=out/vectors chunk_size=16", "corpus.tsv"),
         Job(
             "retrieve indexer=bm25",

@@ -166,6 +166,10 @@ def test_what_is_unfinished_of_something_else_is_refused(inputs: Path, tmp_path:
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(InputError, match="is shorter than it was written"):
         write_files(open_rows(inputs), tmp_path / "out", FILE_FORMATS["parquet"])
+    for progress in ("[]", "{}", '{"made_of": 1, "steps": 1, "bytes": [1]}', "x"):
+        (tmp_path / "out.unfinished" / "progress.json").write_text(progress)
+        with pytest.raises(InputError, match=r"progress\.json:.* (does not say how far|not JSON)"):
+            write_files(open_rows(inputs), tmp_path / "out", FILE_FORMATS["parquet"])
 
 
 def write_named(rows: Any, name: str, target: str) -> None:
