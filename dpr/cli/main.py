@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("dpr.cli.report", "a page of curves, metrics and example questions of a run"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
     "export": ("dpr.cli.jobs", "write a model in another program's format"),
+    "push": ("dpr.cli.jobs", "upload an exported folder to the Hugging Face hub"),
     "verify": ("dpr.cli.verify", "check output folders and files against their checksums"),
     "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
 }

@@ -161,7 +161,8 @@ class Tensorizer:
         texts = [self.question_text(question, **decorated) for question in questions if isinstance(question, str)]
         encoded = iter(self._encode(texts, None, self.question_length))
         return [
-            (next(encoded) if isinstance(question, str) or rule is None else rule.join(None, question, self.question_length)) or self._empty
+            (next(encoded) if isinstance(question, str) or rule is None else rule.join(None, question, self.question_length))
+            or self.empty_tokens
             for question in questions
         ]
 
@@ -184,7 +185,7 @@ class Tensorizer:
             first, second = ([shown.title for _, shown in rows], bodies) if titled else (bodies, None)
             for (row, _), tokens in zip(rows, self._encode(first, second, self.sequence_length), strict=True):
                 result[row] = tokens
-        return [tokens or self._empty for tokens in result]
+        return [tokens or self.empty_tokens for tokens in result]
 
     def bare_tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of texts as they are: without special tokens, whatever the length."""
@@ -221,13 +222,13 @@ class Tensorizer:
         if isinstance(passage, StoredPassage):
             if self.text.title_template and (title := passage.tokens().title) is not None:
                 head = len(title)
-            return self._rule().crop(*self._stored_parts(passage), max_tokens, generator, head=head) or self._empty
+            return self._rule().crop(*self._stored_parts(passage), max_tokens, generator, head=head) or self.empty_tokens
         shown = presented(passage, self.text)
         pair = (shown.title, shown.text) if shown.title else (shown.text,)
         encoding = self.tokenizer(*([part] for part in pair), add_special_tokens=True, truncation=False, verbose=False).encodings[0]
         tokens, segments = encoding.ids, encoding.sequence_ids
         if len(tokens) <= max_tokens:
-            return list(tokens) or self._empty
+            return list(tokens) or self.empty_tokens
         head = tokens_before(encoding, shown.head) if shown.head else head
         of_text = [index for index, segment in enumerate(segments) if segment == len(pair) - 1]
         of_title = [index for index, segment in enumerate(segments) if len(pair) == 2 and segment == 0]
@@ -236,7 +237,7 @@ class Tensorizer:
             of_title, of_text = of_text[:head], of_text[head:]
         kept_title, window = crop_window(len(of_title), len(of_text), max_tokens - num_special, generator)
         kept = {*of_title[:kept_title], *of_text[window], *(index for index, segment in enumerate(segments) if segment is None)}
-        return [token for index, token in enumerate(tokens) if index in kept] or self._empty
+        return [token for index, token in enumerate(tokens) if index in kept] or self.empty_tokens
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
         """Replaces ordinary tokens by the mask token, each with the given probability."""
@@ -276,7 +277,7 @@ class Tensorizer:
         return len(self.bare_tokens([prompt])[0]) if prompt else 0
 
     @cached_property
-    def _empty(self) -> list[int]:
+    def empty_tokens(self) -> list[int]:
         """Stands for a text without any token, which a tokenizer without special tokens makes of an empty one."""
         names = ("eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id")
         return [next((token for name in names if (token := getattr(self.tokenizer, name)) is not None), 0)]

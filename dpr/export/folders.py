@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpr.core.logs import get_logger
 from dpr.export.adapters import merged
-from dpr.export.checking import Texts, check, described
+from dpr.export.checking import Texts, check, described, made_up_texts
+from dpr.export.hub import ATTRIBUTES, LARGE_FILES
+from dpr.export.model_card import README, CardFacts, model_card
+from dpr.export.onnx_folder import write_precisions
 from dpr.export.registry import format_of
 from dpr.export.tower_files import without_bars
 from dpr.formats.durable import durable_folder
@@ -15,34 +19,45 @@ from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
 
-README = "README.md"
 
-
-def export_folder(model: BiEncoder, target: Path, name: str, *, source: str, more: Texts | None = None) -> None:
+def export_folder(
+    model: BiEncoder,
+    target: Path,
+    name: str,
+    *,
+    source: str,
+    facts: CardFacts | None = None,
+    more: Texts | None = None,
+    precisions: Sequence[str] = (),
+) -> None:
     """Writes ``model`` to ``target`` in the format ``name``, adapters merged; nothing if it is there already, made of the same model.
 
     Args:
         source: the model's name in messages.
+        facts: what the model card says besides what the model shows.
         more: texts to compare besides the usual ones.
+        precisions: of further graphs (``onnx``).
 
     Raises:
         InputError: the format cannot say what the model does, the other library gives other vectors, or ``target`` is something else.
         OutputError: it cannot be written.
     """
-    form, made_of = format_of(name), {"format": name, "model": model.fingerprint}
+    form, facts = format_of(name), facts or CardFacts(target.name)
+    made_of = {"format": name, "model": model.fingerprint, **({"precisions": list(precisions)} if precisions else {}), **facts.chosen()}
     with output(target, made_of, overwrite=None) as is_missing:
         if not is_missing:
             return
         whole = merged(model)
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
-            (folder / README).write_text(_readme(target.name, name, form.usage(whole)), encoding="utf-8")
+            (folder / ATTRIBUTES).write_text(LARGE_FILES)
             with without_bars():
                 difference = check(whole, folder, form, source, more=more)
+            measured = {}
+            if precisions:
+                measured = write_precisions(folder, precisions, more or made_up_texts(whole.tensorizer, questions=100, passages=400))
+            card = model_card(whole, facts, to=name, usage=form.usage(whole), difference=difference, precisions=measured)
+            (folder / README).write_text(card, encoding="utf-8")
     if difference is not None:
         logger.info("%s", described(difference, form))
     logger.info("%s written: %d weights of %d dimensions", target, len(whole.weights()), whole.dimension)
-
-
-def _readme(title: str, name: str, usage: str) -> str:
-    return f"# {title}\n\nMade by `dpr export to={name}`. Its vectors, where PATH is this folder:\n\n```python\n{usage}```\n"

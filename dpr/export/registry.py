@@ -30,6 +30,8 @@ class Format:
     """The package that ``encode`` imports."""
     install: str
     """What pip installs for it."""
+    sides: tuple[str, ...] = ("question", "ctx")
+    """Those that ``encode`` knows."""
     bar: float = 1e-5
     """The largest difference of a number of a vector, in units of the vectors' largest number if that is above 1."""
 

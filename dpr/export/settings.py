@@ -14,6 +14,8 @@ MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers",
     "transformers": "dpr.export.transformers_folders",
     "hf-dpr": "dpr.export.hf_dpr",
+    "onnx": "dpr.export.onnx_folder",
+    "pyserini": "dpr.export.pyserini",
 }
 """Folders that other libraries load: name -> the module whose ``FORMAT`` writes it."""
 
@@ -25,8 +27,9 @@ class ExportConfig(StoreSettings):
     to: str = setting("dpr", choices=("dpr", "model", "peft", "vectors", *MODEL_FORMATS, *STORES))
     """dpr: a checkpoint file that the original DPR loads; model: a folder with the whole model, adapters merged; peft: its adapters, each
     in a folder as peft writes it; vectors: folders of vectors from the original's embedding files; sentence-transformers, transformers and
-    hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors; lancedb,
-    pgvector, parquet, faiss, qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and their passages."""
+    hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs
+    that onnxruntime serves without torch; pyserini: an encoder of questions for its dense search; lancedb, pgvector, parquet, faiss,
+    qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and their passages."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
@@ -39,6 +42,13 @@ class ExportConfig(StoreSettings):
     libraries usually differ. For folders that other libraries load."""
     dimensions: int = setting(0, unit="dimensions", least=0)
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
+    precisions: list[str] | None = setting(None, choices=("fp16", "int8"))
+    """For to=onnx: further graphs with numbers of 16 bits or weights of 8; the log and serving.json say how many of the ten best passages
+    stay the same, on check_texts or on made-up texts."""
+    license: str | None = None
+    """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0; absent = none is named."""
+    results: list[str] | None = None
+    """For the model card: metrics files of dpr retrieve (metrics_file=...) whose metrics it shows."""
     encoded_ctx_files: Any = None
     """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your word."""
     allow_other_vectors: bool = False
@@ -58,10 +68,11 @@ class ExportConfig(StoreSettings):
             )
         if (self.to == "vectors") != bool(self.patterns()):
             raise ConfigError("encoded_ctx_files belongs to to=vectors, e.g. to=vectors encoded_ctx_files=[wiki_passages_*]")
-        if self.check_texts is not None and self.to not in MODEL_FORMATS:
-            raise ConfigError(
-                f"check_texts={self.check_texts} belongs to to={', '.join(MODEL_FORMATS)}; to={self.to} is opened by no other library"
-            )
+        for key in ("check_texts", "license", "results"):
+            if getattr(self, key) is not None and self.to not in MODEL_FORMATS:
+                raise ConfigError(f"{key} belongs to to={', '.join(MODEL_FORMATS)}, not to={self.to}; leave it out")
+        if self.precisions and self.to != "onnx":
+            raise ConfigError(f"precisions belongs to to=onnx, not to={self.to}; leave it out")
 
     def patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""

@@ -128,23 +128,36 @@ class Encoder(nn.Module):
             if self.is_packed:
                 vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2])
             else:
-                vectors = self._padded_vectors(batch)
+                vectors = self._pooled(*batch.padded(pad_id(self.config)), batch.position)
+        return self._finished(vectors)
+
+    def of_padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """As ``forward``, of sequences padded at their ends: ``input_ids`` (N, L) and ``mask`` (N, L), True at real tokens."""
+        with self.adapter.active() if self.adapter else nullcontext():
+            return self._finished(self._pooled(input_ids, mask, torch.zeros_like(input_ids[:, 0])))
+
+    def _pooled(self, input_ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        """The definition of the vectors, which the packed forward is tested against: (N, V).
+
+        The shapes follow from those of the arguments alone, so that one graph computes any batch (``dpr.export.onnx_graph``).
+        """
+        original, options = mask, dict[str, Tensor]()
+        if self._last is not None:
+            places = torch.arange(input_ids.shape[1] + 1, device=mask.device)[None]
+            lengths = mask.sum(1, keepdim=True)
+            is_added = (places == lengths) & (lengths <= self._last.position)
+            original, input_ids = nn.functional.pad(mask, (0, 1)), nn.functional.pad(input_ids, (0, 1))
+            mask, input_ids = original | is_added, torch.where(is_added, self._last.token, input_ids)
+            positions = torch.where(is_added, self._last.position, places) + self._last.first
+            options["position_ids"] = torch.where(mask, positions, 0)
+        hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), **options).last_hidden_state
+        return self.pooling.padded(hidden, input_ids, original, position)
+
+    def _finished(self, vectors: Tensor) -> Tensor:
+        """Pooled vectors (N, V) projected, cut and scaled: (N, D)."""
         if self.encode_proj is not None:
             vectors = self.encode_proj(vectors)
         if self.dimension < vectors.shape[1]:
             vectors = vectors[:, : self.dimension]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
-
-    def _padded_vectors(self, batch: TokenBatch) -> Tensor:
-        """The definition of the vectors, which the packed forward is tested against."""
-        if self._last is None:
-            input_ids, mask = batch.padded(pad_id(self.config))
-            hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64)).last_hidden_state
-            return self.pooling.padded(hidden, input_ids, mask, batch.position)
-        longer = batch.with_last_token(self._last.token, self._last.position)
-        input_ids, mask = longer.batch.padded(pad_id(self.config))
-        positions, original = torch.zeros_like(input_ids), torch.zeros_like(mask)
-        positions[mask], original[mask] = longer.positions + self._last.first, longer.is_original
-        hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), position_ids=positions).last_hidden_state
-        return self.pooling.padded(hidden, input_ids, original, batch.position)

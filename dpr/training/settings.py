@@ -188,6 +188,9 @@ class Periods(Settings):
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     load_best_at_end: bool = setting(False, on_resume=NO_EFFECT)
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
+    export: list[str] | None = setting(None, on_resume=NO_EFFECT)
+    """When dpr train ends, write the best checkpoint in these formats, as <output_dir>/export/<format>: sentence-transformers,
+    transformers, hf-dpr, onnx, pyserini (docs/interop.md)."""
     callbacks: Any = setting(None, on_resume=WARNED)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
     leave_out: list[str] | None = setting(None, on_resume=WARNED)

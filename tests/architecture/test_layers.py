@@ -34,7 +34,7 @@ LAYERS = {
 ROOMS = {
     "transformers": ("dpr/models/", "dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/"),
     "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/"),
-    "huggingface_hub": ("dpr/models/", "dpr/core/offline.py"),
+    "huggingface_hub": ("dpr/models/", "dpr/core/offline.py", "dpr/export/"),
     "safetensors": ("dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),
     "pyarrow": ("dpr/formats/",),

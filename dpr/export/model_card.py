@@ -1,0 +1,180 @@
+"""The model card of an exported folder: README.md with the head that model hubs read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpr import __version__
+from dpr.evaluation.report.reading import Retrieval
+from dpr.export.checking import Difference
+from dpr.models.biencoder import BiEncoder
+
+README = "README.md"
+_TASK = "information-retrieval"
+_READ_HERE = ("sentence-transformers", "hf-dpr")
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What a card says beyond the model itself; whatever is not known stays out of it."""
+
+    name: str
+    license: str | None = None
+    base_model: str | None = None
+    """The name of the model that training began with, where it is one of a hub and not a folder."""
+    command: str = ""
+    seed: int | None = None
+    data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fingerprints of the data by what they are of."""
+    validation: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the checkpoint's own validation."""
+    retrievals: Sequence[Retrieval] = ()
+
+    def chosen(self) -> dict[str, Any]:
+        """What a person chose of it, without what is not given."""
+        chosen = {"license": self.license, "results": [[each.label, each.metrics] for each in self.retrievals]}
+        return {name: value for name, value in chosen.items() if value}
+
+
+def model_card(
+    model: BiEncoder,
+    facts: CardFacts,
+    *,
+    to: str,
+    usage: str,
+    difference: Difference | None,
+    precisions: Mapping[str, Mapping[str, float]],
+) -> str:
+    """README.md of a folder of the format ``to``.
+
+    Args:
+        usage: lines of Python that load it.
+        difference: how far the other library's vectors are from the model's; None where that was not measured.
+        precisions: what ``dpr.export.onnx_folder.write_precisions`` measured.
+    """
+    sections = [f"# {facts.name}", _what(model), _use(usage, to), _results(facts), _checks(difference, precisions), _training(facts)]
+    head = f"---\n{_head(facts, to)}---\n\n"
+    return head + "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _head(facts: CardFacts, to: str) -> str:
+    """The YAML part."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    measured: list[tuple[str, Mapping[str, float]]] = [
+        (retrieval.question_set or retrieval.label, retrieval.metrics) for retrieval in facts.retrievals
+    ]
+    measured += [("validation", facts.validation)] if facts.validation else []
+    results = [
+        EvalResult(
+            task_type=_TASK, dataset_type=set_name, dataset_name=set_name, metric_type=name.replace("@", "_at_"), metric_name=name,
+            metric_value=round(value, 6),
+        )
+        for set_name, metrics in measured
+        for name, value in metrics.items()
+    ]  # fmt: skip
+    library = {"sentence-transformers": "sentence-transformers", "transformers": "transformers", "hf-dpr": "transformers"}.get(to)
+    data = ModelCardData(
+        license=facts.license,
+        base_model=facts.base_model,
+        library_name=library or ("onnx" if to == "onnx" else None),
+        pipeline_tag="sentence-similarity" if to == "sentence-transformers" else "feature-extraction",
+        tags=["dense-retrieval", "bi-encoder", *([] if library == to else [to])],
+        model_name=facts.name if results else None,
+        eval_results=results or None,
+    )
+    return f"{data.to_yaml()}\n"
+
+
+def _what(model: BiEncoder) -> str:
+    settings, text = model.settings, model.tensorizer.text
+    layers = getattr(model.question_model.config, "num_hidden_layers", 0)
+    towers = "one tower for questions and passages" if settings.shared else "a tower for questions and one for passages"
+    lines = [
+        f"A bi-encoder for dense retrieval: {towers}. The score of a passage is the dot product of its vector and that of the question"
+        + (", which have length 1 (cosine similarity)." if settings.normalize else "."),
+        "",
+        "| | |",
+        "|---|---|",
+        f"| architecture | {model.question_model.config.model_type}, {layers} layers, {_millions(model)} million weights |",
+        f"| vectors | {model.dimension} dimensions; pooling: {settings.pooling}" + _more(settings) + " |",
+        f"| longest question | {model.tensorizer.question_length} tokens |",
+        f"| longest passage | {settings.sequence_length} tokens, title included |",
+    ]
+    prompts = {"prompt of questions": text.query_prompt, "prompt of passages": text.passage_prompt}
+    prompts |= {f"prompt {name}": prompt for name, prompt in sorted(text.prompts.items())}
+    prompts["title and text"] = text.title_template
+    lines += [f"| {name} | {_code(prompt)} |" for name, prompt in prompts.items() if prompt]
+    return "\n".join(lines)
+
+
+def _more(settings: Any) -> str:
+    return (f"; projection to {settings.projection_dim}" if settings.projection_dim else "") + (
+        f"; cut to the first {settings.dimensions}" if settings.dimensions else ""
+    )
+
+
+def _millions(model: BiEncoder) -> str:
+    return f"{sum(tensor.numel() for tensor in model.weights().values()) / 1e6:,.1f}"
+
+
+def _code(text: str) -> str:
+    """A text as code inside a table."""
+    return "`" + text.replace("\n", "\\n").replace("|", "\\|").replace("`", "'") + "`"
+
+
+def _use(usage: str, to: str) -> str:
+    """The other library's lines, and those of this one where it reads the folder."""
+    parts = [f"## Use\n\nPATH is this folder, or the name of the repository.\n\n```python\n{usage}```"]
+    if to in _READ_HERE:
+        own = """from dpr.core.records import Passage
+from dpr.models.biencoder import BiEncoder
+
+model = BiEncoder.load("PATH")
+questions = model.encode_questions(["a question"])
+passages = model.encode_passages([Passage("A text.", title="A title")])
+scores = questions @ passages.T
+"""
+        parts.append(f"With the toolkit that made it:\n\n```python\n{own}```")
+    return "\n\n".join(parts)
+
+
+def _results(facts: CardFacts) -> str:
+    if not facts.retrievals and not facts.validation:
+        return ""
+    rows = [
+        (f"{retrieval.question_set or retrieval.label} ({retrieval.num_questions} questions)", name, value)
+        for retrieval in facts.retrievals
+        for name, value in retrieval.metrics.items()
+    ]
+    rows += [("validation in training", name, value) for name, value in facts.validation.items()]
+    return "\n".join(["## Measured", "", "| set | metric | value |", "|---|---|---:|", *(f"| {a} | {b} | {c:.4f} |" for a, b, c in rows)])
+
+
+def _checks(difference: Difference | None, precisions: Mapping[str, Mapping[str, float]]) -> str:
+    lines = []
+    if difference is not None:
+        most = max(difference.questions, difference.passages)
+        lines = [f"Opened by that library, {difference.texts} texts had the model's own vectors to within {most:.1e}."]
+    rows = [
+        f"| {name} | {found['bytes'] / 1e6:.1f} | {found['top10_overlap']:.3f} | {found['least_cosine']:.5f} |"
+        for name, found in precisions.items()
+        if "top10_overlap" in found
+    ]
+    if rows:
+        found = next(found for found in precisions.values() if "questions" in found)
+        lines += ["", f"Against fp32, on {found['questions']:.0f} questions and {found['passages']:.0f} passages:", ""]
+        lines += ["| numbers | MB | share of the ten best that stay | least cosine |", "|---|---:|---:|---:|", *rows]
+    return "\n".join(lines).strip()
+
+
+def _training(facts: CardFacts) -> str:
+    lines = [f"Trained and exported with dpr {__version__}" + (f", seed {facts.seed}." if facts.seed is not None else ".")]
+    if facts.command:
+        lines += ["", "```", facts.command, "```"]
+    if facts.data:
+        lines += ["", "| data | fingerprint |", "|---|---|"]
+        lines += [f"| {name} | `{found}` |" for name, all_found in facts.data.items() for found in all_found]
+    return "\n".join(["## Training", "", *lines])

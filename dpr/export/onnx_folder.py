@@ -1,0 +1,161 @@
+"""A model as a folder that onnxruntime and tokenizers serve, without torch: a graph and a tokenizer for each side.
+
+onnx/question_encoder.onnx   input_ids, attention_mask (batch, length) -> sentence_embedding (batch, D); onnx/encoder.onnx if shared
+onnx/ctx_encoder.onnx        further files of the same names end in _fp16 and _int8
+question_tokenizer.json      with the length that it cuts to
+ctx_tokenizer.json
+serving.json                 which file is which side's, and what is put around texts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.lazy import require
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage
+from dpr.data.settings import TextSettings
+from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
+from dpr.export.checking import Texts
+from dpr.export.onnx_graph import EXTRA, GraphEncoder, file_size, overlap, tokenizer_for_serving, write_graph, write_lower
+from dpr.export.registry import Format
+from dpr.formats.checkpoints import write_json_file
+from dpr.formats.durable import read_json
+from dpr.models.biencoder import BiEncoder
+from dpr.models.trials import pad_id
+
+logger = get_logger(__name__)
+
+SERVING = "serving.json"
+FORMAT_VERSION = 1
+SIDES = ("question", "ctx")
+
+
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Writes graphs, tokenizers and ``serving.json`` of a model without adapters into an existing folder.
+
+    Raises:
+        ConfigError: the packages of the extra ``onnx`` are not installed.
+        InputError: a tower cannot be traced.
+    """
+    (folder / "onnx").mkdir()
+    tensorizer, text = model.tensorizer, model.tensorizer.text
+    lengths = {"question": tensorizer.question_length, "ctx": tensorizer.sequence_length}
+    serving: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "dimension": model.dimension,
+        "similarity": model.similarity,
+        "pad_id": pad_id(model.question_model.config),
+        "empty": tensorizer.empty_tokens,
+    }
+    for side in SIDES:
+        graph = "onnx/encoder.onnx" if model.settings.shared else f"onnx/{side}_encoder.onnx"
+        if not (folder / graph).exists():
+            write_graph(model.tower(side), folder / graph, source=source)
+        tokenizer = f"{side}_tokenizer.json"
+        tokenizer_for_serving(tensorizer, lengths[side]).save(str(folder / tokenizer))
+        serving[side] = {"graph": graph, "tokenizer": tokenizer, **_around(text, side)}
+    write_json_file(folder, SERVING, serving)
+
+
+def _around(text: TextSettings, side: str) -> dict[str, Any]:
+    """What is put around the texts of a side."""
+    if side == "ctx":
+        return {"prompt": text.passage_prompt, "title_template": text.title_template}
+    replaced = {TYPOGRAPHIC_APOSTROPHE: "'"} if text.plain_apostrophes else {}
+    return {"prompt": text.query_prompt, "prompts": dict(text.prompts), "replace": replaced}
+
+
+def encode(folder: Path, side: str, items: Sequence[Any], *, precision: str = "fp32") -> np.ndarray:
+    """Vectors (N, D) float32 of questions (texts) or passages, by onnxruntime and tokenizers and what the folder says alone.
+
+    Raises:
+        ConfigError: these packages are not installed.
+    """
+    serving = read_json(folder / SERVING)
+    part = serving[side]
+    tokenizer = require("tokenizers", extra=EXTRA, purpose="checking a written graph").Tokenizer.from_file(str(folder / part["tokenizer"]))
+    given = [_question(text, part) if isinstance(text, str) else _passage(text, part) for text in items]
+    sequences = [encoding.ids or serving["empty"] for encoding in tokenizer.encode_batch(given)]
+    return GraphEncoder(_of_precision(folder / part["graph"], precision), pad_id=serving["pad_id"]).encode(sequences)
+
+
+def _question(text: str, part: dict[str, Any]) -> str:
+    for old, new in part["replace"].items():
+        text = text.replace(old, new)
+    return str(part["prompt"] + text)
+
+
+def _passage(passage: Passage, part: dict[str, Any]) -> str | tuple[str, str]:
+    title, text, prompt = passage.title, passage.text.strip(), part["prompt"]
+    if not title:
+        return str(prompt + text)
+    if template := part["title_template"]:
+        before, between = template.removesuffix("{text}").split("{title}")
+        return f"{prompt}{before}{title}{between}{text}"
+    return prompt + title, text
+
+
+def _of_precision(graph: Path, precision: str) -> Path:
+    return graph if precision == "fp32" else graph.with_name(f"{graph.stem}_{precision}.onnx")
+
+
+def write_precisions(folder: Path, precisions: Sequence[str], texts: Texts) -> dict[str, Any]:
+    """Writes the graphs of ``folder`` in lower precisions beside them, and what that changes into ``serving.json``; returns that.
+
+    By precision: ``top10_overlap`` and ``least_cosine`` (``overlap``) on ``texts``, and the size of the graphs in ``bytes``.
+
+    Raises:
+        ConfigError: the packages of the extra ``onnx`` are not installed.
+    """
+    serving = read_json(folder / SERVING)
+    graphs = [folder / graph for graph in dict.fromkeys(serving[side]["graph"] for side in SIDES)]
+    expected = encode(folder, "question", texts.questions), encode(folder, "ctx", texts.passages)
+    measured: dict[str, dict[str, float]] = {"fp32": {"bytes": sum(map(file_size, graphs))}}
+    for precision in dict.fromkeys(precisions):
+        for graph in graphs:
+            write_lower(graph, _of_precision(graph, precision), precision)
+        found = (
+            encode(folder, "question", texts.questions, precision=precision),
+            encode(folder, "ctx", texts.passages, precision=precision),
+        )
+        size = sum(file_size(_of_precision(graph, precision)) for graph in graphs)
+        measured[precision] = {**overlap(found, expected), "bytes": size, "questions": len(found[0]), "passages": len(found[1])}
+        logger.info(
+            "%s: %.1f MB in place of %.1f MB; %.1f %% of the 10 best of %d passages for %d questions are those of fp32, least cosine %.5f",
+            *(precision, size / 1e6, measured["fp32"]["bytes"] / 1e6, 100 * measured[precision]["top10_overlap"]),
+            *(len(found[1]), len(found[0]), measured[precision]["least_cosine"]),
+        )
+    write_json_file(folder, SERVING, serving | {"precisions": measured})
+    return measured
+
+
+def usage(model: BiEncoder) -> str:
+    """How it is loaded."""
+    text = model.tensorizer.text
+    graphs = [f"PATH/onnx/{'encoder' if model.settings.shared else f'{side}_encoder'}.onnx" for side in SIDES]
+    if text.title_template:
+        passage = repr(text.passage_prompt + text.title_template.format(title="A title", text="A text."))
+    else:
+        passage = f'({text.passage_prompt + "A title"!r}, "A text.")'
+    return f"""import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+
+def encode(graph, tokenizer, text):
+    tokens = np.array([Tokenizer.from_file(tokenizer).encode(*(text if isinstance(text, tuple) else (text,))).ids])
+    return onnxruntime.InferenceSession(graph).run(None, {{"input_ids": tokens, "attention_mask": np.ones_like(tokens)}})[0]
+
+
+question = encode("{graphs[0]}", "PATH/question_tokenizer.json", {text.query_prompt + "a question"!r})
+passage = encode("{graphs[1]}", "PATH/ctx_tokenizer.json", {passage})
+score = question @ passage.T
+"""
+
+
+FORMAT = Format(write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4)

@@ -1,0 +1,94 @@
+"""The question tower as Pyserini's ``AutoQueryEncoder`` loads it, for an index of ``dpr export to=faiss``, whose folder is Pyserini's.
+
+Passages are encoded here: its document encoders join titles and texts otherwise, and know of no passage without a title.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.offline import no_downloads
+from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
+from dpr.export.registry import Format
+from dpr.export.tower_files import (
+    refuse,
+    refuse_unknown_vectors,
+    standard_backbone,
+    standard_pooling,
+    write_backbone,
+    write_tokenizer,
+)
+from dpr.formats.checkpoints import write_json_file
+from dpr.formats.durable import read_json
+from dpr.models.biencoder import BiEncoder
+
+ARGUMENTS = "pyserini.json"
+
+
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Fills ``folder``.
+
+    Raises:
+        InputError: Pyserini's encoder cannot give the model's vectors of questions.
+    """
+    refuse_unknown_vectors(model, source)
+    settings, prompt = model.settings, model.tensorizer.text.query_prompt
+    problems = {
+        f"its pooling is {settings.pooling}": standard_pooling(model) not in ("cls", "mean"),
+        "it has a projection": bool(settings.projection_dim),
+        f"its vectors are cut to {settings.dimensions} dimensions": bool(settings.dimensions),
+        f"the prompt of questions ({prompt!r}) does not end in a space, which Pyserini puts behind it": bool(prompt)
+        and not prompt.endswith(" "),
+        "its prompt has typographic apostrophes, and those of questions become plain": TYPOGRAPHIC_APOSTROPHE in prompt
+        and settings.plain_apostrophes,
+    }
+    refuse(problems, source, hint="search with vectors of questions, from BiEncoder.encode_questions, or with dpr retrieve")
+    write_backbone(standard_backbone(model.question_model, model.tensorizer.question_length), folder)
+    plain = settings.plain_apostrophes
+    write_tokenizer(model.tensorizer, folder, longest=model.tensorizer.question_length, plain_apostrophes=plain)
+    write_json_file(folder, ARGUMENTS, _arguments(model))
+
+
+def _arguments(model: BiEncoder) -> dict[str, Any]:
+    """Those of ``AutoQueryEncoder``; it puts a space behind the prefix."""
+    prompt = model.tensorizer.text.query_prompt
+    return {"pooling": standard_pooling(model), "l2_norm": model.settings.normalize, "prefix": prompt.removesuffix(" ") or None}
+
+
+def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
+    """Vectors of questions by transformers, one at a time, in the steps of Pyserini's ``AutoQueryEncoder``."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    stated = read_json(folder / ARGUMENTS)
+    with no_downloads():
+        model, tokenizer = AutoModel.from_pretrained(str(folder)), AutoTokenizer.from_pretrained(str(folder))
+    vectors = []
+    for question in items:
+        text = f"{stated['prefix']} {question}" if stated["prefix"] else question
+        tokens = tokenizer(text, add_special_tokens=True, return_tensors="pt", truncation="only_first", return_token_type_ids=False)
+        with torch.no_grad():
+            states = model(**tokens)[0]
+        vectors.append(states.mean(1)[0] if stated["pooling"] == "mean" else states[0, 0])
+    found = torch.stack(vectors)
+    return np.asarray(torch.nn.functional.normalize(found, dim=-1) if stated["l2_norm"] else found, np.float32)
+
+
+def usage(model: BiEncoder) -> str:
+    """How it is loaded."""
+    stated = _arguments(model)
+    prefix = f", prefix={stated['prefix']!r}" if stated["prefix"] else ""
+    return f"""from pyserini.encode import AutoQueryEncoder
+from pyserini.search.faiss import FaissSearcher
+
+encoder = AutoQueryEncoder("PATH", pooling={stated["pooling"]!r}, l2_norm={stated["l2_norm"]}{prefix})
+searcher = FaissSearcher("INDEX", encoder)  # INDEX is what dpr export to=faiss wrote
+hits = searcher.search("a question", k=10)
+"""
+
+
+FORMAT = Format(write, encode, usage, library="transformers", install="transformers", sides=("question",))

@@ -1,0 +1,75 @@
+"""The model card says what was measured and how the model came about, and nothing of whose machine it was on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpr.cli.jobs import export
+from dpr.cli.jobs import train as main
+from dpr.formats.durable import verify_folder
+from tests.helpers.tiny import training_folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("trained")
+    training_folder(folder, train=16, dev=6)
+    arguments = [
+        f"train_datasets={folder / 'train.json'}", f"dev_datasets=[{folder / 'dev.json'}]", f"output_dir={folder / 'run'}",
+        f"encoder.pretrained_model_cfg={folder / 'encoder'}", "encoder.pretrained=false", "encoder.sequence_length=24", "no_cuda=true",
+        "train.batch_size=8", "train.num_train_epochs=2", "train.hard_negatives=0", "train.export=[transformers]", "seed=7",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    return folder, arguments
+
+
+def test_training_ends_with_the_best_checkpoint_exported(trained: tuple[Path, list[str]]) -> None:
+    folder, arguments = trained
+    written = folder / "run" / "export" / "transformers"
+    assert not verify_folder(written)
+    before = {path: path.stat().st_mtime_ns for path in written.rglob("*")}
+    assert main(arguments) == 0  # a finished run has nothing to do
+    assert {path: path.stat().st_mtime_ns for path in written.rglob("*")} == before
+    assert main([*arguments[:-3], "train.num_train_epochs=3", "train.export=[transformers]", "resume=force"]) == 0
+    best = json.loads((folder / "run" / "run.json").read_text())["best_checkpoint"]
+    assert f"train.num_train_epochs={3 if best.endswith('step6') else 2}" in (written / "README.md").read_text()
+
+
+def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, _ = trained
+    metrics = {"question_set": "our-test", "num_questions": 12, "metrics": {"ndcg@10": 0.1234567, "mrr@10": 0.5}}
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    arguments = [f"model_file={folder / 'run'}", f"out={tmp_path / 'out'}", "to=transformers", "license=mit"]
+    assert export([*arguments, f"results=[{tmp_path / 'metrics.json'}]"]) == 0
+    text = (tmp_path / "out" / "README.md").read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert (head["license"], head["library_name"], head["pipeline_tag"]) == ("mit", "transformers", "feature-extraction")
+    results = {result["dataset"]["name"]: result["metrics"] for result in head["model-index"][0]["results"]}
+    assert [(metric["name"], metric["value"]) for metric in results["our-test"]] == [("ndcg@10", 0.123457), ("mrr@10", 0.5)]
+    assert {"eval/nll_loss"} <= {metric["name"] for metric in results["validation"]}
+    assert "train.batch_size=8" in text and "seed 7" in text and "| our-test (12 questions) | ndcg@10 | 0.1235 |" in text
+    state = json.loads(next((folder / "run").glob("*.step*/trainer_state.json")).read_text())
+    assert state["identity"]["fixed"]["train_datasets"][0] in text
+    assert str(folder) not in text and "base_model" not in head
+
+
+def test_a_card_without_facts_is_a_card(tmp_path: Path) -> None:
+    from dpr.export.folders import export_folder
+    from tests.helpers.exports import bert
+
+    export_folder(bert(tmp_path / "made_of"), tmp_path / "out", "transformers", source="model")
+    head = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
+    assert "license" not in head and "model-index" not in head
+
+
+def test_formats_are_refused_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"train_datasets={tmp_path}/none.json", f"output_dir={tmp_path / 'run'}", "train.export=[tensorflow]"]
+    assert main(arguments) != 0
+    (tmp_path / "train.json").write_text("[]")
+    arguments[0] = f"train_datasets={tmp_path}/train.json"
+    assert main(arguments) == 2
+    assert "train.export=tensorflow is not known" in capsys.readouterr().err
