@@ -26,6 +26,7 @@ from dpr.formats.durable import write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.pretrained import read_config
+from dpr.models.sentence_transformers import MODULES
 from dpr.models.settings import EncoderSettings, TowerSettings
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
@@ -138,6 +139,11 @@ def _check_kind(encoder: TowerSettings) -> None:
             f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static encoder; make one with "
             f"dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=512 (tokenizer={folder} takes the tokenizer of a model)"
         )
+    if (folder / MODULES).is_file():
+        found = f"encoder.pretrained_model_cfg={folder} is a folder of sentence-transformers"
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{found} whose encoder lies deeper; set model_file={folder} in its place")
+        logger.warning("%s: its encoder alone is used; model_file=%s takes its pooling, prompts and lengths too", found, folder)
 
 
 def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:

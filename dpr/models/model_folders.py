@@ -164,4 +164,4 @@ def _module_tower(module: Tower, base: str | None) -> tuple[ForeignTower, int | 
         tower = adapter_towers(adapters, base)[0]
     else:
         tower = backbone_tower(module.body)
-    return tower if module.dense is None else projected(tower, module.dense), length
+    return projected(tower, module.dense), length

@@ -1,11 +1,12 @@
-"""The linear layer after the pooling in a sentence-transformers folder (``Dense``)."""
+"""The linear layers after the pooling in a sentence-transformers folder (``Dense``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
@@ -22,30 +23,44 @@ _EXPECTED = {
 _DEFAULTS = _EXPECTED | {"activation_function": "torch.nn.modules.activation.Tanh"}
 
 
-def projected(tower: ForeignTower, folder: Path) -> ForeignTower:
-    """The tower with the layer as its projection. A residual connection is added to the matrix: it is linear too.
+def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
+    """The tower with the layers, one after the other, as its projection: linear layers after each other are one.
 
     Raises:
-        CheckpointError: the layer is not linear, or damaged.
+        CheckpointError: a layer is not linear, or damaged.
     """
+    if not folders:
+        return tower
+    weight, bias = _layer(folders[0])
+    for folder in folders[1:]:
+        second, added = _layer(folder)
+        if second.shape[1] != len(weight):
+            raise CheckpointError(f"takes vectors of {second.shape[1]} numbers", file=folder, expected=f"the {len(weight)} it is given")
+        weight, bias = second @ weight, second @ bias + added
+    layer = {"encode_proj.weight": weight.float().contiguous(), "encode_proj.bias": bias.float()}
+    return tower._replace(weights=tower.weights | layer, settings={**tower.settings, "projection_dim": len(weight)})
+
+
+def _layer(folder: Path) -> tuple[Tensor, Tensor]:
+    """Matrix and bias in fp64. A residual connection is added to the matrix: it is linear too."""
     stated = read_json(folder / CONFIG)
     if not isinstance(stated, dict):
         raise CheckpointError(f"is {describe(stated)}", file=folder / CONFIG, expected="an object")
     for name, usual in _EXPECTED.items():
-        if (found := stated.get(name, _DEFAULTS[name])) != usual:  # another, or one before the pooling
-            expected = f"{usual}; the toolkit's projection is linear"
+        if (found := stated.get(name, _DEFAULTS[name])) != usual:
+            expected = f"{usual}; the toolkit's projection is linear, and behind the pooling"
             raise CheckpointError(f"{name} is {describe(found)}", file=folder / CONFIG, expected=expected)
     check_safetensors(folder)
     file = folder / checkpoints.MODEL_FILE
-    stored = {name: tensor.float() for name, tensor in checkpoints.read_tensors(folder, checkpoints.MODEL_FILE).items()}
+    stored = {name: tensor.double() for name, tensor in checkpoints.read_tensors(folder, checkpoints.MODEL_FILE).items()}
     weight = stored.pop("linear.weight", None)
     if weight is None or weight.dim() != 2:
         raise CheckpointError("has no linear.weight", file=file, expected="a matrix")
     bias, residual = stored.pop("linear.bias", weight.new_zeros(len(weight))), stored.pop("residual.weight", None)
     if stated.get("use_residual"):
-        residual = torch.eye(len(weight)) if residual is None else residual
-    if stored or (residual is not None and residual.shape != weight.shape):
-        raise CheckpointError(f"{min(stored, default='the residual connection')} does not fit", file=file, expected="one linear layer")
-    weight = weight if residual is None else weight + residual
-    layer: dict[str, Any] = {"encode_proj.weight": weight.contiguous(), "encode_proj.bias": bias}
-    return tower._replace(weights=tower.weights | layer, settings={**tower.settings, "projection_dim": len(weight)})
+        residual = torch.eye(len(weight), dtype=weight.dtype) if residual is None else residual
+    fits = bias.shape == weight.shape[:1] and (residual is None or residual.shape == weight.shape)
+    if stored or not fits:
+        found = f"{min(stored)} is not known" if stored else "its tensors do not fit each other"
+        raise CheckpointError(found, file=file, expected="one linear layer")
+    return weight if residual is None else weight + residual, bias

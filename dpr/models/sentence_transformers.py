@@ -28,9 +28,9 @@ _ROUTER = "router_config.json"
 _LONGEST_CONTEXT = 1 << 17
 _POOLINGS = {"cls": "cls", "mean": "mean", "weightedmean": "weighted_mean", "max": "max", "lasttoken": "last"}
 _OF_PASSAGES = ("document", "passage", "corpus")  # the names of prompts, in the order in which the library looks for them
-_CHAIN = f"{TRANSFORMER}|({TRANSFORMER} Pooling|{STATIC})( Dense)?( Normalize)?"
+_CHAIN = f"{TRANSFORMER}|({TRANSFORMER} Pooling|{STATIC})( Dense)*( Normalize)?"
 _EXPECTED = (
-    f"Transformer and Pooling ({', '.join(_POOLINGS)}) or StaticEmbedding, then perhaps Dense and Normalize; "
+    f"Transformer and Pooling ({', '.join(_POOLINGS)}) or StaticEmbedding, then perhaps Dense, and Normalize; "
     "or a Router with a query and a document route of these"
 )
 # The file with the settings of a Transformer; earlier versions named it after the family.
@@ -47,7 +47,7 @@ class Tower(NamedTuple):
     kind: str
     body: Path
     pooling: Path | None
-    dense: Path | None
+    dense: tuple[Path, ...]
     normalize: bool
 
 
@@ -91,8 +91,9 @@ def _tower(chain: list[tuple[str, Path]], file: Path) -> Tower:
     if not re.fullmatch(_CHAIN, " ".join(kinds)):
         found = ", ".join(kind or name for kind, (name, _) in zip(kinds, chain, strict=True))[:200]
         raise CheckpointError(f"the modules are {found or 'none'}", file=file, expected=_EXPECTED)
-    places = dict(zip(kinds, (place for _, place in chain), strict=True))
-    return Tower(kinds[0], chain[0][1], places.get("Pooling"), places.get("Dense"), "Normalize" in kinds)
+    places = [place for _, place in chain]
+    dense = tuple(place for kind, place in zip(kinds, places, strict=True) if kind == "Dense")
+    return Tower(kinds[0], places[0], places[1] if "Pooling" in kinds else None, dense, "Normalize" in kinds)
 
 
 def _kind(name: str) -> str:

@@ -117,8 +117,8 @@ FOREIGN: dict[str, Subject] = {
     **{f"sentence-transformers {name}": _part(f"st/{name}", lambda: _DESCRIBED, _described, JSON) for name in _FILES},
     "static tokenizer": _part("s/tokenizer.json", _static_files, lambda path: static_tower(path.parent), JSON),
     "static table": _part("s/model.safetensors", _static_files, lambda path: static_tower(path.parent), BYTES),
-    "dense settings": _part("d/config.json", _dense_files, lambda path: projected(_TOWER, path.parent), JSON),
-    "dense weights": _part("d/model.safetensors", _dense_files, lambda path: projected(_TOWER, path.parent), BYTES),
+    "dense settings": _part("d/config.json", _dense_files, lambda path: projected(_TOWER, [path.parent]), JSON),
+    "dense weights": _part("d/model.safetensors", _dense_files, lambda path: projected(_TOWER, [path.parent]), BYTES),
     "adapter settings": _part("a/adapter_config.json", _adapter_files, lambda path: adapter_towers((path.parent,) * 2), JSON, 0.1),
     "adapter weights": _part("a/adapter_model.safetensors", _adapter_files, lambda path: adapter_towers((path.parent,) * 2), BYTES, 0.1),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings, GivenTextSettings
@@ -85,6 +85,10 @@ MODELS: dict[str, Callable[[Path], tuple[list[Any], dict[str, Any]]]] = {
     "projection without bias, scaled": lambda path: ([body(path), pooling(), dense(bias=False), modules.Normalize()], {}),
     "projection with residual": lambda path: ([body(path), pooling(), dense(use_residual=True)], {}),
     "square projection with residual": lambda path: ([body(path), pooling(), dense(16, use_residual=True)], {}),
+    "projections after each other": lambda path: (
+        [body(path), pooling("mean"), dense(40), modules.Dense(40, 6, bias=False, activation_function=IDENTITY), modules.Normalize()],
+        {},
+    ),
     "cut": lambda path: ([body(path), pooling("mean")], {"truncate_dim": 6}),
     "projection, cut": lambda path: ([body(path), pooling("mean"), dense()], {"truncate_dim": 3}),
     "two towers": lambda path: (
@@ -215,10 +219,11 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
         lambda path: ([body(path), dense(module_input_name="token_embeddings"), pooling(width=5)], {}),
         "the modules are Transformer, Dense, Pooling",
     ),
-    "two projections": (
-        lambda path: ([body(path), pooling(), dense(16), dense()], {}),
-        "the modules are Transformer, Pooling, Dense, Dense",
+    "scaled, then projected": (
+        lambda path: ([body(path), pooling(), modules.Normalize(), dense()], {}),
+        "the modules are Transformer, Pooling, Normalize, Dense",
     ),
+    "token types": (lambda path: ([_marked(body(path)), pooling()], {}), "its tokenizer gives the tokens of a text other types"),
     "other module": (lambda path: ([body(path), pooling(), modules.LayerNorm(16)], {}), "the modules are Transformer, Pooling, LayerNorm"),
     "two poolings": (lambda path: ([body(path), pooling(["cls", "mean"])], {}), "pooling by cls, mean"),
     "prompts left out of the pooling": (
@@ -269,6 +274,17 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[list[Any], dict[str, Any]]], str
 }
 
 
+def _marked(transformer: Any) -> Any:
+    """All tokens are of type 1."""
+    from tokenizers import processors
+
+    special = [(token, VOCABULARY.index(token)) for token in ("[CLS]", "[SEP]")]
+    template = {"single": "[CLS]:1 $A:1 [SEP]:1", "pair": "[CLS]:1 $A:1 [SEP]:1 $B:1 [SEP]:1"}
+    transformer.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(**template, special_tokens=special)
+    transformer.processor = general_tokenizer(transformer, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    return transformer
+
+
 def _chat(transformer: Any) -> Any:
     transformer.modality_config["message"] = transformer.modality_config["text"] | {"format": "flat"}
     return transformer
@@ -309,3 +325,22 @@ def test_rows_and_weights_of_model2vec_are_those_of_the_library(tmp_path: Path) 
         {"embeddings": torch.randn(20, 16), "mapping": mapping, "weights": torch.rand(len(VOCABULARY))}, str(folder / "model.safetensors")
     )
     assert_same(BiEncoder.load(folder), library.SentenceTransformer(str(folder), device="cpu", local_files_only=True))
+
+
+def test_an_encoder_taken_out_of_its_folder_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from dpr.assembly.training import build_model
+    from dpr.training.command_settings import BiEncoderTrainConfig
+
+    def build(folder: Path) -> BiEncoder:
+        config = BiEncoderTrainConfig()
+        config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder), 24
+        return build_model(config)
+
+    for kind in ("prompts", "two towers"):
+        (tmp_path / kind).mkdir()
+        parts, options = MODELS[kind](tmp_path / kind)
+        saved(tmp_path / kind, parts, **options)
+    assert build(tmp_path / "prompts" / "st").settings.query_prompt == ""
+    assert "its encoder alone is used; model_file=" in caplog.text
+    with pytest.raises(ConfigError, match=r"whose encoder lies deeper; set model_file=.* in its place"):
+        build(tmp_path / "two towers" / "st")
