@@ -73,6 +73,8 @@ class ExportConfig(StoreSettings):
                 raise ConfigError(f"{key} belongs to to={', '.join(MODEL_FORMATS)}, not to={self.to}; leave it out")
         if self.precisions and self.to != "onnx":
             raise ConfigError(f"precisions belongs to to=onnx, not to={self.to}; leave it out")
+        if self.dimensions and self.to not in ("model", *MODEL_FORMATS):
+            raise ConfigError(f"dimensions={self.dimensions} cuts a model's vectors, and to={self.to} has no place for that; leave it out")
 
     def patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""

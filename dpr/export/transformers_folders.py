@@ -130,9 +130,9 @@ def usage(model: BiEncoder) -> str:
 from transformers import AutoModel, AutoTokenizer
 
 
-def encode(folder, texts, *titled):
+def encode(folder, length, texts, *titled):
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    tokens = tokenizer(texts, *titled, padding=True, truncation=True, return_tensors="pt")
+    tokens = tokenizer(texts, *titled, padding=True, truncation=True, max_length=length, return_tensors="pt")
     with torch.no_grad():
         states = model(**tokens).last_hidden_state
     mask = tokens.attention_mask[..., None]
@@ -141,8 +141,8 @@ def encode(folder, texts, *titled):
     return {scaled}
 
 
-questions = encode("{of_question}", [{settings.query_prompt + "a question"!r}])
-passages = encode("{of_passage}", [{title}]{f", [{text}]" if text else ""})
+questions = encode("{of_question}", {model.tensorizer.question_length}, [{settings.query_prompt + "a question"!r}])
+passages = encode("{of_passage}", {settings.sequence_length}, [{title}]{f", [{text}]" if text else ""})
 scores = questions @ passages.T
 """
 

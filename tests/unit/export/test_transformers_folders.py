@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpr.cli.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.export.checking import check, nasty_texts
@@ -33,7 +34,9 @@ def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     print(f"{name}: {found}")
 
 
-@pytest.mark.parametrize("name", ["shared", "two towers", "weighted mean", "maximum", "prompts, shared, cosine", "decoder"])
+@pytest.mark.parametrize(
+    "name", ["shared", "shared, two lengths", "two towers", "weighted mean", "maximum", "prompts, shared, cosine", "decoder"]
+)
 def test_what_the_readme_says_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     model = MODELS[name](tmp_path / "made_of")
     export_folder(model, tmp_path / "out", "transformers", source=name)
@@ -41,6 +44,10 @@ def test_what_the_readme_says_gives_the_same_vectors(name: str, tmp_path: Path) 
     (tmp_path / "usage.py").write_text(code.replace("PATH", str(tmp_path / "out")))
     scope = runpy.run_path(str(tmp_path / "usage.py"))
     np.testing.assert_allclose(scope["questions"], model.encode_questions(["a question"]), atol=1e-5)
+    long = "a question " * 30
+    folder = tmp_path / "out" / ("" if model.settings.shared else "question_encoder")
+    found = scope["encode"](folder, model.tensorizer.question_length, [model.settings.query_prompt + long])
+    np.testing.assert_allclose(found, model.encode_questions([long]), atol=1e-5)
     np.testing.assert_allclose(scope["passages"], model.encode_passages([Passage("A text.", "A title")]), atol=1e-5)
 
 
@@ -128,3 +135,25 @@ def test_a_library_that_cannot_use_the_folder_is_one_sentence(tmp_path: Path, mo
     with pytest.raises(InputError, match=r"transformers .* cannot use what was written \(KeyError: 'pooling'\)"):
         export_folder(shared(tmp_path / "made_of"), tmp_path / "out", "transformers", source="model")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_drops_the_rule_of_apostrophes_where_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared(tmp_path / "made_of", plain_apostrophes=True).save(tmp_path / "model")
+    arguments = ["to=transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}"]
+    assert main(arguments) == 3
+    assert "encoder.plain_apostrophes=false encoder.allow_other_prompts=true" in capsys.readouterr().err
+    assert main([*arguments, "encoder.plain_apostrophes=false", "encoder.allow_other_prompts=true", "dimensions=4"]) == 0
+    assert BiEncoder.load(tmp_path / "out").encode_questions("don\u2019t").shape == (16,)  # how it is cut stands in vectors.json alone
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("dimensions=4", "dimensions=4 cuts a model's vectors, and to=peft has no place"),
+        ("check_texts=x", "check_texts belongs to to=sentence-transformers"),
+        ("out=other", "out=other and out_file=out are mutually exclusive"),
+    ],
+)
+def test_settings_of_other_formats_are_refused(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["to=peft", "model_file=x", "out_file=out", setting]) == 2
+    assert message in capsys.readouterr().err
