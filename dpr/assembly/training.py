@@ -123,10 +123,10 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
 
 
 def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:
-    """A pooling, normalisation or length that is not the model's would have no effect; the usual ones may just not have been named."""
+    """A pooling, a length or another setting that is not the model's would have no effect; the usual ones may just not have been named."""
     own = model.settings
     lengths = {"sequence_length": own.sequence_length, "question_length": model.tensorizer.question_length}
-    for name, stored in {"pooling": own.pooling, "normalize": own.normalize, **lengths}.items():
+    for name, stored in {"pooling": own.pooling, "normalize": own.normalize, "shared": own.shared, **lengths}.items():
         if (given := getattr(encoder, name)) not in (stored, getattr(EncoderSettings(), name)):
             raise ConfigError(f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own")
 

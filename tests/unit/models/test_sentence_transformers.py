@@ -344,3 +344,15 @@ def test_an_encoder_taken_out_of_its_folder_is_pointed_out(tmp_path: Path, caplo
     assert "its encoder alone is used; model_file=" in caplog.text
     with pytest.raises(ConfigError, match=r"whose encoder lies deeper; set model_file=.* in its place"):
         build(tmp_path / "two towers" / "st")
+
+
+def test_two_towers_are_not_made_one_by_a_setting(tmp_path: Path) -> None:
+    from dpr.assembly.training import build_model
+    from dpr.training.command_settings import BiEncoderTrainConfig
+
+    parts, options = MODELS["two towers"](tmp_path)
+    config = BiEncoderTrainConfig(model_file=str(saved(tmp_path, parts, **options)[1]))
+    assert not build_model(config).settings.shared
+    config.encoder.shared = True
+    with pytest.raises(ConfigError, match=r"encoder.shared=True, but .* has False"):
+        build_model(config)
