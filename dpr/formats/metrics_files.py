@@ -58,8 +58,8 @@ def read_metrics(path: str | Path) -> MetricsFile:
     """
     file = Path(path)
     report = read_json(file)
-    is_report = isinstance(report, dict) and isinstance(report.get("metrics"), dict)
-    if not is_report or not {"question_set", "num_questions"} <= set(report):
+    kinds = {"metrics": dict, "question_set": str, "num_questions": int}
+    if not isinstance(report, dict) or not all(isinstance(report.get(name), kind) for name, kind in kinds.items()):
         raise InputError("not a metrics file", file=file, expected=_EXPECTED)
     for name, value in report["metrics"].items():
         if not is_finite_number(value):

@@ -25,6 +25,7 @@ from dpr.formats.archives import unpack
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
+from dpr.formats.metrics_files import read_evaluation
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.question_sets import read_qrels, read_questions
@@ -35,10 +36,11 @@ from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.retrieval.suites import read_suite
 from dpr.training.checkpointing import CheckpointFolder
 from tests.fuzz.foreign_subjects import FOREIGN
 from tests.fuzz.lookup_subjects import LOOKUPS
-from tests.fuzz.mutations import BYTES, JSON, TABLE, Mutation
+from tests.fuzz.mutations import BYTES, JSON, TABLE, TEXT, Mutation
 from tests.fuzz.subject import Files, Subject, contents, lines, one
 from tests.fuzz.token_store_subjects import TOKEN_STORES
 from tests.helpers.original import flat_params, nested_params, original_extras, write_original
@@ -61,7 +63,17 @@ _METRICS = {
     "metrics": {"accuracy@1": 0.5, "mrr@10": 0.25},
     "first_right_rank": {"counts": [1, 0, 1], "not_found": 1},
     "examples": [_EXAMPLE],
+    "per_question": {
+        "ids": ["1", "2", "3"],
+        "questions": ["a", "b", "c"],
+        "values": {"accuracy@1": [1.0, 0.0, 1.0], "mrr@10": [1.0, 0.25, None]},
+    },
 }
+_EVALUATION = {"sets": ["one", "two"], "systems": ["bm25", "dense"], "figures": {"one": {"bm25": {"ndcg@10": {"mean": 0.5}}}}}
+_SUITE = b"""sets:
+  one: data
+  two: {folder: data, split: test, query_prefix: "query: ", skip_same_id: true}
+"""
 _SEARCH = {
     "schema": 1,
     "model_file": "model",
@@ -93,6 +105,7 @@ def _read_passages(path: Path) -> None:
 def _read_metrics(path: Path) -> None:
     read_retrieval("x", path)
     compare([f"a={path}"])
+    compare([f"a={path}", f"b={path}"])
 
 
 def _read_shard(path: Path) -> None:
@@ -266,6 +279,18 @@ SUBJECTS: dict[str, Subject] = {
         "res.json", one("res.json", _RESULTS), lambda path: (list(iter_results(path)), read_retrieval("x", path)), JSON, True
     ),
     "metrics file": Subject("m.json", one("m.json", json.dumps(_METRICS).encode()), _read_metrics, JSON),
+    "evaluation": Subject(
+        "e/results.json",
+        one("e/results.json", json.dumps(_EVALUATION).encode()),
+        lambda path: read_evaluation(path.parent),
+        JSON,
+    ),
+    "suite": Subject(
+        "suite.yaml",
+        lambda: {"suite.yaml": _SUITE, "data/corpus.jsonl": b"", "data/queries.jsonl": b"", "data/qrels/test.tsv": b""},
+        read_suite,
+        TEXT,
+    ),
     "metrics lines": Subject(
         "run/metrics.jsonl",
         one("run/metrics.jsonl", lines({"step": 1, "train/loss": 2.0}, {"step": 2, "eval/nll_loss": 1.0})),
