@@ -17,7 +17,8 @@ Prints versions, devices, free disk space and what the optional packages would a
 --deep loads torch, lists its devices and backends, and tries a small training, a resume and a search (half a minute).
 """
 _CORE = (
-    "torch transformers tokenizers safetensors datasets numpy hydra-core omegaconf faiss-cpu bm25s pytrec-eval-terrier regex tqdm".split()
+    "torch transformers tokenizers safetensors datasets numpy scipy hydra-core omegaconf pyyaml faiss-cpu bm25s pytrec-eval-terrier regex "
+    "tqdm".split()
 )
 _EXTRAS = {
     "tensorboard": ("tb", "curves in TensorBoard (tracking.tensorboard=true)"),
@@ -25,6 +26,7 @@ _EXTRAS = {
     "onnxruntime": ("onnx", "graphs that are served without torch (dpr export to=onnx)"),
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
+    "mteb": ("mteb", "mteb's tasks (dpr evaluate suite=mteb:...)"),
     "pytest": ("dev", "the tests (make test)"),
 }
 
