@@ -26,6 +26,7 @@ _EXTRAS = {
     "onnxruntime": ("onnx", "graphs that are served without torch (dpr export to=onnx)"),
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
+    "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
     "mteb": ("mteb", "mteb's tasks (dpr evaluate suite=mteb:...)"),
     "pytest": ("dev", "the tests (make test)"),
 }
