@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpr.cli.jobs import export as main
 from dpr.core.errors import CheckpointError, ConfigError, InputError, OutputError
 from dpr.export.stores import postgres
 from dpr.export.stores.postgres import load_postgres
@@ -75,6 +76,15 @@ def test_200_questions_find_what_exact_search_finds(address: str, inputs: Path) 
         expected.append((passage.id, passage.title, passage.text, *(value.get(name) for name in METADATA)))
     assert columns_of(address, "whole") == expected
     assert not load_postgres(open_rows(inputs), address, "whole")
+
+
+def test_the_command_line_takes_the_address_as_it_is(address: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [f"vectors={inputs / 'vectors_*'}", f"ctx_datasets=[{inputs / 'corpus.jsonl'}]", "table=typed"]
+    assert main(["to=pgvector", *given, f"out={address}"]) == 0
+    assert "pgvector holds 300 vectors of 16 dimensions" in capsys.readouterr().err
+    assert main(["to=pgvector", *given, "out=postgresql://u:secret@127.0.0.1:9/x"]) == 3
+    shown = capsys.readouterr().err
+    assert shown.count("error: ") == 1 and "Traceback" not in shown and "secret" not in shown
 
 
 def test_a_killed_load_is_finished_by_the_same_command(address: str, inputs: Path) -> None:
