@@ -12,6 +12,7 @@ import torch
 from dpr.core.records import Passage
 from dpr.export.adapters import write_adapters
 from dpr.export.registry import format_of
+from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.adapters import base_folder, randomize_adapters
@@ -82,6 +83,12 @@ def test_through_sentence_transformers(tmp_path: Path, kind: str) -> None:
     if "prompts" in KINDS[kind]:
         np.testing.assert_array_equal(again.encode_questions(QUESTIONS, prompt="web"), model.encode_questions(QUESTIONS, prompt="web"))
     assert_same_training(again, model, tmp_path)
+
+
+def test_through_an_object(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    model = made(tmp_path, "mean, cosine, prompts")
+    assert_same_vectors(BiEncoder.from_sentence_transformers(to_sentence_transformer(model)), model)
 
 
 @pytest.mark.parametrize("kind", ["two towers", "projection"])
