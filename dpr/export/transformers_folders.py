@@ -30,6 +30,7 @@ from dpr.export.tower_files import (
 )
 from dpr.formats import checkpoints
 from dpr.formats.durable import read_json
+from dpr.models.backbones import auto_class
 from dpr.models.biencoder import BiEncoder
 
 VECTORS = "vectors.json"
@@ -58,6 +59,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         write_backbone(standard_backbone(tower, max(longest, settings.sequence_length)), folder / name)
         write_tokenizer(model.tensorizer, folder / name, longest=longest, plain_apostrophes=plain)
     stated = {
+        "class": _class(model),
         "pooling": standard_pooling(model),
         "dimensions": model.dimension,
         "normalize": settings.normalize,
@@ -71,15 +73,22 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     checkpoints.write_json_file(folder, VECTORS, stated)
 
 
+def _class(model: BiEncoder) -> str:
+    """Of T5 and its like, ``AutoModel`` would load a decoder too."""
+    backbone = standard_backbone(model.question_model, 1)
+    return str(auto_class(backbone.config).__name__)
+
+
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     """Vectors by AutoModel, AutoTokenizer and what ``vectors.json`` says."""
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
     stated = read_json(folder / VECTORS)
+    loads: Any = AutoModelForTextEncoding if stated["class"] == "AutoModelForTextEncoding" else AutoModel
     body = folder / {"question": "question_encoder", "ctx": "ctx_encoder"}[side]
     with no_downloads():
         place = str(body if body.is_dir() else folder)
-        model, tokenizer = AutoModel.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
+        model, tokenizer = loads.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
     length = stated["question_length" if side == "question" else "sequence_length"]
     text = TextSettings(passage_prompt=stated["passage_prompt"], title_template=stated["title_template"])
 
@@ -126,12 +135,13 @@ def usage(model: BiEncoder) -> str:
     if settings.title_template:
         title, text = repr(settings.passage_prompt + settings.title_template.format(title="A title", text="A text.")), ""
     scaled = "torch.nn.functional.normalize(vectors, dim=-1)" if settings.normalize else "vectors"
+    loads = _class(model)
     return f"""import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import {loads}, AutoTokenizer
 
 
 def encode(folder, length, texts, *titled):
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), {loads}.from_pretrained(folder).eval()
     tokens = tokenizer(texts, *titled, padding=True, truncation=True, max_length=length, return_tensors="pt")
     with torch.no_grad():
         states = model(**tokens).last_hidden_state

@@ -33,7 +33,7 @@ def load_backbone(
     set_dropout(config, dropout, attention_dropout)
     from dpr.models.static import static_if_layerless
 
-    backbone: nn.Module = load_weights(_model_class(config), name_or_folder, config, **_without_pooler(type(config)))
+    backbone: nn.Module = load_weights(auto_class(config), name_or_folder, config, **_without_pooler(type(config)))
     _switch_off_dropout(backbone, dropout, attention_dropout)
     return static_if_layerless(backbone)
 
@@ -42,7 +42,7 @@ def backbone_from_config(config: Any, *, dropout: float | None = None, attention
     """Random weights. Each call copies the config, because models keep settings on it."""
     config = copy.deepcopy(config)
     set_dropout(config, dropout, attention_dropout)
-    backbone = _model_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config)))
+    backbone = auto_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False, **_without_pooler(type(config)))
     _switch_off_dropout(backbone, dropout, attention_dropout)
     return backbone
 
@@ -80,7 +80,7 @@ def _switch_off_dropout(backbone: nn.Module, dropout: float | None, attention_dr
             module.p = 0.0
 
 
-def _model_class(config: Any) -> Any:
+def auto_class(config: Any) -> Any:
     """The Auto class whose models give a state for every token: for T5 and similar models, that of the encoder alone."""
     from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING, AutoModel, AutoModelForTextEncoding
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer, T5Config
 
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.adapters import base_folder, randomize_adapters
 from tests.helpers.decoders import decoder_folder
-from tests.helpers.tiny import encoder_folder, static_folder, tiny_model
+from tests.helpers.tiny import VOCABULARY, encoder_folder, static_folder, tiny_model
 
 PROMPTS = {"query_prompt": "be: ", "passage_prompt": "ga: ", "prompts": {"web": "da: "}}
 COSINE = {"pooling": "mean", "normalize": True}
@@ -65,6 +66,15 @@ def decoder(folder: Path, **settings: Any) -> BiEncoder:
     return lively(BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0))
 
 
+def t5(folder: Path, **settings: Any) -> BiEncoder:
+    """The encoder of a model that has a decoder too."""
+    encoder_folder(folder)
+    sizes = {"vocab_size": len(VOCABULARY), "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "pad_token_id": 0}
+    AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(folder))
+    T5Config(**sizes, decoder_start_token_id=0).save_pretrained(str(folder))
+    return lively(tiny_model(folder, dtype=torch.float32, **{"pooling": "mean", **settings}))
+
+
 MODELS: dict[str, Callable[[Path], BiEncoder]] = {
     "shared": shared,
     "shared, two lengths": lambda folder: shared(folder, question_length=12),
@@ -85,6 +95,7 @@ MODELS: dict[str, Callable[[Path], BiEncoder]] = {
     "static without special tokens, two towers": lambda folder: bag(
         folder, shared=False, plain_apostrophes=True, question_length=20, normalize=True, **PROMPTS
     ),
+    "encoder of an encoder-decoder": t5,
     "adapters": adapters,
     "decoder": decoder,
     "decoder, shared": lambda folder: decoder(folder, shared=True, plain_apostrophes=False, query_prompt="Instruct: find\nQuery:"),

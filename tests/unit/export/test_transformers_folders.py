@@ -35,7 +35,17 @@ def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["shared", "shared, two lengths", "two towers", "weighted mean", "maximum", "prompts, shared, cosine", "decoder"]
+    "name",
+    [
+        "shared",
+        "shared, two lengths",
+        "two towers",
+        "weighted mean",
+        "maximum",
+        "prompts, shared, cosine",
+        "decoder",
+        "encoder of an encoder-decoder",
+    ],
 )
 def test_what_the_readme_says_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     model = MODELS[name](tmp_path / "made_of")
