@@ -69,7 +69,15 @@ def decoder(folder: Path, **settings: Any) -> BiEncoder:
 def t5(folder: Path, **settings: Any) -> BiEncoder:
     """The encoder of a model that has a decoder too."""
     encoder_folder(folder)
-    sizes = {"vocab_size": len(VOCABULARY), "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "pad_token_id": 0}
+    sizes: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "pad_token_id": 0,
+    }
     AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(folder))
     T5Config(**sizes, decoder_start_token_id=0).save_pretrained(str(folder))
     return lively(tiny_model(folder, dtype=torch.float32, **{"pooling": "mean", **settings}))
