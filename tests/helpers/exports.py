@@ -79,7 +79,7 @@ def t5(folder: Path, **settings: Any) -> BiEncoder:
         "pad_token_id": 0,
     }
     AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(folder))
-    T5Config(**sizes, decoder_start_token_id=0).save_pretrained(str(folder))
+    T5Config(**sizes).save_pretrained(str(folder))
     return lively(tiny_model(folder, dtype=torch.float32, **{"pooling": "mean", **settings}))
 
 
