@@ -13,6 +13,7 @@ from dpr.models.biencoder import BiEncoder
 
 README = "README.md"
 _TASK = "information-retrieval"
+_USUAL = ("accuracy@1", "accuracy@5", "accuracy@20", "accuracy@100", "mrr@10", "ndcg@10", "recall@100")
 _READ_HERE = ("sentence-transformers", "hf-dpr")
 
 
@@ -63,9 +64,7 @@ def _head(facts: CardFacts, to: str) -> str:
     """The YAML part."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    measured: list[tuple[str, Mapping[str, float]]] = [
-        (retrieval.question_set or retrieval.label, retrieval.metrics) for retrieval in facts.retrievals
-    ]
+    measured = [(retrieval.question_set or retrieval.label, _usual(retrieval.metrics)) for retrieval in facts.retrievals]
     measured += [("validation", facts.validation)] if facts.validation else []
     results = [
         EvalResult(
@@ -147,10 +146,15 @@ def _results(facts: CardFacts) -> str:
     rows = [
         (f"{retrieval.question_set or retrieval.label} ({retrieval.num_questions} questions)", name, value)
         for retrieval in facts.retrievals
-        for name, value in retrieval.metrics.items()
+        for name, value in _usual(retrieval.metrics).items()
     ]
     rows += [("validation in training", name, value) for name, value in facts.validation.items()]
     return "\n".join(["## Measured", "", "| set | metric | value |", "|---|---|---:|", *(f"| {a} | {b} | {c:.4f} |" for a, b, c in rows)])
+
+
+def _usual(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """The metrics that ``dpr retrieve`` prints; all where it has none of them."""
+    return {name: metrics[name] for name in _USUAL if name in metrics} or metrics
 
 
 def _checks(difference: Difference | None, precisions: Mapping[str, Mapping[str, float]]) -> str:

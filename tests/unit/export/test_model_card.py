@@ -41,7 +41,7 @@ def test_training_ends_with_the_best_checkpoint_exported(trained: tuple[Path, li
 
 def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, _ = trained
-    metrics = {"question_set": "our-test", "num_questions": 12, "metrics": {"ndcg@10": 0.1234567, "mrr@10": 0.5}}
+    metrics = {"question_set": "our-test", "num_questions": 12, "metrics": {"ndcg@10": 0.1234567, "mrr@10": 0.5, "map": 0.4}}
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
     arguments = [f"model_file={folder / 'run'}", f"out={tmp_path / 'out'}", "to=transformers", "license=mit"]
     assert export([*arguments, f"results=[{tmp_path / 'metrics.json'}]"]) == 0
@@ -49,7 +49,7 @@ def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: P
     head = yaml.safe_load(text.split("---\n")[1])
     assert (head["license"], head["library_name"], head["pipeline_tag"]) == ("mit", "transformers", "feature-extraction")
     results = {result["dataset"]["name"]: result["metrics"] for result in head["model-index"][0]["results"]}
-    assert [(metric["name"], metric["value"]) for metric in results["our-test"]] == [("ndcg@10", 0.123457), ("mrr@10", 0.5)]
+    assert [(metric["name"], metric["value"]) for metric in results["our-test"]] == [("mrr@10", 0.5), ("ndcg@10", 0.123457)]
     assert {"eval/nll_loss"} <= {metric["name"] for metric in results["validation"]}
     assert "train.batch_size=8" in text and "seed 7" in text and "| our-test (12 questions) | ndcg@10 | 0.1235 |" in text
     state = json.loads(next((folder / "run").glob("*.step*/trainer_state.json")).read_text())
