@@ -37,7 +37,6 @@ NEGATIVES = 3
 _UNTRAINED: Settings = {"train.max_steps": 1, "train.learning_rate": 0, "train.warmup_steps": 0}
 _POOLED_AS_STATIC: Settings = {"encoder.pooling": "idf", "loss.temperature": 0.05}
 _STARTED: Settings = {**_POOLED_AS_STATIC, "encoder.residual_words": "true"}
-_TAUGHT: Settings = {"loss.nll_weight": 0.2, "loss.kl_weight": 1}
 
 
 @dataclass(frozen=True)
@@ -55,22 +54,23 @@ def _rates(*values: float) -> tuple[tuple[str, Settings], ...]:
     return tuple(("train", {"train.learning_rate": value}) for value in values)
 
 
-def _temperatures(*values: float) -> tuple[tuple[str, Settings], ...]:
-    return tuple(("taught", {"loss.teacher_temperature": value}) for value in values)
+def _taught(*values: tuple[float, float, float]) -> tuple[tuple[str, Settings], ...]:
+    """From the weight of the negative log likelihood, that of the teacher's term, and the teacher's temperature."""
+    names = ("loss.nll_weight", "loss.kl_weight", "loss.teacher_temperature")
+    return tuple(("taught", dict(zip(names, value, strict=True))) for value in values)
 
 
+_TEACHERS = _taught((0.2, 1, 0.05), (0.2, 1, 0.2), (1, 1, 0.2), (1, 0.3, 0.2), (1, 0.3, 0.5))
 CONDITIONS = {
     "static, untrained": Condition("static", (("train", _UNTRAINED),)),
     REFERENCE: Condition("static", _rates(0.002, 0.005, 0.02)),
     MINED: Condition("static", (("bm25", {}), ("own", {})), {"train.hard_negatives": NEGATIVES}),
-    TAUGHT: Condition("static", _temperatures(0.05, 0.2), {"train.hard_negatives": NEGATIVES, **_TAUGHT}),
+    TAUGHT: Condition("static", _TEACHERS, {"train.hard_negatives": NEGATIVES}),
     "transformer": Condition("quickstart", fixed={"loss.temperature": 0.07}),
     "transformer, idf pooling": Condition("quickstart", fixed=_POOLED_AS_STATIC),
     STARTED: Condition("quickstart", fixed=_STARTED),
     f"{STARTED}, mined negatives": Condition("quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=MINED),
-    f"{STARTED}, mined negatives, teacher": Condition(
-        "quickstart", fixed={**_STARTED, "train.hard_negatives": 1, **_TAUGHT}, as_chosen_for=TAUGHT
-    ),
+    f"{STARTED}, mined negatives, teacher": Condition("quickstart", fixed={**_STARTED, "train.hard_negatives": 1}, as_chosen_for=TAUGHT),
 }
 
 
