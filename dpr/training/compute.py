@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpr.core.distributed import Ranks, copy_from_main
 from dpr.core.logs import get_logger
+from dpr.core.precision import autocast
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.models.fast.compilation import checkpoint_activations, compile_towers
@@ -44,7 +45,8 @@ def set_up_arithmetic(settings: ComputeSettings, model: BiEncoder) -> None:
     if settings.gradient_checkpointing:
         checkpoint_activations(model.trained_towers())
     if settings.compile:
-        compile_towers(model.trained_towers())
+        with autocast(model.device, settings.precision):
+            compile_towers(model.trained_towers())
 
 
 def make_step(model: BiEncoder, loss: Loss, settings: ComputeSettings, *, ranks: Ranks, device: torch.device) -> Step:
@@ -58,10 +60,10 @@ def make_step(model: BiEncoder, loss: Loss, settings: ComputeSettings, *, ranks:
     if settings.sharding == "fsdp2":
         shard(model, ranks)
         return cached or DirectStep(model, loss, **how)
-    return cached or DirectStep(data_parallel(model, ranks, device), loss, **how)
+    return cached or DirectStep(data_parallel(model, ranks, device, precision=settings.precision), loss, **how)
 
 
-def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device) -> nn.Module:
+def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device, *, precision: str = "fp32") -> nn.Module:
     """The model, wrapped so that gradients are averaged over ranks; with one rank, the model itself.
 
     So is a model with tables that learn by rows, which DDP would send whole: its steps average the gradients themselves.
@@ -77,7 +79,7 @@ def data_parallel(model: BiEncoder, ranks: Ranks, device: torch.device) -> nn.Mo
     # DDP sums gradients in buckets and regroups them once: in the forward after its first backward, in the order in which they were ready.
     # Other buckets add the terms of 3 or more ranks in another order. A resumed run would take its first step with the first grouping,
     # where an uninterrupted run has the second. So every start begins with the same backward, whose gradients are discarded.
-    with evaluating(model):
+    with evaluating(model), autocast(model.device, precision):
         tokens = trial_tokens(model)
         total(parallel(tokens, tokens)).backward()
     model.zero_grad(set_to_none=True)

@@ -95,7 +95,7 @@ class BiEncoderTrainer(Run):
         self.callbacks = all_callbacks(callbacks, train, self.output_dir)
         self.plan = plan = self._make_plan(own_sets)
         self.steps_per_epoch, self.total_steps, self.last_step = plan.steps_per_epoch, plan.total_steps, plan.last_step
-        freeze_unneeded(model)
+        freeze_unneeded(model, precision=train.precision)
         set_up_arithmetic(train, model)
         self.step = make_step(model, self.loss, train, ranks=self.ranks, device=self.device)
         self.optimizer = make_optimizer(model, train)

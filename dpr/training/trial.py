@@ -47,13 +47,13 @@ def total(vectors: BiEncoderVectors) -> Tensor:
     return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature
 
 
-def freeze_unneeded(model: BiEncoder) -> None:
+def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:
     """Freezes the parameters that no vector depends on, such as those of Longformer's global attention, and logs it.
 
     They get no gradient, which data-parallel training would wait for and a resumed optimizer would miss.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with evaluating(model):
+    with evaluating(model), autocast(model.device, precision):
         tokens = trial_tokens(model)
         gradients = torch.autograd.grad(total(model(tokens, tokens)), list(learning.values()), allow_unused=True)
     unneeded = [name for name, gradient in zip(learning, gradients, strict=True) if gradient is None]

@@ -220,6 +220,17 @@ def test_elsewhere_attention_is_sdpas_and_a_warning_says_why_once(
     assert torch.equal(found[0], as_sdpa(tower)(batch_of(LENGTHS)))
 
 
+def test_trials_before_training_have_its_precision_and_warn_of_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    options = TowerOptions(attention="varlen", attention_dropout=0.0)
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32, options=options)
+    with on_any_device(monkeypatch) as calls, caplog.at_level(logging.WARNING):
+        make_trainer(model, [ListSource(make_samples(24))], [], tmp_path / "run", max_steps=1, precision="bf16").train()
+    assert {call.dtype for call in calls} == {torch.bfloat16} and "no effect here" not in caplog.text
+
+
 def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):  # type: ignore[no-untyped-def]
     return query
 
