@@ -121,6 +121,11 @@ def spread(values: Tensor, lengths: Tensor, device: torch.device) -> Tensor:
     return torch.repeat_interleave(*moved, output_size=int(lengths.sum()))
 
 
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor``, which lies on the host, on ``device``, without waiting: a copy from memory that is not pinned may wait for what runs."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
 class LengthenedBatch(NamedTuple):
     """Sequences with a token added to some: ``positions`` (T,) counted from 0 in each, ``is_original`` (T,) False for added tokens."""
 

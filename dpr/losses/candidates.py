@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dpr.core.batch import on_device
+
 EVERYTHING = slice(None)
 CANDIDATE_RULES = ("distinct", "dpr")
 
@@ -49,11 +51,6 @@ class Candidates(NamedTuple):
         for number in range(self.masked.shape[1]):
             result &= columns[None, :] != self.masked[rows, number, None]
         return result
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor``, which lies on the host, on ``device``, without waiting for it."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def find_candidates(

@@ -138,7 +138,8 @@ def blockwise_nll(
     """
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
-        divisor = torch.as_tensor(temperature, dtype=dtype, device=questions.device)
+        is_number = not isinstance(temperature, Tensor)  # filled on the device: a copy to it would wait for all work under way
+        divisor = questions.new_full((), temperature, dtype=dtype) if is_number else temperature.to(questions.device, dtype)
         size = block_size(questions, max_scores)
         losses, num_correct, best = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, rivals, size)
     return losses, num_correct, best

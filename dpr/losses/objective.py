@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
-from dpr.losses.candidates import CANDIDATE_RULES, on_device
+from dpr.core.batch import BiEncoderBatch, on_device
+from dpr.losses.candidates import CANDIDATE_RULES
 from dpr.losses.guide import Guide
 from dpr.losses.nll import nll_of_columns, nll_of_scores
 from dpr.losses.own_slots import own_candidates, own_positive, own_scores, own_slots

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger
-from dpr.losses.candidates import on_device
 from dpr.losses.distillation import kl_divergence, margin_mse
 from dpr.losses.own_slots import own_positive
 from dpr.losses.settings import DistillationSettings

@@ -6,13 +6,15 @@ Registered with transformers under ``ATTENTION``. A backbone whose config names 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from dpr.core.batch import on_device
 from dpr.core.errors import first_line
 from dpr.core.logs import get_logger, warn_once
 from dpr.data.packing import Bucket, plan_buckets
@@ -89,7 +91,7 @@ class PackedLayout:
             place = torch.nonzero(real.flatten())[:, 0]
             source = torch.zeros(real.numel(), dtype=torch.int64)
             source[place] = torch.arange(len(place))
-            regions.append(Region(bucket, *(part.to(device, non_blocking=True) for part in (source, place, real[:, None, None, :]))))
+            regions.append(Region(bucket, *(on_device(part, device) for part in (source, place, real[:, None, None, :]))))
         return PackedLayout(tuple(regions))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, read: Tensor | None = None) -> Tensor:
@@ -184,6 +186,21 @@ class _DroppedAttention(torch.autograd.Function):
         return (*(part.view(-1, ctx.heads, *part.shape[1:]) for part in (grad_q, grad_k, grad_v)), None, None, None)
 
 
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """A block in which torch computes attention with any of its kernels but cuDNN's, which it prefers on an H100 from torch 2.13 on.
+
+    cuDNN plans every new pair of number and length of sequences on the host, for tens of milliseconds. Those of buckets and packs are
+    hardly ever seen twice. Nor has its backward an order of sums that does not change.
+    """
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
+
+
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None, *, causal: bool = False
 ) -> Tensor:
@@ -197,9 +214,10 @@ def dot_product_attention(
         if causal:
             mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool).tril()
         return _DroppedAttention.apply(q, k, v, mask, dropout, q.shape[-1] ** -0.5 if scaling is None else scaling)
-    return nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=shared > 1
-    )
+    with without_cudnn():
+        return nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=shared > 1
+        )
 
 
 def packed_attention(
@@ -220,7 +238,8 @@ def packed_attention(
     if packed_layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
+        with without_cudnn():
+            return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
     if found := [name for name in _NOT_COMPUTED if options.get(name) is not None]:
         raise NotImplementedError(f"its attention has a {found[0]}")
     # As in transformers, a config with is_causal=False takes precedence over the caller, and the caller over the module.

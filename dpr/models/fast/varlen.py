@@ -1,6 +1,6 @@
 """Attention over a pack in one call of ``torch.nn.attention.varlen``: no padding inside attention either.
 
-Flash Attention for sequences that lie end to end (torch 2.14 uses cuDNN's on some GPUs). It exists for CUDA, fp16 and bf16, without
+Flash Attention for sequences that lie end to end (torch's, not cuDNN's). It exists for CUDA, fp16 and bf16, without
 dropout; elsewhere packs go through SDPA (``attention.py``), with one warning that gives the reason.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger, warn_once
-from dpr.models.fast.attention import AttentionOptions, PackedLayout
+from dpr.models.fast.attention import AttentionOptions, PackedLayout, without_cudnn
 
 logger = get_logger(__name__)
 
@@ -64,7 +64,8 @@ class VarlenLayout:
                 settings["enable_gqa"] = True
             else:
                 k, v = (states.repeat_interleave(shared, dim=1) for states in (k, v))
-        mixed: Any = varlen.varlen_attn(q, k, v, query_ends, self.ends, longest_query, longest, **settings)
+        with without_cudnn():
+            mixed: Any = varlen.varlen_attn(q, k, v, query_ends, self.ends, longest_query, longest, **settings)
         return mixed[None]
 
 
