@@ -19,13 +19,15 @@ TESTS = {
     "invariants": [f"tests/invariants/test_{name}.py" for name in ("fast_paths", "one_gradient", "resume", "decoders")],
 }
 REHEARSED = {"tests/gpu": ["tests/gpu/test_spike_monitor.py"]}
+NEEDED = ("pytest", "pyarrow")
+"""What the tests import beside what the benchmark needs; no plugin of pytest."""
 MOST_SECONDS = 220
 
 
 def part(record: Record, sizes: Sizes) -> None:
     """Runs both sets one after the other, each in a process of its own."""
-    if find_spec("pytest") is None:
-        record.add("tests", "not run: pytest is not installed")
+    if missing := [package for package in NEEDED if find_spec(package) is None]:
+        record.add("tests", f"not run: {' and '.join(missing)} not installed")
         return
     failed = 0
     for name, paths in (REHEARSED if record.is_rehearsal else TESTS).items():
@@ -43,8 +45,9 @@ def _run(paths: list[str], report: Path) -> dict[str, Any]:
     try:
         ended = subprocess.run(command, cwd=REPOSITORY, timeout=MOST_SECONDS, capture_output=True, text=True)
         tail = ended.stdout.splitlines()[-3:]
-    except subprocess.TimeoutExpired:
-        cut_off, tail = 1, [f"more than {MOST_SECONDS} seconds"]
+    except subprocess.TimeoutExpired as error:
+        shown = (error.stdout or b"").decode("utf-8", "replace") if not isinstance(error.stdout, str) else error.stdout
+        cut_off, tail = 1, [*shown.splitlines()[-3:], f"more than {MOST_SECONDS} seconds"]
     cases = list(ET.parse(report).getroot().iter("testcase")) if report.is_file() else []
     kinds = {kind: [case for case in cases if any(case.find(tag) is not None for tag in tags)] for kind, tags in _KINDS.items()}
     skipped = [(node.get("message") or "") for case in kinds["skipped"] if (node := case.find("skipped")) is not None]

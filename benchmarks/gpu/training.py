@@ -183,7 +183,7 @@ def _synchronisations(record: Record, folder: Path, sizes: Sizes, attention: str
     watch = _Watch(record.device, 2, steps - 1)
     trainer = BiEncoderTrainer(
         model_of(folder, attention).to(record.device),
-        [_MadeUp(sizes.batch * (steps if record.is_rehearsal else 8))],
+        [_MadeUp(sizes.batch * min(steps // 2, 8))],
         output_dir=folder.parent / "run",
         callbacks=[watch],
         precision=PRECISION,
@@ -191,6 +191,7 @@ def _synchronisations(record: Record, folder: Path, sizes: Sizes, attention: str
         max_steps=steps,
         num_train_epochs=steps,
         log_batch_step=steps,
+        eval_per_epoch=0,  # a validation would end in a checkpoint, which has to wait
         num_workers=0 if record.is_rehearsal else 1,
         token_store="off",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,11 +134,14 @@ def bert_on(record: Record, sizes: Sizes) -> Iterator[BiEncoder]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+    """From torch's allocator, or from a library that asks the driver for memory itself."""
+    named = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in named)
 
 
 def start_memory(device: torch.device) -> None:
     """Returns what is free to the device; peaks count from here."""
+    gc.collect()  # models of earlier sides, which their hooks keep
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 _LISTED_PASSAGES = 512  # at a time: a token takes five times as much memory in a list as in a tensor
 
 # CUDA's allocator raises a class of its own; the others are recognised by their messages.
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 def usual_tokens(device: torch.device) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from benchmarks.gpu import searching, training
 from benchmarks.gpu.record import BARS, PEAK, Record
 from benchmarks.gpu.workload import REHEARSAL, texts_of, tokens_of, write_bert
 from benchmarks.sides import our_model
+from tests.conftest import REPOSITORY
 
 FOUND = {
     "checks": ({"tests/gpu"}, {"failures"}),
@@ -48,6 +51,26 @@ def test_a_part_is_rehearsed(part: str, tmp_path: Path) -> None:
         assert found < asked and stored["results"]["vectors are those of the budget found"]
     if part == "training":
         assert stored["results"]["steps watched for synchronisations"] == 1
+
+
+def test_nothing_is_saved_while_synchronisations_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end of an epoch would bring a checkpoint, and that waits for the device."""
+    saved: list[int] = []
+    save = training.BiEncoderTrainer.save
+    monkeypatch.setattr(training.BiEncoderTrainer, "save", lambda trainer: (saved.append(trainer.progress.step), save(trainer))[1])
+    record = Record("training", None, torch.device("cpu"), is_rehearsal=True)
+    training._synchronisations(record, write_bert(tmp_path / "bert", REHEARSAL), REHEARSAL, "sdpa")
+    assert saved == [REHEARSAL.sync_steps], "two epochs"
+
+
+def test_a_missing_package_is_one_sentence() -> None:
+    """``-S`` leaves out all packages but those of the standard library."""
+    ended = subprocess.run([sys.executable, "-I", "-S", "-c", _WITHOUT_PACKAGES], capture_output=True, text=True, cwd=REPOSITORY)
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr.startswith("python -m benchmarks.gpu needs torch, which cannot be imported here") and ended.stderr.count("\n") == 1
+
+
+_WITHOUT_PACKAGES = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_module('benchmarks.gpu', run_name='__main__')"
 
 
 def test_what_was_found_before_a_failure_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
