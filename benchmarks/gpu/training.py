@@ -27,6 +27,7 @@ from benchmarks.gpu.workload import (
     write_bert,
 )
 from benchmarks.measuring import Figures, synchronize, take_turns
+from dpr.core.precision import autocast
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.training_data import TrainingData
 from dpr.models.fast.compilation import compile_towers
@@ -76,7 +77,8 @@ def part(record: Record, sizes: Sizes) -> None:
             record.add("compiled", "not rehearsed: the compiler takes a minute")
             return
         compiled = model_of(folder, attention).to(record.device).train()
-        compile_towers(compiled.trained_towers())
+        with autocast(record.device, PRECISION):
+            compile_towers(compiled.trained_towers())
         both = {"not compiled": ours, "compiled": sides.our_training(compiled, batches, record.device, precision=PRECISION)}
         _measure(record, sizes, both, flops)
 
