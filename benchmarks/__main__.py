@@ -40,7 +40,7 @@ training` runs one): tests, training, embedding, exact search, gradient caching,
 `docs/gpu/PART.json` as its results come, and says of each bar whether it is met: 50% of 989 TFLOP/s in training and 55% in embedding,
 1.38 times the time of a direct step with gradient caching, 1.5 times the limit in exact search, no wait for the device between log lines.
 Texts, vocabulary and weights are made on the spot. `--rehearse` runs all parts on a CPU with tiny sizes; a test does so too. It has not
-run on a GPU yet."""
+run on a GPU yet; [gpu.md](gpu.md) says what has been reviewed."""
 
 
 @dataclass(frozen=True)
