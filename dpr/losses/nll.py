@@ -138,8 +138,10 @@ def blockwise_nll(
     """
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
-        is_number = not isinstance(temperature, Tensor)  # filled on the device: a copy to it would wait for all work under way
-        divisor = questions.new_full((), temperature, dtype=dtype) if is_number else temperature.to(questions.device, dtype)
+        if isinstance(temperature, Tensor):
+            divisor = temperature.to(questions.device, dtype)
+        else:  # filled on the device: a copy to it would wait for all work under way
+            divisor = questions.new_full((), temperature, dtype=dtype)
         size = block_size(questions, max_scores)
         losses, num_correct, best = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, rivals, size)
     return losses, num_correct, best
