@@ -30,6 +30,7 @@ from dpr.models.sentence_transformers import MODULES
 from dpr.models.settings import EncoderSettings, TowerSettings
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
+from dpr.training.checkpointing import stored_apostrophes
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.trainer import BiEncoderTrainer
@@ -88,8 +89,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     for key in ("query_prompt", "passage_prompt"):
         warn_of_lost_space(f"encoder.{key}", getattr(encoder, key) or "")
     options = part_of(TowerOptions, config.loss, encoder)
-    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes of questions alone.
-    text = encoder.text_of(TextSettings(plain_apostrophes=not encoder.shared))
+    text = encoder.text_of(TextSettings(plain_apostrophes=_makes_apostrophes_plain(config)))
     settings = part_of(EncoderSettings, text, encoder, dpr_trailing_sep=config.trailing_sep())
     if config.model_file is not None:
         model = BiEncoder.load(
@@ -120,6 +120,14 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
         options=options,
         token_frequencies=encoder.token_frequencies,
     )
+
+
+def _makes_apostrophes_plain(config: BiEncoderTrainConfig) -> bool:
+    """The default: a run that is resumed keeps what it began with, also where a version began it that made them plain for every model."""
+    output_dir = None if config.output_dir is None else Path(config.output_dir)
+    stored = stored_apostrophes(output_dir, config)
+    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes of questions alone.
+    return not config.encoder.shared if stored is None else stored
 
 
 def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:

@@ -229,22 +229,35 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
 
 
 def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
-    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there is none.
+    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there is none."""
+    size = _unchangeable(output_dir, settings).get("train.global_batch_size", 0)
+    return from_main(size if isinstance(size, int) else 0)
 
-    Nothing is locked, checked or changed here; the value is compared again when the run is resumed.
+
+def stored_apostrophes(output_dir: Path | None, settings: TrainingSettings) -> bool | None:
+    """Whether that run makes apostrophes of questions plain, the same on all ranks; None where there is none."""
+    encoder = _unchangeable(output_dir, settings).get("encoder")  # it names the setting only where it is false
+    found = 0 if not isinstance(encoder, dict) else 1 if encoder.get("plain_apostrophes") is False else 2
+    return {0: None, 1: False, 2: True}[from_main(found)]
+
+
+def _unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[str, Any]:
+    """By setting, what a run that a start in ``output_dir`` would resume cannot change; on the main rank, elsewhere empty.
+
+    Nothing is locked, checked or changed here; the values are compared again when the run is resumed.
     """
-    size = 0
-    if current_ranks().is_main:
-        is_new = output_dir is None or settings.resume == "fresh"
-        found = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
-        other = settings.continued_run()
-        try:
-            if found or other is not None:
-                newest = found[0] if found else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
-                size = int(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"]["train.global_batch_size"])
-        except (DprError, KeyError, TypeError, ValueError):
-            pass  # damaged: reported when the run is resumed
-    return from_main(size)
+    if not current_ranks().is_main:
+        return {}
+    is_new = output_dir is None or settings.resume == "fresh"
+    found = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
+    other = settings.continued_run()
+    try:
+        if found or other is not None:
+            newest = found[0] if found else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
+            return dict(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"])
+    except (DprError, KeyError, TypeError, ValueError):
+        pass  # damaged: reported when the run is resumed
+    return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,14 @@ def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, 
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted keys. A setting whose value is a dictionary stays whole."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        is_section = isinstance(value, dict) and prefix + key not in _DEFAULTS
-        found |= _flat(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
+    """Nested dictionaries as one, with dotted keys. A setting whose value is a dictionary stays whole.
+
+    What a section holds wins over a dotted key of the same name: it is in effect, whatever the command said. Files have keys in any order.
+    """
+    sections = {key for key, value in tree.items() if isinstance(value, dict) and prefix + key not in _DEFAULTS}
+    found = {prefix + key: value for key, value in tree.items() if key not in sections}
+    for key in sections:
+        found |= _flat(tree[key], f"{prefix}{key}.")
     return found
 
 
@@ -90,6 +93,7 @@ def run_identity(
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
             "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
+            "encoder.plain_apostrophes": None if model.settings.plain_apostrophes else False,  # the default depends on the model
             "encoder.tokenizer": model.tensorizer.fingerprint,
             **({} if model.base is None else {"encoder.base": model.base.fingerprint}),
         },
@@ -107,8 +111,7 @@ def run_identity(
             "encoder.attention": options["attention"],
             "encoder.lora_dropout": options["lora_dropout"],
             **dropout_of(model.question_model.config),
-            # These decide the last bits of a sum: a resumed run that differs in one is right, but not bitwise equal.
-            "environment.world_size": ranks.world_size,
+            "environment.world_size": ranks.world_size,  # the last bits of a sum depend on these: another run is right, but not equal
             "environment.threads": torch.get_num_threads(),
             "environment.torch": torch.__version__,
             "environment.numpy": np.__version__,  # it draws the order of samples
@@ -118,7 +121,7 @@ def run_identity(
     if not (settings.train.stop_at_epoch or settings.continued_run()):
         return identity
     # The negatives of such a run may be renewed later, on the same questions.
-    questions = [questions_fingerprint(source) for source in plan.dataset.sources]
+    questions = list(map(questions_fingerprint, plan.dataset.sources))
     return replace(identity, lineage={"questions": questions, "rounds": [{"from_step": 0, "train_datasets": files}]})
 
 

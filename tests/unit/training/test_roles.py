@@ -223,6 +223,22 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_without_a_word(
         start(tmp_path / "old", config)
 
 
+@pytest.mark.parametrize("began_plain", [True, False])
+def test_a_resumed_run_of_a_shared_tower_treats_apostrophes_as_it_began(folder: Path, tmp_path: Path, began_plain: bool) -> None:
+    """An earlier version made them plain for every model."""
+    shutil.copytree(folder, tmp_path / "old", ignore=shutil.ignore_patterns("run"))
+    config = config_of(tmp_path / "old")
+    config.encoder.shared = True
+    assert not build_model(config).settings.plain_apostrophes
+    config.encoder.plain_apostrophes = began_plain or None
+    trainer(tmp_path / "old", config).train()
+    config.encoder.plain_apostrophes = None
+    assert build_model(config).settings.plain_apostrophes == began_plain
+    assert start(tmp_path / "old", config).step == 2
+    config.resume = "fresh"
+    assert not build_model(config).settings.plain_apostrophes
+
+
 def as_before(state: dict[str, Any]) -> None:
     fixed, free = state["identity"]["fixed"], state["identity"]["free"]
     names = "seed train_datasets datasets train_sampling_rates train.global_batch_size train.gradient_accumulation_steps "
