@@ -72,16 +72,25 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
 
 
 def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:
-    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU. ConfigError if there is no such device."""
-    if name is None:
-        return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    """The device of this rank: ``name`` if given, else this rank's GPU, else the CPU. A GPU becomes this process's current one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     try:
-        device = torch.device(name)
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise ConfigError(f"device={name} is not a device; use cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
         raise ConfigError(f"device={name}, but this installation of torch sees no CUDA device; use device=cpu")
-    return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
+    index, count = local_rank if device.index is None else device.index, torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError(f"GPU {index} is asked for, but there are {count}; start at most {count} processes here, or use device=cuda:0")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)  # what names no device would go to GPU 0, from every rank
+    return device
 
 
 class _Transfer:

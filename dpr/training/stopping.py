@@ -97,7 +97,7 @@ class FiniteGuard:
         self._reported = in_all
         if self._arrived is not None:
             self._on_host.copy_(self._counts, non_blocking=True)
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(self._counts.device))
         if in_row >= self._most:
             raise DivergedError(
                 f"the gradient was NaN or infinite in {in_row} updates in a row, the last at step {step}; lower train.learning_rate, raise "

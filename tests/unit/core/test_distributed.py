@@ -3,8 +3,9 @@ from __future__ import annotations
 import socket
 
 import pytest
+import torch
 
-from dpr.core.distributed import process_group
+from dpr.core.distributed import process_group, resolve_device
 from dpr.core.errors import ConfigError
 
 
@@ -17,3 +18,19 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setenv(name, str(value))
         with pytest.raises(ConfigError, match=f"port {port} of this machine is taken.*--master-port"), process_group("cpu", timeout_s=5):
             raise AssertionError("it must not start")
+
+
+def test_the_gpu_of_a_rank_becomes_the_current_one_and_one_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="device=gpu is not a device"):
+        resolve_device("gpu")
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    names = {(None, 1): 1, ("cuda", 1): 1, ("cuda:0", 1): 0, ("cuda:1", 0): 1}
+    assert [resolve_device(name, local_rank=rank).index for name, rank in names] == list(names.values())
+    assert [device.index for device in current] == list(names.values())
+    for name, rank in ((None, 2), ("cuda:2", 0)):
+        with pytest.raises(ConfigError, match="GPU 2 is asked for, but there are 2"):
+            resolve_device(name, local_rank=rank)
