@@ -122,7 +122,7 @@ def test_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
 
     text = (REPOSITORY / "setup.py").read_text()
     extras = set(re.findall(r'(?m)^        "([\w-]+)": \[', text[text.index("extras_require") :]))
-    assert {extra for extra, _ in doctor._EXTRAS.values()} == extras - {"bench"}  # whose packages are those of other extras
+    assert {extra for extra, _ in doctor._EXTRAS.values()} == extras - {"bench", "interop"}  # whose packages are those of other extras
     assert main(["doctor", "--depp"]) == 2
     assert "--depp is not known" in capsys.readouterr().err
 
