@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,6 @@ def _tower(folder: Path, name: str) -> ForeignTower:
 def _tokenizer(folder: Path) -> Any:
     """The tokenizer, as BERT's where its class is one of DPR's: some of these lower-case every text, whatever their file says."""
     file = folder / "tokenizer_config.json"
-    stated = read_json(file) if file.is_file() else {}
+    stated = read_json(file) if os.path.lexists(file) else {}
     kind = stated.get("tokenizer_class", "DPR") if isinstance(stated, dict) else ""
     return load_tokenizer(folder, **({"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}))

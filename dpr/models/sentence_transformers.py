@@ -5,6 +5,7 @@ Each is applied or refused: a folder whose vectors would be others than the libr
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +225,7 @@ def _inside(folder: Path, path: Any, file: Path) -> Path:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    found = read_json(file) if file.is_file() else {}
+    found = read_json(file) if os.path.lexists(file) else {}  # what is there must be a file
     if not isinstance(found, dict):
         raise CheckpointError(f"is {describe(found)}", file=file, expected="an object")
     return found
