@@ -119,7 +119,8 @@ class Study:
         found: dict[str, dict[str, float]] = {}
         for name, condition in CONDITIONS.items():
             for number, (files, settings) in enumerate(condition.candidates):
-                for file in sorted((self.out / "metrics").glob(f"{_slug(name)}.*.{number}.dev.json")):
+                file = self._metrics_file(name, CHOICE_SEED, "dev", number)
+                if file.is_file():
                     label = ", ".join([files, *(f"{key}={value}" for key, value in settings.items())])
                     found.setdefault(name, {})[label] = _mean(Measured.read(file))
         return found
