@@ -15,10 +15,13 @@ NAN_AT = (3, 5, 6)
 
 
 @pytest.mark.parametrize("reads_later", [False, True])
-def test_a_skipped_update_is_reported_with_its_own_step(reads_later: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_skipped_update_is_reported_with_its_own_step(
+    reads_later: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guard, optimizer = FiniteGuard(torch.device("cpu"), most_in_row=2), torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     if reads_later:  # as on CUDA, where the host reads the counts of the update before
-        event: Any = SimpleNamespace(synchronize=lambda: None, record=lambda: None)
+        event: Any = SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
         guard._arrived = event
 
     def run() -> None:
