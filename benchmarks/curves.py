@@ -33,12 +33,12 @@ from dpr.formats.training_files.json_formats import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
+from dpr.preparation.splits import TRAIN, split_by_group
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.validations.protocol import run_validations
-from examples.docstring_corpus.splits import TRAIN, split_by_group
 
 SQUAD = SHARED / "data" / "squad" / "squad-v1.1-dev.shared-half.json.gz"
 NUM_DEV, BATCH, LENGTH, VOCABULARY = 400, 32, 24, 4000

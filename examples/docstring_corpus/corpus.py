@@ -27,10 +27,10 @@ from dpr.formats.durable import describe_file, durable_folder, read_manifest
 from dpr.formats.outputs import output
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
-from examples.docstring_corpus.docstrings import Docstring, SourceFile, find_sources, read_docstrings
-from examples.docstring_corpus.hard_negatives import lexical_negatives
-from examples.docstring_corpus.near_duplicates import find_near_duplicates
-from examples.docstring_corpus.splits import TRAIN, split_by_group
+from dpr.preparation.docstrings import Docstring, SourceFile, find_sources, read_docstrings
+from dpr.preparation.lexical_negatives import lexical_negatives
+from dpr.preparation.near_duplicates import find_near_duplicates
+from dpr.preparation.splits import TRAIN, split_by_group
 
 DEV, TEST = "dev", "test"
 CORPUS_FILE = "corpus.tsv"
