@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dpr.core.records import Passage
 from dpr.core.settings import part_of
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import KINDS
+from dpr.retrieval.explaining import Place, retrieve_with_sides
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import Retriever
 from dpr.retrieval.search_folder import FILE, SearchSettings
@@ -24,10 +25,12 @@ from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 
 @dataclass(frozen=True, slots=True)
 class FoundPassage:
-    """A hit with its texts."""
+    """A hit with its texts. ``sides``: as in ``Found``; ``file``: that the passage was read from, where it is known."""
 
     score: float
     passage: Passage
+    sides: Mapping[str, Place | None] = field(default_factory=dict)
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,11 @@ class Searcher:
 
     def search(self, question: str, k: int) -> list[FoundPassage]:
         """The ``k`` best passages; one that the corpus does not have comes without texts."""
-        ranking = self.retriever.retrieve([self.settings.form.asked(question)], k)[0]
-        found = self.passages.get([passage_id for passage_id, _ in ranking])
-        return [FoundPassage(score, found.get(passage_id, Passage("", "", passage_id))) for passage_id, score in ranking]
+        hits = retrieve_with_sides(self.retriever, [self.settings.form.asked(question)], k)[0]
+        found = self.passages.get([hit.id for hit in hits])
+        files = [source.file for source in self.settings.passages]
+        file = files[0] if len(files) == 1 else None
+        return [FoundPassage(hit.score, found.get(hit.id, Passage("", "", hit.id)), hit.sides, file) for hit in hits]
 
 
 def search_settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import textwrap
@@ -13,8 +14,10 @@ from dpr.cli.plain_arguments import PlainParser
 
 if TYPE_CHECKING:
     from dpr.assembly.search import FoundPassage, Searcher
+    from dpr.retrieval.explaining import Place
 
 _SNIPPET_LINES = 3
+_SIDES = {"dense": "dense", "bm25": "BM25"}
 EXAMPLE = """examples:
   dpr search runs/quickstart "read a csv file"
   dpr search runs/quickstart --mode bm25 --top 3
@@ -68,16 +71,36 @@ def _answer(searcher: Searcher, question: str, top: int) -> None:
     found = searcher.search(question, top)
     if not found:
         print("nothing found")
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    is_bright = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for rank, hit in enumerate(found, 1):
-        print(format_hit(rank, hit, width=min(shutil.get_terminal_size((100, 24)).columns, 120)))
+        print(format_hit(rank, hit, question=question, width=width, is_bright=is_bright))
 
 
-def format_hit(rank: int, hit: FoundPassage, *, width: int) -> str:
-    """Rank, score, title and the first lines of the text. Control characters become spaces: a corpus must not drive a terminal."""
+def format_hit(rank: int, hit: FoundPassage, *, question: str, width: int, is_bright: bool = False) -> str:
+    """Rank, score and title; the part of the text around the question's words, these ``is_bright`` ones; where the passage is from and why
+    it was found. Control characters become spaces: a corpus must not drive a terminal."""
+    from dpr.retrieval.explaining import QuestionWords
+
+    words = QuestionWords(question)
     title, text, name = (_printable(part) for part in (hit.passage.title, hit.passage.text, str(hit.passage.id)))
     heading = f"{rank:>2}. {hit.score:9.4f}  {title or name}" + (f"  [{name}]" if title else "")
-    lines = textwrap.wrap(text, max(width - 4, 20), max_lines=_SNIPPET_LINES, placeholder=" ...")
-    return "\n".join([heading, *(f"    {line}" for line in lines)])
+    inner = max(width - 4, 20)
+    excerpt = "".join(words.excerpt(text, _SNIPPET_LINES * inner - inner // 4))
+    lines = textwrap.wrap(excerpt, inner, max_lines=_SNIPPET_LINES, placeholder=" ...")
+    if is_bright:
+        lines = [
+            "".join(f"\033[1m{piece}\033[0m" if place % 2 else piece for place, piece in enumerate(words.pieces(line))) for line in lines
+        ]
+    facts = [_printable(hit.file.name)] if hit.file is not None else []
+    facts += [_place_text(_SIDES.get(side, side), place) for side, place in hit.sides.items()] if len(hit.sides) > 1 else []
+    common = words.in_common(title, text)
+    facts.append(f"in common: {_printable(', '.join(common))}" if common else "no word in common")
+    return "\n".join([heading, *(f"    {line}" for line in lines), *(f"    {line}" for line in textwrap.wrap(" | ".join(facts), inner))])
+
+
+def _place_text(side: str, place: Place | None) -> str:
+    return f"{side} none" if place is None else f"{side} #{place.rank} ({place.score:.4g})"
 
 
 def _printable(text: str) -> str:

@@ -7,7 +7,7 @@ A word counts once per query. Only passages that share a word with the query are
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,13 @@ def lexical_tokens(text: str) -> list[str]:
         text = unicodedata.normalize("NFKC", text)
     words = (word for word in _WORD.findall(text.lower()) if word not in STOP_WORDS)
     return [word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in words]
+
+
+def lexical_spans(text: str) -> Iterator[tuple[int, int, str]]:
+    """Start, end and word of each of the words of a text, where they stand in it."""
+    for match in _WORD.finditer(text):
+        for word in lexical_tokens(match.group()):
+            yield match.start(), match.end(), word
 
 
 class Bm25Index(Index):

@@ -19,6 +19,7 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
 from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.explaining import Place
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import QuestionForm
 from dpr.retrieval.search_folder import SearchSettings
@@ -196,10 +197,26 @@ def test_a_class_that_a_folder_names_is_not_run(run_folder: Path, tmp_path: Path
 
 
 def test_a_corpus_cannot_drive_the_terminal() -> None:
-    shown = format_hit(1, FoundPassage(0.5, Passage("bad \x1b[2J text\n\n" + "word " * 200, "ti\x07tle", "i\x1bd")), width=60)
+    hostile = Passage("bad \x1b[2J text\n\n" + "word " * 200, "ti\x07tle", "i\x1bd")
+    hit = FoundPassage(0.5, hostile, {"dense": Place(1, 0.5), "bm25": None}, Path("a\x1bb.tsv"))
+    shown = format_hit(1, hit, question="bad \x1b[2J word", width=60)
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
-    assert len(shown.splitlines()) == 4
-    assert shown.endswith("...")
+    assert len(shown.splitlines()) == 6
+    assert shown.splitlines()[3].endswith("...")
+    assert "dense #1 (0.5) | BM25 none" in shown
+    bright = format_hit(1, hit, question="bad \x1b[2J word", width=60, is_bright=True)
+    assert "\x1b[1mbad\x1b[0m" in bright
+    assert bright.replace("\x1b[1m", "").replace("\x1b[0m", "") == shown
+
+
+def test_a_hit_says_where_it_is_from_and_why(run_folder: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main([str(run_folder), world.questions[3].text, "-k", "1", "--weight", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    assert "corpus.tsv | dense #" in shown and "BM25 #1 (" in shown
+    assert "in common: " in shown and world.questions[3].text.split()[-1].lower().rstrip("?") in shown.rpartition("in common: ")[2]
+    assert main([str(run_folder), world.questions[3].text, "-k", "1", "--mode", "bm25"]) == 0
+    assert "BM25 #" not in capsys.readouterr().out, "a single side has nothing to compare"
 
 
 def test_large_corpora_are_looked_up_without_holding_them(world: World) -> None:

@@ -1,0 +1,133 @@
+"""Why a passage was found: the part of its text around the question's words, these words, and its place on each side of a search."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dpr.indexer.bm25 import lexical_spans
+from dpr.indexer.ranking import Ranking
+from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRetriever, Retriever
+
+_MOST_READ = 200_000
+_SNAP = 30
+Span = tuple[int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one side of a search has a passage; rank 1 is the first."""
+
+    rank: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A hit. ``sides``: its place on the sides asked, ``dense`` and ``bm25``; None where a side does not list it."""
+
+    id: str
+    score: float
+    sides: dict[str, Place | None]
+
+
+def retrieve_with_sides(retriever: Retriever, questions: Sequence[str], k: int) -> list[list[Found]]:
+    """What ``retriever.retrieve`` finds, each hit with its places on the sides of a hybrid, or on the only side."""
+    if isinstance(retriever, HybridRetriever):
+        sides = dict(zip(("dense", "bm25"), retriever.retrieve_sides(questions, k), strict=True))
+        rankings = retriever.fusion.fuse(sides["dense"], sides["bm25"], k)
+    else:
+        rankings = retriever.retrieve(questions, k)
+        name = {DenseRetriever: "dense", LexicalRetriever: "bm25"}.get(type(retriever))
+        sides = {} if name is None else {name: rankings}
+    found = []
+    for row, ranking in enumerate(rankings):
+        places = {name: _places(side[row]) for name, side in sides.items()}
+        found.append([Found(key, score, {name: place.get(key) for name, place in places.items()}) for key, score in ranking])
+    return found
+
+
+def _places(ranking: Ranking) -> dict[str, Place]:
+    return {key: Place(rank, score) for rank, (key, score) in enumerate(ranking, 1)}
+
+
+class QuestionWords:
+    """The words of a question, as BM25 counts them, and where a text has them.
+
+    A text that is cut into pieces is a list of strings in which every second one, from index 1 on, is a word of the question.
+    """
+
+    def __init__(self, question: str) -> None:
+        self._written: dict[str, str] = {}
+        for start, end, word in lexical_spans(question[:_MOST_READ]):
+            self._written.setdefault(word, question[start:end].lower())
+
+    def in_common(self, *texts: str) -> list[str]:
+        """The words that any of the texts has, as the question writes them and in its order."""
+        there = {word for text in texts for _, _, word in self._spans(text)}
+        return [written for word, written in self._written.items() if word in there]
+
+    def pieces(self, text: str) -> list[str]:
+        """All of a text."""
+        return _cut(text, self._spans(text), 0, len(text))
+
+    def excerpt(self, text: str, limit: int) -> list[str]:
+        """The stretch of about ``limit`` characters with the most different words of the question, the first of several; where there is
+        none, the beginning. White space becomes single spaces, and dots stand for what is left out."""
+        flat = " ".join(text[:_MOST_READ].split())
+        spans = list(self._spans(flat))
+        start, end = 0, len(flat)
+        if len(flat) > limit:
+            start, end = _stretch(flat, spans, limit)
+        pieces = _cut(flat, spans, start, end)
+        if start:
+            pieces[0] = "... " + pieces[0]
+        if end < len(flat) or len(text) > _MOST_READ:
+            pieces[-1] = pieces[-1].rstrip() + " ..."
+        return pieces
+
+    def _spans(self, text: str) -> Iterator[Span]:
+        return (span for span in lexical_spans(text[:_MOST_READ]) if span[2] in self._written)
+
+
+def _cut(text: str, spans: Iterator[Span] | Sequence[Span], start: int, end: int) -> list[str]:
+    pieces, at = [], start
+    for first, last, _ in spans:
+        if first >= at and last <= end:
+            pieces += [text[at:first], text[first:last]]
+            at = last
+    return [*pieces, text[at:end]]
+
+
+def _stretch(text: str, spans: Sequence[Span], limit: int) -> tuple[int, int]:
+    """Start and end of the part to show of a text longer than ``limit``."""
+    first, last = _densest(spans, limit)
+    start = max(0, first - (limit - (last - first)) // 3)
+    if start:
+        sentence = text.rfind(". ", start, first)
+        space = text.find(" ", start, min(first, start + _SNAP))
+        start = sentence + 2 if sentence >= 0 else space + 1 if space >= 0 else start
+    end = min(len(text), start + limit)
+    if end < len(text):
+        space = text.rfind(" ", max(last, end - _SNAP), end + 1)
+        end = space if space > start else end
+    return start, end
+
+
+def _densest(spans: Sequence[Span], limit: int) -> tuple[int, int]:
+    """Start and end of the words of the question that are to be seen together."""
+    best, found = (0, 0), (0, 0)
+    counts: Counter[str] = Counter()
+    first = 0
+    for start, end, word in spans:
+        counts[word] += 1
+        while first < len(spans) and end - spans[first][0] > limit and spans[first][0] < start:
+            left = spans[first][2]
+            counts[left] -= 1
+            if not counts[left]:
+                del counts[left]
+            first += 1
+        if (value := (len(counts), counts.total())) > best:
+            best, found = value, (spans[first][0], min(end, spans[first][0] + limit))
+    return found

@@ -1,0 +1,66 @@
+"""The part of a passage that is shown, the words it shares with the question, and its places on both sides of a hybrid."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpr.retrieval.explaining import Found, Place, QuestionWords, retrieve_with_sides
+from dpr.retrieval.retrievers import Fusion, HybridRetriever
+
+FILLER = "Nothing of this matters here at all. "
+
+
+class Fixed:
+    """A retriever that knows its answer."""
+
+    def __init__(self, *ranking: tuple[str, float]) -> None:
+        self.ranking = list(ranking)
+
+    def retrieve(self, questions: list[str], k: int) -> list[list[tuple[str, float]]]:
+        return [self.ranking[:k] for _ in questions]
+
+
+def test_words_are_found_as_bm25_counts_them() -> None:
+    words = QuestionWords("How to read the CSV files of a caf\u00e9?")
+    text = "FILE by file: reads ca\ufb01 and caf\u00e9, not the csvx"
+    assert words.in_common(text) == ["read", "files", "caf\u00e9"], "stop words are none, a final s does not count"
+    assert words.in_common("csv", text) == ["read", "csv", "files", "caf\u00e9"]
+    pieces = words.pieces(text)
+    assert "".join(pieces) == text
+    assert pieces[1::2] == ["FILE", "file", "reads", "caf\u00e9"]
+
+
+def test_the_excerpt_is_where_the_most_words_are() -> None:
+    text = FILLER * 20 + "A csv comes first. " + FILLER * 20 + "Here you read a csv file. " + FILLER * 20
+    pieces = QuestionWords("read csv file").excerpt(text, 200)
+    assert pieces[1::2] == ["read", "csv", "file"]
+    shown = "".join(pieces)
+    assert 150 <= len(shown) <= 208
+    assert shown.startswith("... ") and shown.endswith(" ...")
+    assert shown[4:].startswith(("Here", "Nothing")), "at the beginning of a sentence"
+
+
+@pytest.mark.parametrize("limit", [5, 30, 117, 400])
+@pytest.mark.parametrize("question", ["read csv file", "zebra", "", "nothing all", "\u4f60\u597d"])
+def test_an_excerpt_is_a_part_of_the_text_and_short(question: str, limit: int) -> None:
+    for text in ("", "csv", "\u4f60\u597d" * 300, FILLER * 9 + "csv\n\nfile\tread " + FILLER * 9, "x" * 1000 + " csv"):
+        shown = "".join(QuestionWords(question).excerpt(text, limit))
+        flat = " ".join(text.split())
+        kept = shown.removeprefix("... ").removesuffix(" ...")
+        assert kept in flat and len(kept) <= limit
+        assert len(flat) > limit or shown == flat
+        if question == "zebra" and text:
+            assert flat.startswith(kept) and kept
+
+
+def test_a_huge_passage_is_read_in_part() -> None:
+    assert "".join(QuestionWords("csv").excerpt("word " * 1_000_000 + "csv", 50)).endswith(" ...")
+
+
+def test_places_on_both_sides_of_a_hybrid() -> None:
+    hybrid = HybridRetriever(Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0)), Fusion(weight=0.5, depth=3))
+    found = retrieve_with_sides(hybrid, ["?"], 3)[0]
+    assert [(hit.id, hit.score) for hit in found] == hybrid.retrieve(["?"], 3)[0]
+    assert found[0] == Found("a", 0.5, {"dense": Place(1, 9.0), "bm25": None})
+    assert {hit.id: hit.sides for hit in found}["b"] == {"dense": Place(2, 7.0), "bm25": Place(2, 2.0)}
+    assert retrieve_with_sides(Fixed(("a", 9.0)), ["?"], 3) == [[Found("a", 9.0, {})]]
