@@ -41,10 +41,12 @@ class Sampling(SamplingSettings):
             ConfigError: the number of shares is wrong, a set with a share is smaller than a pool, no set contributes a pool.
         """
         shares = self._shares(num_rows)
-        for share, pools, name in zip(shares, num_pools, names, strict=True):
+        for share, pools, rows, name in zip(shares, num_pools, num_rows, names, strict=True):
             if share > 0 and pools == 0:
-                hint = "lower train.batch_size or the number of processes, or set train.sampling.mixed=true"
-                raise ConfigError(f"{name} has too few rows for a single pool; {hint}")
+                hint = "lower train.batch_size or the number of processes"
+                if len(names) > 1:
+                    hint += ", or set train.sampling.mixed=true"
+                raise ConfigError(f"{name}: {rows:,} rows do not fill a single pool, which is a batch of every process; {hint}")
         if self.weights is None and self.temperature is None and not self.epoch_pools:
             rates = self.rates or [1.0] * len(num_pools)
             counts = tuple(int(pools * rate) for pools, rate in zip(num_pools, rates, strict=True))

@@ -40,11 +40,15 @@ ASKED = ["qa_dataset=in/questions.jsonl", "qrels=in/qrels.tsv", "ctx_datatsets=[
 
 @dataclass(frozen=True)
 class Job:
-    """A command line, relative to a folder with the inputs in ``in``; ``changed`` is the input that another text is put into."""
+    """A command line, relative to a folder with the inputs in ``in``; ``changed`` is the input that another text is put into.
+
+    ``made_of_cache`` is an output that the command makes from its cache; while it is there, the cache is not read.
+    """
 
     name: str
     line: str
     changed: str
+    made_of_cache: str = ""
 
     def arguments(self, url: str) -> list[str]:
         return self.line.replace("URL", url).split()
@@ -84,6 +88,7 @@ JOBS = {
             "evaluate",
             f"evaluate suite=in/suite.yaml {' '.join(DENSE)} output_dir=out/suite n_docs=5",
             "corpus.tsv",
+            made_of_cache="out/suite/one",
         ),
         Job("evaluate run_file", "evaluate run_file=in/a.run qrels=in/qrels.tsv metrics_file=out/metrics.json", ""),
         Job("mine", "mine in/train.json corpus=in/corpus.tsv out=out/mined.jsonl", "corpus.tsv"),

@@ -132,6 +132,8 @@ def test_damaged_outputs_and_caches(case: Case, commands: Commands, job: Job) ->
             shutil.copytree(folder, trial.output_dir, symlinks=True)
             place, how = damages[trial.number - 1]
             damage(trial.output_dir / place, how)
+            if job.made_of_cache and "cache" in place.parent.parts:
+                shutil.rmtree(trial.output_dir / job.made_of_cache)
             again = commands.run(job.name, trial.output_dir)
             check_plain(again, [0, REFUSED])
             if again.code == 0:

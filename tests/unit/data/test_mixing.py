@@ -210,7 +210,7 @@ def test_windows_keep_rows_of_like_length_apart() -> None:
         ({"rates": [1, -1]}, (8, 8), "train_sampling_rates=.*at least 0"),
         ({"weights": [0, 0]}, (8, 8), "one of them above"),
         ({"temperature": 0.0}, (8, 8), "must be above 0"),
-        ({}, (3, 8), "too few rows for a single pool.*mixed=true"),
+        ({}, (3, 8), "3 rows do not fill a single pool.*mixed=true"),
         ({"rates": [0, 0.1]}, (8, 8), "no data set"),
         (
             {"weights": [1, 2], "temperature": 2.0},
