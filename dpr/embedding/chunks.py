@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.embedding.source import PassageSource
+from dpr.embedding.source import PassageSource, StoredSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,17 @@ def prepared_chunks(
 def _chunks(
     source: PassageSource, rows: range, numbers: list[int], chunk_size: int, tokenize: Callable[[Sequence[Passage]], TokenBatch]
 ) -> Iterator[Chunk]:
-    """The given chunks in one pass over the file, which ends with the last of them."""
-    if not numbers:
-        return
-    passages = source.read(chunk_rows(rows, numbers[0], chunk_size).start, chunk_rows(rows, numbers[-1], chunk_size).stop)
-    for number in range(numbers[0], numbers[-1] + 1):
-        size = len(chunk_rows(rows, number, chunk_size))
-        chunk = list(itertools.islice(passages, size))
-        if number not in numbers:
-            continue
-        if len(chunk) != size:
+    """The given chunks in one pass over the file, which ends with the last of them; a stored source passes over the chunks between them."""
+    passages: Iterator[Passage] = iter(())
+    end = -1
+    for number in numbers:
+        wanted = chunk_rows(rows, number, chunk_size)
+        if end < 0 or (end < wanted.start and isinstance(source, StoredSource)):
+            passages = source.read(wanted.start, chunk_rows(rows, numbers[-1], chunk_size).stop)
+            end = wanted.start
+        chunk = list(itertools.islice(passages, wanted.start - end, wanted.stop - end))
+        if len(chunk) != len(wanted):
             raise InputError("has fewer rows than before", file=source.file, hint="do not change a corpus while it is embedded")
+        end = wanted.stop
         empty = [str(passage.id) for passage in chunk if not passage.text.strip()]
         yield Chunk(number, [str(passage.id) for passage in chunk], tokenize([source.as_encoded(passage) for passage in chunk]), empty)

@@ -27,9 +27,10 @@ from dpr.core.records import Passage
 from dpr.embedding.chunks import chunk_rows, prepared_chunks
 from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_passages, usual_tokens
 from dpr.embedding.settings import EmbedConfig
-from dpr.embedding.source import PassageSource
+from dpr.embedding.source import PassageSource, with_store
 from dpr.embedding.token_cache import TokenCache
 from dpr.formats.checksums import cache_root
+from dpr.formats.corpus_store import has_places
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
@@ -69,7 +70,8 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     keep_dimensions(model, config.dimensions)
     source = source.agreed(model.tensorizer.text)
     folder = Path(f"{config.out_file}_{config.shard_id}")
-    rows = shard_range(_count(source), config.shard_id, config.num_shards)
+    rows = shard_range(_count(source, config.num_shards), config.shard_id, config.num_shards)
+    source = _stored(source, config.num_shards)
     num_chunks = -(-len(rows) // config.chunk_size)
     metadata = _metadata(model, source, config, rows)
     make_writer = partial(VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=config.out_dtype)
@@ -115,12 +117,17 @@ def _metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig, rows
     }
 
 
-def _count(source: PassageSource) -> int:
+def _stored(source: PassageSource, num_shards: int) -> PassageSource:
+    """The source with a store, unless this would unpack a file that is read once."""
+    return with_store(source) if num_shards > 1 or has_places(source.file) else source
+
+
+def _count(source: PassageSource, num_shards: int) -> int:
     counted = [0]
 
     def count() -> None:
         source.identity()  # reads the whole file; the other ranks then find its hash in the cache
-        counted[0] = source.count_unique()
+        counted[0] = _stored(source, num_shards).count_unique()
         if not counted[0]:
             raise InputError("no passages", file=source.file, expected="at least one row besides the header")
 

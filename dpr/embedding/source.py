@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import check_unique_ids, read_passages
+from dpr.formats.corpus_store import CorpusStore, open_store
+
+logger = get_logger(__name__)
+
+LARGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,11 @@ class PassageSource:
     normalize: bool = False
     passage_prefix: str = ""
     """Put before every passage where it is encoded; texts that are shown or searched by words are without it."""
+
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """Of id, text and title in a TSV."""
+        return self.id_col, self.text_col, self.title_col
 
     def agreed(self, text: TextSettings) -> PassageSource:
         """The source beside a model that puts a prompt before passages: without a prefix that repeats it.
@@ -45,8 +57,11 @@ class PassageSource:
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Passages number ``start`` to ``stop``, with prefixed ids, cleaned where ``normalize`` asks for it."""
-        columns = {"id_col": self.id_col, "text_col": self.text_col, "title_col": self.title_col}
-        for passage in read_passages(self.file, **columns, id_prefix=self.id_prefix, start=start, stop=stop):
+        id_col, text_col, title_col = self.columns
+        prefix = self.id_prefix
+        for passage in read_passages(
+            self.file, id_col=id_col, text_col=text_col, title_col=title_col, id_prefix=prefix, start=start, stop=stop
+        ):
             yield replace(passage, text=normalize_passage(passage.text)) if self.normalize else passage
 
     def count_unique(self) -> int:
@@ -65,3 +80,46 @@ class PassageSource:
         """
         options = {item.name: getattr(self, item.name) for item in fields(PassageSource) if item.name not in ("file", "name")}
         return {"corpus_fingerprint": content_sha256(self.file)[:32], **options}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource(PassageSource):
+    """A source whose passages are found by row and by id without reading what is before them."""
+
+    store: CorpusStore = field(kw_only=True)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
+        for passage in self.store.passages(start, stop):
+            yield self._given(passage)
+
+    def find(self, ids: Iterable[str]) -> dict[str, Passage]:
+        """The passages with these ids, prefix included; those that are missing left out."""
+        size = len(self.id_prefix)
+        found = self.store.find(key[size:] for key in ids if key.startswith(self.id_prefix))
+        return {self.id_prefix + key: self._given(passage) for key, passage in found.items()}
+
+    def count_unique(self) -> int:
+        self.store.check_unique()
+        return self.store.num_passages
+
+    def _given(self, passage: Passage) -> Passage:
+        text = normalize_passage(passage.text) if self.normalize else passage.text
+        return replace(passage, text=text, id=f"{self.id_prefix}{passage.id}")
+
+
+def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> PassageSource:
+    """The source with its passages in a store (``dpr/formats/corpus_store.py``), where the file is large and the cache can be written.
+
+    The first call for a file reads it whole; later calls, by other processes too, take milliseconds.
+
+    Raises:
+        InputError: the file is missing or has a bad row.
+    """
+    if type(source) is not PassageSource or (source.file.is_file() and source.file.stat().st_size < least_bytes):
+        return source
+    try:
+        store = open_store(source.file, source.columns)
+    except ConfigError as error:
+        logger.warning("%s is read from its beginning each time: %s", source.file, error)
+        return source
+    return StoredSource(**{item.name: getattr(source, item.name) for item in fields(PassageSource)}, store=store)

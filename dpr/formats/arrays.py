@@ -12,8 +12,6 @@ The scale s is float32, one per vector, in a file of its own.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,56 +114,3 @@ def map_ids(path: Path) -> np.ndarray:
         expected = f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
         raise InputError(f"holds {ids.dtype} {ids.shape}", file=path, expected=expected)
     return np.asarray(ids)
-
-
-class HashIndex:
-    """Rows by 64-bit hashes: (n, 2) uint64, hash and row, sorted by both, memory-mapped."""
-
-    def __init__(self, path: Path) -> None:
-        # A plain view: taking an element of a memmap makes another memmap, which costs some microseconds.
-        self.pairs = map_array(path).view(np.ndarray)
-
-    @staticmethod
-    def write(path: Path, hashes: array[int]) -> None:
-        """Stores the hashes of rows 0, 1, 2, ..."""
-        unsorted = np.frombuffer(hashes, dtype=np.uint64)
-        order = np.argsort(unsorted, kind="stable")
-        np.save(path, np.stack([unsorted[order], order.astype(np.uint64)], axis=1), allow_pickle=False)
-
-    def rows(self, wanted: int) -> Iterator[int]:
-        """The rows with this hash, ascending."""
-        place = int(np.searchsorted(self.pairs[:, 0], np.uint64(wanted)))
-        while place < len(self.pairs) and self.pairs[place, 0] == wanted:
-            yield int(self.pairs[place, 1])
-            place += 1
-
-
-def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:
-    """The first id that occurs twice in arrays of byte strings. Holds 16 bytes per id; the sources are read a second time if needed."""
-    hashes = [hash_ids(ids) for source in sources for ids in source()]
-    if not hashes:
-        return None
-    ordered = np.concatenate(hashes)
-    hashes.clear()
-    ordered.sort()
-    suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    if not len(suspects):
-        return None
-    seen: set[bytes] = set()
-    for source in sources:
-        for ids in source():
-            for key in ids[np.isin(hash_ids(ids), suspects)].tolist():
-                if key in seen:
-                    return str(key.decode(errors="replace"))
-                seen.add(key)
-    return None
-
-
-def hash_ids(ids: np.ndarray) -> np.ndarray:
-    """64-bit hashes (uint64) of fixed-width byte strings; the width, that is, trailing NULs, makes no difference."""
-    rows = np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), -1)
-    state = np.full(len(ids), 0xCBF29CE484222325, dtype=np.uint64)
-    for column in rows.T:
-        mixed = (state ^ column) * np.uint64(0x9E3779B97F4A7C15)
-        state = np.where(column != 0, mixed ^ (mixed >> np.uint64(29)), state)
-    return state

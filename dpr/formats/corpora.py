@@ -6,11 +6,10 @@ import csv
 import gzip
 import io
 import json
-import mmap
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,14 +19,15 @@ from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.formats.durable import durable_file
 from dpr.formats.json_records import describe, iter_json_objects
-from dpr.formats.text_input import MAX_LINE_BYTES, has_lone_surrogate, iter_lines, located
+from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
+from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, has_lone_surrogate, iter_lines, located
 from dpr.formats.training_records import checked_text
 
 _QUOTE_HINT = 'a field that begins with a quote (") ends with one, and quotes inside it are doubled'
 _HELD_HASHES = 1 << 20
 _SEPARATED = {"\t": "tab", ",": "comma"}
-_DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
-_Columns = tuple[int, int, int]
+DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
+Columns = tuple[int, int, int]
 
 
 def is_json_name(path: str | Path) -> bool:
@@ -44,8 +44,9 @@ def read_passages(
     id_prefix: str = "",
     start: int = 0,
     stop: int | None = None,
+    place: LinePlace | None = None,
 ) -> Iterator[Passage]:
-    """Passages number ``start`` to ``stop`` of a file, in order.
+    """Passages number ``start`` to ``stop`` of a file, in order; counted from ``place``, which is that of a row, where it is given.
 
     TSV as DPR reads it: Python's csv quoting, rows whose id is literally ``id`` are headers, all ``"`` around the text are stripped.
     A header in the first line that names ``id`` and ``text`` defines the columns, unless others than the default are given. There are no
@@ -57,7 +58,7 @@ def read_passages(
         InputError: names the file and line.
     """
     file = Path(path)
-    rows = _record_rows(file, start) if has_records(file) else _tsv_rows(file, (id_col, text_col, title_col))
+    rows = _record_rows(file, start, place) if has_records(file) else _tsv_rows(file, (id_col, text_col, title_col), place)
     for line, key, text, title in islice(rows, start, stop):
         whole = id_prefix + key
         if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
@@ -66,43 +67,35 @@ def read_passages(
 
 
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
-    """Checks that no id occurs twice, and returns the number of passages. Memory does not grow with the corpus: see ``_sorted_hashes``.
+    """Checks that no id occurs twice, and returns the number of passages. Memory does not grow with the corpus.
 
     Raises:
         InputError: an id occurs twice (names it and its two lines), or there is no room for a temporary file.
     """
     file = Path(path)
     columns = (id_col, text_col, title_col)
-    # hash() is keyed at random per process, so no file can be made to collide on purpose.
-    hashes = _sorted_hashes(hash(key) for _, key in _numbered_ids(file, columns))
-    suspects: set[int] = set()
-    for start in range(0, len(hashes), _HELD_HASHES):
-        part = hashes[start : start + _HELD_HASHES + 1]
-        suspects.update(part[1:][part[1:] == part[:-1]].tolist())
+    count = 0
+
+    def hashes() -> Iterator[np.ndarray]:
+        nonlocal count
+        # hash() is keyed at random per process, so no file can be made to collide on purpose.
+        found = (hash(key) for _, key in numbered_ids(file, columns))
+        while len(held := np.fromiter(islice(found, _HELD_HASHES), dtype=np.int64)):
+            count += len(held)
+            yield held.view(np.uint64)[:, None]
+
+    suspects = set(repeated_hashes(sorted_parts(hashes())).view(np.int64).tolist())
     if suspects:
         seen: dict[str, int] = {}
-        for number, key in _numbered_ids(file, columns):
+        for number, key in numbered_ids(file, columns):
             if hash(key) in suspects and seen.setdefault(key, number) != number:
-                raise InputError(f"passage id {key!r} is already used at line {seen[key]}", file=file, line=number, expected="unique ids")
-    return len(hashes)
+                raise repeated_id(file, key, number, seen[key])
+    return count
 
 
-def _sorted_hashes(hashes: Iterator[int]) -> np.ndarray:
-    """Sorted int64, in memory if they are few, else mapped from an unnamed file that disappears with the array."""
-    held = np.fromiter(islice(hashes, _HELD_HASHES), dtype=np.int64)
-    if len(held) == _HELD_HASHES:
-        try:
-            with tempfile.TemporaryFile() as spilled:
-                while len(held):
-                    spilled.write(held.data)
-                    held = np.fromiter(islice(hashes, _HELD_HASHES), dtype=np.int64)
-                spilled.flush()
-                held = np.frombuffer(mmap.mmap(spilled.fileno(), 0), dtype=np.int64)
-        except OSError as error:
-            found = f"no room for a temporary file of 8 bytes per passage ({error.strerror or error})"
-            raise InputError(found, file=tempfile.gettempdir(), hint="set TMPDIR to a folder with more room") from None
-    held.sort()
-    return held
+def repeated_id(file: Path, key: str, line: int, first_line: int) -> InputError:
+    """The error of an id that occurs twice."""
+    return InputError(f"passage id {key!r} is already used at line {first_line}", file=file, line=line, expected="unique ids")
 
 
 def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
@@ -155,18 +148,21 @@ def write_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator
         raise InputError(f"half a character ({error.object[error.start]!a}) cannot be written as UTF-8", file=path) from None
 
 
-def iter_csv_rows(path: Path, delimiter: str = "\t") -> Iterator[tuple[int, list[str]]]:
+def iter_csv_rows(path: Path, delimiter: str = "\t", place: LinePlace | None = None) -> Iterator[tuple[int, list[str]]]:
     """Rows of a file as Python's csv module splits them, each with the line it ends on; blank lines are skipped.
+
+    Reading begins at ``place``, which is kept at the first line of the row read last.
 
     Raises:
         InputError: broken quoting, or a field over the limit.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
-    line = 0
+    place = place or LinePlace()
+    line, inner = 0, replace(place)
 
     def numbered() -> Iterator[str]:
         nonlocal line
-        for number, text in iter_lines(path):
+        for number, text in iter_lines(path, inner):
             line = number
             yield text
 
@@ -175,6 +171,7 @@ def iter_csv_rows(path: Path, delimiter: str = "\t") -> Iterator[tuple[int, list
         if not text:
             continue
         # Splitting at the delimiter is three times faster than csv, which reads every row where they could differ.
+        place.line, place.offset = inner.line, inner.offset
         row = _plain_fields(text, delimiter)
         if row is None:
             start = line
@@ -224,34 +221,39 @@ def has_records(path: Path) -> bool:
     return is_json_name(path) or path.suffix.lower() == ".parquet"
 
 
-def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line and value of every record of such a file, in the order of its passages."""
+def read_records(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and value of every record of such a file, in the order of its passages; of JSON lines, from ``place`` on."""
     if is_json_name(path):
-        return iter_json_objects(path)
+        return iter_json_objects(path, place)
     from dpr.formats.training_files.arrow_rows import arrow_rows  # for this format alone
 
     return ((number, value) for _, number, value in arrow_rows(path))
 
 
-def _numbered_ids(path: Path, columns: _Columns) -> Iterator[tuple[int, str]]:
+def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -> Iterator[tuple[int, str]]:
+    """Line and id of every passage from ``place`` on, which is kept at the row read last."""
     if not has_records(path):
-        yield from ((line, key) for line, key, _, _ in _tsv_rows(path, columns))
+        yield from ((line, key) for line, key, _, _ in _tsv_rows(path, columns, place))
         return
-    for line, value in read_records(path):
+    for line, value in read_records(path, place):
         with located(path, line):
             key = first_id(value, ("_id", "id"))
         yield line, key
 
 
-def _tsv_rows(path: Path, columns: _Columns) -> Iterator[tuple[int, str, str, str]]:
+def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator[tuple[int, str, str, str]]:
     """Line, id, text and title of every data row."""
     width = 0
     delimiter = _delimiter(path)
-    is_header = False
-    for line, row in iter_csv_rows(path, delimiter):
+    rows = iter_csv_rows(path, delimiter, place)
+    is_passed = place is not None and place.offset > 0
+    if is_passed:  # the first row of the file says nevertheless where the columns are
+        rows = chain(islice(iter_csv_rows(path, delimiter), 1), rows)
+    for line, row in rows:
         if len(row) != width:
             if not width:
                 columns, is_header = _named_columns(row, columns)
+                is_passed = is_passed or is_header
             if width or len(row) <= max(columns[:2]):
                 expected = f"{width}, as in the first row" if width else f"at least {max(columns[:2]) + 1}"
                 hint = f"columns are separated by {_SEPARATED[delimiter]}s" + ("; check the quotes above this line" if width else "")
@@ -260,8 +262,8 @@ def _tsv_rows(path: Path, columns: _Columns) -> Iterator[tuple[int, str, str, st
             id_col, text_col, title_col = columns
             has_titles = 0 <= title_col < width
         key = row[id_col]
-        if is_header or key == "id":
-            is_header = False
+        if is_passed or key == "id":
+            is_passed = False
             continue
         if not key:
             raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
@@ -276,17 +278,17 @@ def _delimiter(path: Path) -> str:
     return "\t"
 
 
-def _named_columns(first: list[str], columns: _Columns) -> tuple[_Columns, bool]:
+def _named_columns(first: list[str], columns: Columns) -> tuple[Columns, bool]:
     """The columns that the first row names if it is a header and ``columns`` are the default, and whether it is one."""
     names = [name.strip().lower() for name in first]
-    if columns != _DEFAULT_COLUMNS or not {"id", "text"} <= set(names):
+    if columns != DEFAULT_COLUMNS or not {"id", "text"} <= set(names):
         return columns, False
     return (names.index("id"), names.index("text"), names.index("title") if "title" in names else -1), True
 
 
-def _record_rows(path: Path, start: int) -> Iterator[tuple[int, str, str, str]]:
+def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[tuple[int, str, str, str]]:
     """Line, id, text and title of every record; before ``start`` only ids are checked."""
-    for number, (line, value) in enumerate(read_records(path)):
+    for number, (line, value) in enumerate(read_records(path, place)):
         with located(path, line):
             key, text, title = first_id(value, ("_id", "id")), "", ""
             if number >= start:

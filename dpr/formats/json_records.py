@@ -20,7 +20,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
-from dpr.formats.text_input import BOM, MAX_LINE_BYTES, NulWarning, decode_line, iter_raw_lines, open_input
+from dpr.formats.text_input import BOM, MAX_LINE_BYTES, LinePlace, NulWarning, decode_line, iter_raw_lines, open_input
 
 _WINDOW = 2**20
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -42,8 +42,10 @@ class JsonRecord:
         return text_sha256(self.text)
 
 
-def iter_json_records(path: Path) -> Iterator[JsonRecord]:
+def iter_json_records(path: Path, place: LinePlace | None = None) -> Iterator[JsonRecord]:
     """Records of a JSON array or of JSON lines, recognised by the first character, not by the name. Plain or gzip.
+
+    JSON lines can be read from a later ``place`` on; of an array it says nothing.
 
     Duplicate keys, NaN and Infinity, numbers of thousands of digits and nesting too deep are errors of their record. NUL characters become
     spaces, with one warning per file.
@@ -51,21 +53,26 @@ def iter_json_records(path: Path) -> Iterator[JsonRecord]:
     Raises:
         InputError: what cannot be skipped: an unreadable file, broken syntax inside an array, a file of another kind.
     """
-    with open_input(path) as stream:
-        line, first = _skip_space(stream)
+    place = place or LinePlace()
+    with open_input(path, place) as stream:
+        if place.offset:
+            yield from _line_records(stream, path, place)
+            return
+        line, first = skip_space(stream)
         if first == b"[":
             window = _Window(_decoded(stream, path, line), path, line)
             yield from _array_records(window)
             window.require_end("array")
         elif first == b"{":
-            yield from _line_records(stream, path, line)
+            place.line, place.offset = line, stream.tell()
+            yield from _line_records(stream, path, place)
         elif first:
             raise InputError(f"starts with {first.decode('latin-1')!r}", file=path, line=line, expected=_SHAPES)
 
 
-def iter_json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_json_objects(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line and value of every record, as ``iter_json_records``; the first bad one raises its InputError."""
-    for record in iter_json_records(path):
+    for record in iter_json_records(path, place):
         if record.error is not None:
             raise record.error
         yield record.line, record.value
@@ -78,7 +85,7 @@ def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
         InputError: what cannot be skipped: an unreadable file, broken syntax, no such array.
     """
     with open_input(path) as stream:
-        line, first = _skip_space(stream)
+        line, first = skip_space(stream)
         if first != b"{":
             found = f"starts with {first.decode('latin-1')!r}" if first else "is empty"
             raise InputError(found, file=path, line=line, expected=f"one JSON object with a list {key!r}")
@@ -135,9 +142,9 @@ def describe(value: Any) -> str:
     return f"the {kind} {str(value)[:40] if len(str(value)) > 40 else value!a}{'...' if len(str(value)) > 40 else ''}"
 
 
-def _line_records(stream: io.BufferedReader, path: Path, first: int) -> Iterator[JsonRecord]:
+def _line_records(stream: io.BufferedReader, path: Path, place: LinePlace) -> Iterator[JsonRecord]:
     nul = NulWarning(path)
-    for number, raw, too_long in iter_raw_lines(stream, first):
+    for number, raw, too_long in iter_raw_lines(stream, place):
         if not raw.strip(_JSON_SPACE):
             continue
         text, value, error = raw.decode("latin-1"), {}, None
@@ -261,7 +268,7 @@ def _array_records(window: _Window) -> Iterator[JsonRecord]:
         yield JsonRecord(line, {} if error else value, problem, window.text[start:end])
 
 
-def _skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
+def skip_space(stream: io.BufferedReader) -> tuple[int, bytes]:
     """Line number and value of the first byte that is not a space, which stays unread; empty at the end of the file."""
     line = 1
     if stream.peek(len(BOM))[: len(BOM)] == BOM:

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,8 +59,8 @@ def located(file: Path, line: int) -> Iterator[None]:
 
 
 @contextmanager
-def open_input(path: Path) -> Iterator[io.BufferedReader]:
-    """Opens a file for reading, unpacking gzip.
+def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.BufferedReader]:
+    """Opens a file for reading from ``place`` on, unpacking gzip.
 
     Raises:
         InputError: also from inside the block, when reading fails or the gzip data is damaged.
@@ -69,6 +70,8 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
             stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER)
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
+            if place is not None and place.offset:
+                stream.seek(place.offset)
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"gzip data is damaged or cut off ({error})", file=path, hint="download or compress the file again") from None
@@ -76,14 +79,29 @@ def open_input(path: Path) -> Iterator[io.BufferedReader]:
         raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
 
 
-def iter_raw_lines(stream: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes, bool]]:
-    """Line number, bytes without the newline, and whether the line is longer than MAX_LINE_BYTES (then only its start is given)."""
-    number = first
+@dataclass(slots=True)
+class LinePlace:
+    """A line of a text file: its number, from 1, and the byte it begins at. Readers begin there, and keep it at the line read last."""
+
+    line: int = 1
+    offset: int = 0
+
+
+def iter_raw_lines(stream: BinaryIO, place: LinePlace | None = None) -> Iterator[tuple[int, bytes, bool]]:
+    """Line number, bytes without the newline, and whether the line is longer than MAX_LINE_BYTES (then only its start is given).
+
+    ``place`` is where the stream stands.
+    """
+    place = place or LinePlace()
+    number, offset = place.line, place.offset
     while line := stream.readline(MAX_LINE_BYTES + 2):
+        place.line, place.offset = number, offset
+        offset += len(line)
         too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
         if too_long:
             while (rest := stream.readline(_BUFFER)) and not rest.endswith(b"\n"):
-                pass
+                offset += len(rest)
+            offset += len(rest)
             line = line[:1024]
         if number == 1 and line.startswith(BOM):
             line = line[len(BOM) :]
@@ -102,15 +120,15 @@ def decode_line(line: bytes, too_long: bool, file: Path, number: int) -> str:
         raise InputError(found, file=file, line=number, hint="save the file as UTF-8") from None
 
 
-def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a file, without newline. NUL characters become spaces, with one warning.
+def iter_lines(path: Path, place: LinePlace | None = None) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a file from ``place`` on, without newline. NUL characters become spaces, with one warning.
 
     Raises:
         InputError: a line is not UTF-8 or too long; the file cannot be read.
     """
     nul = NulWarning(path)
-    with open_input(path) as stream:
-        for number, raw, too_long in iter_raw_lines(stream):
+    with open_input(path, place) as stream:
+        for number, raw, too_long in iter_raw_lines(stream, place):
             yield number, nul.replace(decode_line(raw, too_long, path, number), number)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
-from dpr.formats.arrays import DTYPES, array_names, decode, encode, first_duplicate, is_coded, map_ids, map_vectors
+from dpr.formats.arrays import DTYPES, array_names, decode, encode, is_coded, map_ids, map_vectors
 from dpr.formats.durable import (
     MANIFEST,
     describe_file,
@@ -36,6 +36,7 @@ from dpr.formats.durable import (
     writing,
 )
 from dpr.formats.leftovers import remove_leftovers
+from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
 
 Metadata = dict[str, str | int | float | bool]

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.embedding.source import PassageSource
-
-_IN_MEMORY_BYTES = 256 * 2**20
+from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
 
 
 def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
-    """The passages with these ids; ids that no source has are left out. Reads each file at most once, up to the last passage wanted."""
+    """The passages with these ids; ids that no source has are left out. Reads small files at most once, up to the last passage wanted."""
     wanted = set(ids)
     found: dict[str, Passage] = {}
-    for passage in chain.from_iterable(source.read() for source in sources):
-        if passage.id in wanted:
-            found.setdefault(passage.id, passage)
-            if len(found) == len(wanted):
-                break
+    for source in map(with_store, sources):
+        if isinstance(source, StoredSource):
+            found |= source.find(wanted)
+        else:
+            for passage in source.read():
+                if passage.id in wanted:
+                    found[passage.id] = passage
+                    wanted.remove(passage.id)
+                    if not wanted:
+                        break
+        wanted -= found.keys()
+        if not wanted:
+            break
     return found
 
 
@@ -48,13 +53,15 @@ def lexical_texts(sources: Sequence[PassageSource]) -> tuple[list[str], Iterator
 
 
 class PassageLookup:
-    """Looks passages up again and again: small corpora are held in memory, large ones are read for every call."""
+    """Looks passages up again and again: small corpora are held in memory, large ones are found on disk. Several threads may use it."""
 
-    def __init__(self, sources: Sequence[PassageSource], *, in_memory_bytes: int = _IN_MEMORY_BYTES) -> None:
+    def __init__(self, sources: Sequence[PassageSource], *, in_memory_bytes: int = LARGE_BYTES) -> None:
         self._sources = list(sources)
         self._held: dict[str, Passage] | None = None
         if sum(source.file.stat().st_size for source in self._sources) <= in_memory_bytes:
             self._held = {str(passage.id): passage for source in self._sources for passage in source.read()}
+        else:
+            self._sources = [with_store(source, least_bytes=0) for source in self._sources]
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""

@@ -5,7 +5,6 @@ import errno
 import gzip
 import io
 import os
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.formats import corpora
 from dpr.formats.corpora import check_unique_ids, iter_csv_rows, read_passages, write_passages
 from tests.helpers.examples import examples
 
@@ -121,7 +119,7 @@ def test_bad_rows_are_refused_by_file_and_line(tmp_path: Path, name: str, text: 
 @pytest.mark.parametrize("held", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
 def test_an_id_used_twice_is_refused_with_both_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, held: int) -> None:
-    monkeypatch.setattr("dpr.formats.corpora._HELD_HASHES", held)
+    monkeypatch.setattr("dpr.formats.sorted_hashes._HELD_HASHES", held)
     path = tmp_path / name
     write_passages(path, [Passage("a", "", key) for key in ("1", "2", "3", "2", "1")])
     with pytest.raises(InputError, match=rf"{name}:{'5' if name == 'c.tsv' else '4'}: passage id '2' is already used at line"):
@@ -135,26 +133,14 @@ def test_uniqueness_does_not_rest_on_hashes(tmp_path: Path) -> None:
         assert check_unique_ids(path) == 1000
 
 
-@pytest.mark.parametrize("held", [1, 7, 50, 100, 101, 1000])
-def test_hashes_are_sorted_alike_in_memory_and_in_a_file_that_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
-) -> None:
-    monkeypatch.setattr("dpr.formats.corpora._HELD_HASHES", held)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    rng = random.Random(0)
-    hashes = [rng.getrandbits(64) - 2**63 for _ in range(100)]
-    assert corpora._sorted_hashes(iter(hashes)).tolist() == sorted(hashes)
-    assert not list(tmp_path.iterdir())
-
-
 def test_no_room_for_many_hashes_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> object:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("dpr.formats.corpora._HELD_HASHES", 5)
+    monkeypatch.setattr("dpr.formats.sorted_hashes._HELD_HASHES", 5)
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     path = tsv(tmp_path / "c.tsv", "".join(f"{number}\tx\n" for number in range(6)))
-    with pytest.raises(InputError, match=r"no room for a temporary file of 8 bytes per passage \(No space left on device\); .*TMPDIR"):
+    with pytest.raises(InputError, match=r"no room for temporary files of 16 bytes per passage \(No space left on device\); .*TMPDIR"):
         check_unique_ids(path)
 
 

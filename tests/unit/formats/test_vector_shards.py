@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats.arrays import hash_ids
 from dpr.formats.durable import MANIFEST, verify_folder, write_manifest
 from dpr.formats.leftovers import temporary_beside
+from dpr.formats.sorted_hashes import hash_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 
 METADATA: dict[str, Any] = {"model_fingerprint": "m", "settings_fingerprint": "s", "encoder_type": "ctx", "corpus": "c.tsv"}
@@ -217,7 +217,7 @@ def test_an_id_in_two_shards_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     shard(tmp_path / "X_1", ids=[["d", "a-longer-one", "bb"]])
     with pytest.raises(InputError, match="'bb' occurs twice"):
         open_shards([str(tmp_path / "X_*")])
-    monkeypatch.setattr("dpr.formats.arrays.hash_ids", lambda ids: np.zeros(len(ids), dtype=np.uint64))
+    monkeypatch.setattr("dpr.formats.sorted_hashes.hash_ids", lambda ids: np.zeros(len(ids), dtype=np.uint64))
     assert len(open_shards([tmp_path / "X_0"])) == 1  # equal hashes alone are no duplicates
 
 
