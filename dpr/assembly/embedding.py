@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from pathlib import Path
 
 from dpr.assembly.sources import resolve_passage_source
+from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
 from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
+from dpr.integrations.ray_cluster import share_out
 from dpr.models.biencoder import BiEncoder, TowerOptions
 
 logger = get_logger(__name__)
@@ -18,6 +22,22 @@ _TIMEOUT_S = 1800.0
 
 
 def run(config: EmbedConfig) -> EmbedReport:
+    """Embeds one shard, where every rank of a group calls it, or on a cluster all shards, whose numbers it adds."""
+    if config.cluster.kind == "none":
+        return embed(config)
+    resolve_passage_source(str(config.ctx_src), config.ctx_sources)  # a mistake is reported before anything is started
+    if config.num_shards == 1:
+        logger.warning("num_shards=1 is one worker's work; set it to some times the number of workers")
+    shards = [replace(config, shard_id=number, cluster=ClusterSettings()) for number in range(config.num_shards)]
+    device = "cpu" if config.no_cuda else config.device
+    reports = [report for _, report in share_out(config.cluster, embed, shards, what="embedding", unit="shards", device=device)]
+    counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded", "empty"))
+    whole = EmbedReport(Path(f"{config.out_file}_*"), *counts)
+    logger.info("%s: %d vectors in %d shards, %d from before", whole.folder, whole.passages, len(reports), whole.passages - whole.embedded)
+    return whole
+
+
+def embed(config: EmbedConfig) -> EmbedReport:
     """Embeds one shard; every rank of a group calls it."""
     source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
     device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, part_of, require_set, setting, store_name
@@ -69,7 +70,8 @@ class EmbedConfig(Settings):
     shard_id: int = setting(0, least=0)
     """Which of ``num_shards`` parts this run embeds, counted from 0."""
     num_shards: int = setting(1, unit="shards", least=1)
-    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. The ranks of one torchrun share a part."""
+    """Parts of ceil(N / num_shards) consecutive passages, for independent runs. The ranks of one torchrun share a part; the workers of a
+    cluster embed all parts, each one at a time."""
     batch_size: int = setting(0, unit="passages", least=0)
     """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
     batch_tokens: int = setting(0, unit="tokens", least=0)
@@ -90,6 +92,7 @@ class EmbedConfig(Settings):
     no_cuda: bool = False
     """DPR's key; true is the same as device=cpu."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
     """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
 
@@ -100,3 +103,5 @@ class EmbedConfig(Settings):
             raise ConfigError("attention=varlen needs precision=bf16 or fp16, its kernel has no other; or leave it out")
         if self.shard_id >= self.num_shards:
             raise ConfigError(f"shard_id={self.shard_id} does not exist with num_shards={self.num_shards}; shards are counted from 0")
+        if self.shard_id and self.cluster.kind != "none":
+            raise ConfigError(f"shard_id={self.shard_id} and cluster=ray are mutually exclusive; a cluster embeds all shards")
