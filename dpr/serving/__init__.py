@@ -1,0 +1,1 @@
+"""``dpr serve``: an HTTP service in front of worker processes that search."""

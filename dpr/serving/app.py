@@ -1,0 +1,197 @@
+"""The service's addresses. What searches is behind ``Service``; what is refused before, in ``Guard``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+import dpr
+from dpr.core.errors import DprError, first_line
+from dpr.serving.bodies import RetrieveBody, SearchBody, sentence
+from dpr.serving.figures import Figures
+from dpr.serving.guard import Guard
+from dpr.serving.queueing import Service, Unavailable
+from dpr.serving.settings import ServeSettings
+
+PAGE = Path(__file__).parent / "page"
+_TOPK = 3  # what trainers of search agents take where they state none
+
+
+def make_app(
+    settings: ServeSettings,
+    service: Service,
+    *,
+    figures: Figures | None = None,
+    token: str | None = None,
+    page: Path = PAGE,
+    on_failure: Callable[[Exception], None] = lambda error: None,
+) -> Guard:
+    """The application: its addresses behind its guard.
+
+    Args:
+        service: not started yet.
+        token: that requests must carry.
+        page: folder with index.html and the files it names.
+        on_failure: called where the indexes cannot be opened at the start.
+    """
+    figures = figures or Figures()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async def first() -> None:
+            try:
+                await service.reload()
+            except Exception as error:
+                on_failure(error)
+
+        opening = asyncio.create_task(first())
+        yield
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+        await service.close()
+
+    app = FastAPI(title="dpr", version=dpr.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    _add_searches(app, settings, service)
+    guard = Guard(app, settings, token=token, observe=figures.answered)
+    _add_state(app, settings, service, lambda: figures.text(**_gauges(guard, service)))
+    app.mount("/page", StaticFiles(directory=page), name="page")
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return FileResponse(page / "index.html")
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _error(422, sentence(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        known = {404: f"there is nothing at {request.url.path[:200]}", 405: f"{request.method} is not allowed here"}
+        said = error.detail if error.detail != "Not Found" else None
+        return _error(error.status_code, said or known.get(error.status_code, str(error.detail)), error.headers)
+
+    return guard
+
+
+def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> None:
+    async def ask(value: dict[str, Any], questions: list[str], k: int) -> Response:
+        _check_limits(settings, questions, k)
+        return await _asked(service, value | {"queries": questions, "k": k}, len(questions), settings.timeout)
+
+    @app.post("/search")
+    async def search(body: SearchBody) -> Response:
+        """The best passages of each question."""
+        value = {"do": "search", "index": body.index, "texts": body.texts, "explain": body.explain}
+        if body.filter is not None:
+            value["filter"] = body.filter.model_dump(exclude_none=True)
+        return await ask(value, body.queries, body.k)
+
+    @app.post("/retrieve")
+    async def retrieve(body: RetrieveBody) -> Response:
+        """The same for trainers of search agents."""
+        value = {"do": "retrieve", "index": body.index, "scores": body.return_scores}
+        return await ask(value, body.queries, _TOPK if body.topk is None else body.topk)
+
+    @app.get("/doc")
+    async def doc(id: str, index: str | None = None) -> Response:
+        """One passage."""
+        return await _asked(service, {"do": "doc", "index": index, "id": id}, 1, settings.timeout)
+
+    @app.get("/v1/{index}/search")
+    async def search_as_pyserini(index: str, query: str, hits: int = Query(10, ge=1), parse: bool = True) -> Response:
+        """The same as Pyserini's server answers."""
+        return await ask({"do": "candidates", "index": index, "parse": parse}, [query], hits)
+
+    @app.get("/v1/{index}/doc/{docid:path}")
+    async def doc_as_pyserini(index: str, docid: str, parse: bool = True) -> Response:
+        """One passage, as Pyserini's server answers."""
+        return await _asked(service, {"do": "document", "index": index, "id": docid, "parse": parse}, 1, settings.timeout)
+
+
+def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Callable[[], bytes]) -> None:
+    limits = {name: getattr(settings, name) for name in ("max_concurrent", "max_queries", "max_k", "max_question", "max_body", "timeout")}
+
+    def described() -> dict[str, Any]:
+        return {
+            "version": dpr.__version__,
+            "generation": service.generation,
+            "indexes": service.indexes,
+            "metadata": settings.metadata_kinds(),
+            "limits": limits,
+        }
+
+    @app.get("/info")
+    async def info() -> dict[str, Any]:
+        """What is served."""
+        return described()
+
+    @app.post("/reload")
+    async def reload() -> Response:
+        """Opens the files as they are now, and swaps the indexes once that has succeeded."""
+        try:
+            await service.reload()
+        except DprError as error:
+            return _error(503, f"the indexes cannot be opened, the ones before go on answering: {first_line(error)}")
+        return JSONResponse(described())
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Whether the process lives."""
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Whether it can answer."""
+        return JSONResponse({"status": "ready"}) if service.is_ready else _error(503, "the indexes are being opened")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Counts and times, for Prometheus."""
+        return Response(text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _gauges(guard: Guard, service: Service) -> dict[str, float]:
+    return {
+        "requests": guard.num_requests,
+        "waiting": service.num_waiting,
+        "workers": len(service.pids),
+        "restarts": service.restarts,
+        "generation": service.generation,
+    }
+
+
+def _check_limits(settings: ServeSettings, questions: list[str], k: int) -> None:
+    """Raises HTTPException."""
+    if len(questions) > settings.max_queries:
+        raise HTTPException(422, f"{len(questions)} questions in a request, expected at most max_queries={settings.max_queries}")
+    if k > settings.max_k:
+        raise HTTPException(422, f"{k} passages per question, expected at most max_k={settings.max_k}")
+    if (longest := max(map(len, questions))) > settings.max_question:
+        raise HTTPException(422, f"a question of {longest} characters, expected at most max_question={settings.max_question}")
+    if any(not question.strip() for question in questions):
+        raise HTTPException(422, "a question is empty")
+
+
+async def _asked(service: Service, value: dict[str, Any], weight: int, timeout: float) -> Response:
+    """Status and body come from the worker as they are."""
+    if not service.is_ready and not service.indexes:
+        return _error(503, "the indexes are being opened", {"Retry-After": "2"})
+    try:
+        status, body = await service.ask(value, weight=weight, timeout=timeout)
+    except Unavailable as error:
+        return _error(503, str(error), {"Retry-After": "1"})
+    return Response(body, status, media_type="application/json")
+
+
+def _error(status: int, said: str, headers: Any = None) -> Response:
+    return JSONResponse({"error": said}, status, headers=headers)

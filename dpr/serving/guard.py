@@ -1,0 +1,171 @@
+"""What every request passes before it is looked at: its address, token, type and size, and whether there is room for it.
+
+Written for the server's own interface (ASGI), so that a refused request costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from dpr.core.logs import get_logger
+from dpr.serving.settings import ServeSettings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger = get_logger(__name__)
+HEALTH = ("/healthz", "/readyz")
+"""Always answered, to anybody."""
+_PAGE = re.compile(r"/|/page/[^?]*")
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+]
+
+
+class Refused(Exception):
+    """A request that is not looked at: its status, and a sentence that says why."""
+
+    def __init__(self, status: int, sentence: str, **headers: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+
+
+class Guard:
+    """Refuses what need not be looked at, and passes the rest on with its whole body.
+
+    Args:
+        token: that requests must carry; None = none. Health and the page's own files are without secrets and need none.
+        observe: called with the path's first part and the status of every answer.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: ServeSettings,
+        *,
+        token: str | None = None,
+        observe: Callable[[str, int], None] = lambda path, status: None,
+    ) -> None:
+        self._app, self._settings, self._token, self._observe = app, settings, token, observe
+        self._loopback_only = token is None and is_loopback(settings.host)
+        self.num_requests = 0
+        """At work or waiting."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), *_HEADERS]
+            await send(message)
+
+        is_counted = scope["path"] not in HEALTH
+        self.num_requests += is_counted
+        try:
+            headers = {name.lower(): value for name, value in scope["headers"]}
+            self._check(scope, headers)
+            await self._app(scope, _once(await self._body(receive, headers)), answer)
+        except Refused as refused:
+            await _refuse(answer, refused)
+        except Exception:
+            logger.exception("a request failed")
+            if status == 500:
+                await _refuse(answer, Refused(500, "the service has failed at this request; its log says why"))
+        finally:
+            self.num_requests -= is_counted
+            self._observe(scope["path"], status)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Raises Refused by what the head of a request says."""
+        path, method = scope["path"], scope["method"]
+        if path in HEALTH:
+            return
+        if self.num_requests > self._settings.max_concurrent:
+            raise Refused(429, f"{self._settings.max_concurrent} requests are at work or waiting; try again later", retry_after="1")
+        # A page of another site may have its name point here; it cannot know a token, but without one only the name tells.
+        if self._loopback_only and not _names_this_machine(headers.get(b"host", b"")):
+            raise Refused(421, "this service answers to localhost only; start it with another host= or with token_file=")
+        if self._token is not None and not _PAGE.fullmatch(path):
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
+                found = "another token" if given else "no token"
+                raise Refused(401, f"{found}, expected the header Authorization: Bearer <token>", www_authenticate="Bearer")
+        if method == "POST" and headers.get(b"content-type", b"").split(b";")[0].strip().lower() != b"application/json":
+            raise Refused(415, "expected a body of the type application/json")
+
+    async def _body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
+        most = self._settings.max_body
+        too_large = Refused(413, f"the body is larger than {most} bytes; send fewer questions at a time")
+        stated = headers.get(b"content-length", b"0")
+        if not stated.isdigit() or int(stated[:12]) > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                while (message := await receive())["type"] == "http.request":
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise too_large
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self._settings.timeout:g} s") from None
+        return bytes(body)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a service that listens at ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names_this_machine(host: bytes) -> bool:
+    name = host.decode("latin-1").lower()
+    name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
+    return is_loopback(name)
+
+
+def _once(body: bytes) -> Receive:
+    """Gives the body, and then waits: that the other side has left shows when the answer is sent."""
+    is_given = False
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal is_given
+        if is_given:
+            await asyncio.Event().wait()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+async def _refuse(send: Send, refused: Refused) -> None:
+    body = json.dumps({"error": str(refused)}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *refused.headers]
+    if refused.status in (408, 413):
+        headers.append((b"connection", b"close"))  # what still arrives of the body is no request
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,119 @@
+"""The server process: its socket, its signals, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from dpr.core.errors import ConfigError, DprError, InputError, first_line
+from dpr.core.logs import get_logger
+from dpr.serving.app import make_app
+from dpr.serving.figures import Figures
+from dpr.serving.guard import is_loopback
+from dpr.serving.queueing import Service
+from dpr.serving.settings import ServeSettings
+from dpr.serving.workers import Worker
+
+logger = get_logger(__name__)
+
+
+def serve(settings: ServeSettings, command: Sequence[str]) -> int:
+    """Serves until a signal asks to end, and returns 0.
+
+    Args:
+        command: starts a worker.
+
+    Raises:
+        ConfigError: the address cannot be listened at, or the token file holds none.
+        DprError: the indexes cannot be opened.
+    """
+    token = None if settings.token_file is None else read_token(Path(settings.token_file))
+    if token is None and not is_loopback(settings.host):
+        logger.warning("host=%s: whoever reaches this machine can search; token_file=<file> asks for a token", settings.host)
+    listening = _socket(settings)
+    failures: list[Exception] = []
+    figures = Figures()
+    service = Service(lambda: Worker.start(command), workers=settings.workers, batch=settings.batch, observe=figures.stage)
+
+    def fail(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    app = make_app(settings, service, figures=figures, token=token, on_failure=fail)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.timeout) + 1,
+        ws="none",
+    )
+    server = _Server(config, service)
+    logger.info("opening %s", _url(settings, listening))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes the signal on once everything is answered
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if failures:
+        raise failures[0]
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which also reloads at SIGHUP."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._reload: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self) -> None:
+        self._reload = asyncio.create_task(self._reloaded())
+
+    async def _reloaded(self) -> None:
+        try:
+            await self._service.reload()
+            logger.info("the indexes were opened again")
+        except DprError as error:
+            logger.error("the indexes cannot be opened, the ones before go on answering: %s", first_line(error))
+
+
+def read_token(file: Path) -> str:
+    """The token in a file.
+
+    Raises:
+        InputError: the file cannot be read, or holds no token of printable ASCII without spaces.
+    """
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({getattr(error, 'strerror', None) or error})", file=file, expected="a token") from None
+    if not token or not token.isprintable() or " " in token:
+        raise InputError("holds no token", file=file, expected="one line of letters, digits and signs")
+    return token
+
+
+def _socket(settings: ServeSettings) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"host={settings.host} port={settings.port}: {error.strerror or error}; choose another port=, 0 = any") from None
+
+
+def _url(settings: ServeSettings, listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

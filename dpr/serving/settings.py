@@ -1,0 +1,66 @@
+"""Settings of ``dpr serve``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings, setting
+
+MODES = ("dense", "bm25", "hybrid")
+
+
+@dataclass
+class LimitSettings(Settings):
+    """What a service accepts before it refuses."""
+
+    max_concurrent: int = setting(512, unit="requests", least=1)
+    """Requests at work or waiting at a time; more are answered 429 with Retry-After."""
+    max_queries: int = setting(512, unit="questions", least=1)
+    """Questions of one request; more are answered 422."""
+    max_k: int = setting(1000, unit="passages", least=1)
+    """Passages per question; more are answered 422."""
+    max_question: int = setting(8192, unit="characters", least=1)
+    """Length of a question; longer ones are answered 422."""
+    max_body: int = setting(2 * 2**20, unit="bytes", least=1024)
+    """Size of a request's body; larger ones are answered 413."""
+    timeout: float = setting(30.0, unit="seconds", above=0.0)
+    """How long a request may wait for its answer, which is then 503, and how long its body may take to arrive."""
+
+
+@dataclass
+class ServeSettings(LimitSettings):
+    """Where a service listens, and how it works."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 = all. Other machines reach the service only where it is not a loopback address."""
+    port: int = setting(8080, least=0, most=65535)
+    """Port to listen at; 0 = any that is free."""
+    token_file: str | None = None
+    """File with the token that requests must carry, Authorization: Bearer <token>. Absent = none is asked for."""
+    workers: int = setting(1, unit="processes", least=1)
+    """Processes that search. Each opens the model and the indexes; memory-mapped files are shared."""
+    batch: int = setting(64, unit="questions", least=1)
+    """Questions searched at a time: those that arrived while the worker was busy, at most so many. 1 = one request after another."""
+    modes: str = "dense,bm25,hybrid"
+    """Which ways of searching to open, of those that a run folder has the files for. Its own is always there."""
+    metadata: str | None = None
+    """Fields of the corpora that requests may filter by, with their kinds: section,year:int (text where none is stated)."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+
+    def mode_names(self) -> list[str]:
+        """``modes`` as a list."""
+        return [name.strip() for name in self.modes.split(",") if name.strip()]
+
+    def metadata_kinds(self) -> dict[str, str]:
+        """``metadata`` as name -> kind."""
+        pairs = (item.strip().partition(":") for item in (self.metadata or "").split(",") if item.strip())
+        return {name: kind or "text" for name, _, kind in pairs}
+
+    def check_together(self, prefix: str) -> None:
+        if unknown := [name for name in self.mode_names() if name not in MODES]:
+            raise ConfigError(f"modes={self.modes}: {unknown[0]} is not known; choose of {', '.join(MODES)}")
+        for name, kind in self.metadata_kinds().items():
+            if kind not in ("text", "int", "float", "bool"):
+                raise ConfigError(f"metadata={self.metadata}: {name} is of kind {kind}, expected text, int, float or bool")

@@ -1,0 +1,74 @@
+"""A process that searches, as the service sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from dpr.core.errors import DprError
+from dpr.serving import frames
+
+
+class WorkerLost(Exception):
+    """The process died; what it was asked may be asked again, for a search changes nothing."""
+
+
+class Worker:
+    """One process: it opens the indexes, says what they are, and then answers a batch at a time until its input ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process, indexes: list[dict[str, Any]]) -> None:
+        self._process, self.indexes = process, indexes
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> Worker:
+        """Starts a process and waits until it is ready.
+
+        Raises:
+            DprError: it says why it cannot open the indexes, or it died.
+        """
+        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        try:
+            hello, _ = await frames.receive(process.stdout)
+        except EOFError:
+            raise DprError(f"a worker ended with code {await process.wait()} before it was ready") from None
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if "error" in hello:
+            await process.wait()
+            raise DprError(hello["error"], exit_code=hello["exit_code"])
+        return cls(process, hello["indexes"])
+
+    async def ask(self, jobs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bytes]]:
+        """What the worker says about a batch (``statuses``, ``seconds``), and the answer to each job.
+
+        Raises:
+            WorkerLost: it died.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(frames.packed({"jobs": jobs}))
+            await self._process.stdin.drain()
+            return await frames.receive(self._process.stdout)
+        except (EOFError, ConnectionError):
+            await self._process.wait()
+            raise WorkerLost(f"worker {self.pid} ended with code {self._process.returncode}") from None
+
+    async def close(self) -> None:
+        """Lets the process end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError, OSError):
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), 5)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

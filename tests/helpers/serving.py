@@ -1,0 +1,72 @@
+"""A service of a run folder without processes of its own: its worker is a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpr.assembly.served_runs import open_runs
+from dpr.assembly.serving import Engine
+from dpr.serving.settings import ServeSettings
+from dpr.serving.workers import WorkerLost
+
+
+class LocalWorker:
+    """What ``dpr.serving.workers.Worker`` is, around an engine in this process. ``before`` is called with the jobs of each batch."""
+
+    pid = 0
+
+    def __init__(self, engine: Engine, indexes: list[dict[str, Any]], before: Callable[[list[dict[str, Any]]], None]) -> None:
+        self.indexes, self._engine, self._before = indexes, engine, before
+
+    async def ask(self, jobs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bytes]]:
+        await asyncio.to_thread(self._before, jobs)
+        found = await asyncio.to_thread(self._engine.answer, jobs)
+        return {"statuses": [status for status, _ in found], "seconds": dict(self._engine.seconds)}, [body for _, body in found]
+
+    async def close(self) -> None:
+        pass
+
+
+def die(jobs: list[dict[str, Any]]) -> None:
+    """For ``before``: the worker dies of a batch that holds the question "deadly"."""
+    if any("deadly" in job.get("queries", []) for job in jobs):
+        raise WorkerLost("worker 0 ended with code -9")
+
+
+@contextmanager
+def served(
+    runs: dict[str, Path], *, before: Callable[[list[dict[str, Any]]], None] = lambda jobs: None, token: str | None = None, **settings: Any
+) -> Iterator[Any]:
+    """A client of such a service, which is ready."""
+    from starlette.testclient import TestClient
+
+    from dpr.serving.app import make_app
+    from dpr.serving.figures import Figures
+    from dpr.serving.queueing import Service
+
+    given = ServeSettings(**settings)
+    given.check()
+
+    async def start() -> Any:
+        indexes = await asyncio.to_thread(lambda: list(open_runs(runs, given)))
+        return LocalWorker(Engine(indexes), [dict(index.facts) for index in indexes], before)
+
+    figures = Figures()
+    failures: list[Exception] = []
+    app = make_app(
+        given,
+        Service(start, workers=given.workers, batch=given.batch, observe=figures.stage),
+        figures=figures,
+        token=token,
+        on_failure=failures.append,
+    )
+    with TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False) as client:
+        while client.get("/readyz").status_code != 200:
+            assert not failures, failures
+            time.sleep(0.01)
+        yield client
