@@ -36,6 +36,12 @@ class ServedIndex:
     facts: Mapping[str, Any]
     """What /info says."""
 
+    @property
+    def file(self) -> str | None:
+        """Name of the corpus, where it is one file."""
+        files = [source.file.name for source in self.searcher.settings.passages]
+        return files[0] if len(files) == 1 else None
+
 
 def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[ServedIndex]:
     """The indexes of each run, its own way of searching first.

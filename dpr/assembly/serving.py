@@ -20,13 +20,12 @@ from dpr.assembly.served_runs import ServedIndex, open_runs
 from dpr.core.errors import DprError, first_line
 from dpr.core.logs import configure_logging, get_logger
 from dpr.core.records import Passage
-from dpr.indexer.ranking import Ranking
-from dpr.retrieval.retrievers import HybridRetriever
+from dpr.retrieval.explaining import Found, QuestionWords, retrieve_with_sides
 from dpr.serving import frames
 from dpr.serving.settings import ServeSettings
 
 logger = get_logger(__name__)
-_SIDES = ("dense", "bm25")
+_EXCERPT = 320  # characters
 
 
 class Refusal(Exception):
@@ -81,40 +80,34 @@ class Engine:
             raise Refusal(404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}")
         return self._indexes[name]
 
-    def _found(self, index: ServedIndex, questions: Sequence[str], k: int) -> list[list[dict[str, Any]]]:
-        """The hits of each question, each with its passage."""
+    def _found(self, index: ServedIndex, questions: Sequence[str], k: int) -> list[list[Found]]:
         asked = [index.searcher.settings.form.asked(question) for question in questions]
         start = time.perf_counter()
-        sides: dict[str, Sequence[Ranking]] = {}
-        if isinstance(index.retriever, HybridRetriever):
-            sides = dict(zip(_SIDES, index.retriever.retrieve_sides(asked, k), strict=True))
-            rankings = index.retriever.fusion.fuse(sides["dense"], sides["bm25"], k)
-        else:
-            rankings = index.retriever.retrieve(asked, k)
+        found = retrieve_with_sides(index.retriever, asked, k)
         self.seconds["search"] += time.perf_counter() - start
-        return [
-            [
-                {"id": passage_id, "score": score} | ({"sides": {name: places[name].get(passage_id) for name in places}} if places else {})
-                for passage_id, score in ranking
-            ]
-            for ranking, places in zip(rankings, _places(sides, len(rankings)), strict=True)
-        ]
+        return found
 
-    def _shaped(self, index: ServedIndex, job: Mapping[str, Any], hits: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    def _shaped(self, index: ServedIndex, job: Mapping[str, Any], found: list[list[Found]]) -> dict[str, Any]:
+        """The answer to a request, from the hits of its questions."""
         start = time.perf_counter()
-        passages = self._texts(index, {hit["id"] for row in hits for hit in row}) if job.get("texts", True) else {}
-        self.seconds["texts"] += time.perf_counter() - start
+        value: dict[str, Any]
+        passages = self._texts(index, {hit.id for row in found for hit in row}) if job.get("texts", True) or job.get("explain") else {}
         if job["do"] == "retrieve":
-            return {"result": [[_for_trainers(hit, passages, job["scores"]) for hit in row] for row in hits]}
-        if job["do"] == "candidates":
+            value = {"result": [[_for_trainers(hit, passages, job["scores"]) for hit in row] for row in found]}
+        elif job["do"] == "candidates":
             candidates = [
-                {"docid": hit["id"], "score": hit["score"], "rank": rank, "doc": _contents(passages[hit["id"]], parse=job["parse"])}
-                for rank, hit in enumerate(hits[0], 1)
+                {"docid": hit.id, "score": hit.score, "rank": rank, "doc": _contents(passages[hit.id], parse=job["parse"])}
+                for rank, hit in enumerate(found[0], 1)
             ]
-            return {"api": "v1", "index": job["index"], "query": {"text": job["queries"][0]}, "candidates": candidates}
-        if passages:
-            hits = [[hit | {"title": passages[hit["id"]].title, "text": passages[hit["id"]].text} for hit in row] for row in hits]
-        return {"index": index.name, "fingerprint": index.facts["fingerprint"], "results": hits}
+            value = {"api": "v1", "index": job["index"], "query": {"text": job["queries"][0]}, "candidates": candidates}
+        else:
+            rows = [
+                _hits(row, passages, QuestionWords(question) if job["explain"] else None, texts=job["texts"], file=index.file)
+                for question, row in zip(job["queries"], found, strict=True)
+            ]
+            value = {"index": index.name, "fingerprint": index.facts["fingerprint"], "results": rows}
+        self.seconds["texts"] += time.perf_counter() - start
+        return value
 
     def _document(self, index: ServedIndex, job: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         found = index.searcher.passages.get([job["id"]]).get(job["id"])
@@ -130,20 +123,32 @@ class Engine:
         return {passage_id: found.get(passage_id) or Passage("", "", passage_id) for passage_id in ids}
 
 
-def _places(sides: Mapping[str, Sequence[Ranking]], count: int) -> list[dict[str, dict[str, dict[str, float]]]]:
-    """Of each question: side -> passage -> its rank and score there."""
-    return [
-        {
-            name: {passage_id: {"rank": rank, "score": score} for rank, (passage_id, score) in enumerate(rankings[row], 1)}
-            for name, rankings in sides.items()
-        }
-        for row in range(count)
-    ]
+def _hits(
+    found: Sequence[Found], passages: Mapping[str, Passage], words: QuestionWords | None, *, texts: bool, file: str | None
+) -> list[dict[str, Any]]:
+    """Of one question: id, score, place on each side; title and text; where and why it was found, as ``dpr search`` shows it."""
+    hits: list[dict[str, Any]] = []
+    for hit in found:
+        sides = {name: place and {"rank": place.rank, "score": place.score} for name, place in hit.sides.items()}
+        value: dict[str, Any] = {"id": hit.id, "score": hit.score, "sides": sides}
+        passage = passages.get(hit.id, Passage("", "", hit.id))
+        if texts:
+            value |= {"title": passage.title, "text": passage.text}
+        if words is not None:
+            value |= {
+                "file": file,
+                "title_pieces": words.pieces(passage.title or hit.id),
+                "excerpt": words.excerpt(passage.text, _EXCERPT),
+                "pieces": words.pieces(passage.text),
+                "words": words.in_common(passage.title, passage.text),
+            }
+        hits.append(value)
+    return hits
 
 
-def _for_trainers(hit: Mapping[str, Any], passages: Mapping[str, Passage], with_scores: bool) -> dict[str, Any]:
-    document = {"id": hit["id"], "contents": _joined(passages[hit["id"]])}
-    return {"document": document, "score": hit["score"]} if with_scores else document
+def _for_trainers(hit: Found, passages: Mapping[str, Passage], with_scores: bool) -> dict[str, Any]:
+    document = {"id": hit.id, "contents": _joined(passages[hit.id])}
+    return {"document": document, "score": hit.score} if with_scores else document
 
 
 def _contents(passage: Passage, *, parse: bool) -> Any:
