@@ -9,6 +9,7 @@ from dpr.assembly.model_card import card_facts
 from dpr.core.errors import ConfigError
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.export.folders import export_folder
+from dpr.export.registry import format_of
 from dpr.export.settings import MODEL_FORMATS
 from dpr.formats.durable import read_manifest, remove_folder
 from dpr.models.biencoder import BiEncoder
@@ -30,6 +31,16 @@ def check_formats(names: list[str] | None) -> None:
             raise ConfigError(f"train.export={name} is not known; choose of {', '.join(MODEL_FORMATS)}")
         if missing := [package for package in _NEEDS.get(name, ()) if find_spec(package) is None]:
             raise ConfigError(f'train.export={name} needs the package {missing[0]!r}: pip install -e ".[onnx]" in the clone')
+
+
+def check_model(names: list[str] | None, model: BiEncoder) -> None:
+    """Refuses, before training, a model that a format cannot say.
+
+    Raises:
+        InputError: names what it cannot say.
+    """
+    for name in names or ():
+        format_of(name).require_sayable(model, f"train.export={name}")
 
 
 def export_best(config: BiEncoderTrainConfig) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import warn_of_lost_space
-from dpr.assembly.export_best import check_formats, export_best
+from dpr.assembly.export_best import check_formats, check_model, export_best
 from dpr.assembly.sources import NamedSource, resolve_training_files
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
@@ -65,6 +65,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
         if not train_sources:
             return evaluate(config, model, dev_sets)
+        check_model(config.train.export, model)
         train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
         if config.train.dry_run:
             # Trackers and user-defined callbacks do not see it.

@@ -25,12 +25,8 @@ _TYPES = "embeddings.token_type_embeddings.weight"
 _BATCH = 8
 
 
-def write(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Fills ``folder`` with ``question_encoder`` and ``ctx_encoder``; a shared tower is written to both.
-
-    Raises:
-        InputError: the classes know no such model.
-    """
+def require_sayable(model: BiEncoder, source: str) -> None:
+    """InputError where the classes know no such model."""
     refuse_unknown_vectors(model, source)
     settings, kind = model.settings, model.question_model.config.model_type
     problems = {
@@ -43,6 +39,16 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     }
     expected = "BERT towers read at their first token, as DPR's were"
     refuse(problems, source, expected=expected, hint="to=sentence-transformers can say more")
+
+
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Fills ``folder`` with ``question_encoder`` and ``ctx_encoder``; a shared tower is written to both.
+
+    Raises:
+        InputError: the classes know no such model.
+    """
+    require_sayable(model, source)
+    settings = model.settings
     lengths = (model.tensorizer.question_length, settings.sequence_length)
     names = (("question_encoder", "DPRQuestionEncoder"), ("ctx_encoder", "DPRContextEncoder"))
     for (name, class_name), tower, length in zip(names, (model.question_model, model.ctx_model), lengths, strict=True):
@@ -111,4 +117,4 @@ scores = questions @ ctx_encoder(**tokens).pooler_output.T
 """
 
 
-FORMAT = Format(write, encode, usage, library="transformers", install="transformers")
+FORMAT = Format(require_sayable, write, encode, usage, library="transformers", install="transformers")

@@ -35,6 +35,10 @@ FORMAT_VERSION = 1
 SIDES = ("question", "ctx")
 
 
+def require_sayable(model: BiEncoder, source: str) -> None:
+    """Nothing: whether towers can be traced shows when they are."""
+
+
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     """Writes graphs, tokenizers and ``serving.json`` of a model without adapters into an existing folder.
 
@@ -158,4 +162,4 @@ score = question @ passage.T
 """
 
 
-FORMAT = Format(write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4)
+FORMAT = Format(require_sayable, write, encode, usage, library="onnxruntime", install="onnxruntime", bar=1e-4)

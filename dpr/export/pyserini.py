@@ -29,12 +29,8 @@ from dpr.models.biencoder import BiEncoder
 ARGUMENTS = "pyserini.json"
 
 
-def write(model: BiEncoder, folder: Path, *, source: str) -> None:
-    """Fills ``folder``.
-
-    Raises:
-        InputError: Pyserini's encoder cannot give the model's vectors of questions.
-    """
+def require_sayable(model: BiEncoder, source: str) -> None:
+    """InputError where Pyserini's encoder cannot give the model's vectors of questions."""
     refuse_unknown_vectors(model, source)
     settings, prompt = model.settings, model.tensorizer.text.query_prompt
     problems = {
@@ -47,6 +43,16 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         and settings.plain_apostrophes,
     }
     refuse(problems, source, hint="search with vectors of questions, from BiEncoder.encode_questions, or with dpr retrieve")
+
+
+def write(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Fills ``folder``.
+
+    Raises:
+        InputError: Pyserini's encoder cannot give the model's vectors of questions.
+    """
+    require_sayable(model, source)
+    settings, prompt = model.settings, model.tensorizer.text.query_prompt
     write_backbone(standard_backbone(model.question_model, model.tensorizer.question_length), folder)
     plain = settings.plain_apostrophes
     write_tokenizer(model.tensorizer, folder, longest=model.tensorizer.question_length, plain_apostrophes=plain)
@@ -91,4 +97,4 @@ hits = searcher.search("a question", k=10)
 """
 
 
-FORMAT = Format(write, encode, usage, library="transformers", install="transformers", sides=("question",))
+FORMAT = Format(require_sayable, write, encode, usage, library="transformers", install="transformers", sides=("question",))

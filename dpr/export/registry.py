@@ -18,9 +18,11 @@ from dpr.models.biencoder import BiEncoder
 class Format:
     """How a model is written in a format, and how the library that it is for encodes with what was written."""
 
+    require_sayable: Callable[[BiEncoder, str], None]
+    """``require_sayable(model, source)``: InputError names what the format cannot say; ``source`` is the model's name in messages."""
     write: Callable[..., None]
-    """``write(model, folder, *, source)`` fills an existing folder. ``model`` has no adapters any more; ``source`` is its name in messages.
-    InputError says what the format cannot say, before anything is written."""
+    """``write(model, folder, *, source)`` fills an existing folder, once ``require_sayable`` has passed. ``model`` has no adapters any
+    more."""
     encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
     """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or passages (ctx, ``Passage``), by
     the other library alone."""

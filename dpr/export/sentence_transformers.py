@@ -47,19 +47,24 @@ _BATCH = 8
 _NAMES = ("query", "document", "passage", "corpus")
 
 
+def require_sayable(model: BiEncoder, source: str) -> None:
+    """InputError where what decides its vectors cannot be said there."""
+    refuse_unknown_vectors(model, source)
+    refuse_one_sided_apostrophes(model, source)
+    settings = model.settings
+    refuse({f"it has a prompt called {name}": name in settings.prompts for name in _NAMES}, source, hint="the library's own names")
+    differ = _is_bag(model) and settings.shared and model.tensorizer.question_length != settings.sequence_length
+    refuse({"one tokenizer for texts of two lengths": differ}, source, hint="give encoder.question_length the value of sequence_length")
+
+
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     """Fills ``folder``.
 
     Raises:
         InputError: what decides its vectors cannot be said there.
     """
-    refuse_unknown_vectors(model, source)
-    refuse_one_sided_apostrophes(model, source)
-    settings = model.settings
-    refuse({f"it has a prompt called {name}": name in settings.prompts for name in _NAMES}, source, hint="the library's own names")
-    bags = _is_bag(model)
-    differ = bags and settings.shared and model.tensorizer.question_length != settings.sequence_length
-    refuse({"one tokenizer for texts of two lengths": differ}, source, hint="give encoder.question_length the value of sequence_length")
+    require_sayable(model, source)
+    settings, bags = model.settings, _is_bag(model)
     routes = [_write_route(model, folder, *side, bags=bags) for side in sides(model)]
     if settings.shared:
         modules = [(kind, path) for path, kind in routes[0].items()]
@@ -204,4 +209,4 @@ scores = model.similarity(questions, passages)
 """
 
 
-FORMAT = Format(write, encode, usage, library="sentence_transformers", install="sentence-transformers")
+FORMAT = Format(require_sayable, write, encode, usage, library="sentence_transformers", install="sentence-transformers")

@@ -44,16 +44,21 @@ _POOLED = {
 }
 
 
+def require_sayable(model: BiEncoder, source: str) -> None:
+    """InputError where what decides its vectors cannot be said there."""
+    refuse_unknown_vectors(model, source)
+    refuse_one_sided_apostrophes(model, source)
+    has_projection = model.question_model.encode_proj is not None
+    refuse({"AutoModel has no projection": has_projection}, source, hint="to=sentence-transformers writes it")
+
+
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     """Fills ``folder``: a shared tower directly, two towers as ``question_encoder`` and ``ctx_encoder``.
 
     Raises:
         InputError: what decides its vectors cannot be said there.
     """
-    refuse_unknown_vectors(model, source)
-    refuse_one_sided_apostrophes(model, source)
-    has_projection = model.question_model.encode_proj is not None
-    refuse({"AutoModel has no projection": has_projection}, source, hint="to=sentence-transformers writes it")
+    require_sayable(model, source)
     settings = model.settings
     for name, tower, longest, plain in sides(model):
         write_backbone(standard_backbone(tower, max(longest, settings.sequence_length)), folder / name)
@@ -157,4 +162,4 @@ scores = questions @ passages.T
 """
 
 
-FORMAT = Format(write, encode, usage, library="transformers", install="transformers")
+FORMAT = Format(require_sayable, write, encode, usage, library="transformers", install="transformers")
