@@ -52,7 +52,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         InputError: Pyserini's encoder cannot give the model's vectors of questions.
     """
     require_sayable(model, source)
-    settings, prompt = model.settings, model.tensorizer.text.query_prompt
+    settings = model.settings
     write_backbone(standard_backbone(model.question_model, model.tensorizer.question_length), folder)
     plain = settings.plain_apostrophes
     write_tokenizer(model.tensorizer, folder, longest=model.tensorizer.question_length, plain_apostrophes=plain)
