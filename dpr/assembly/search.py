@@ -95,8 +95,8 @@ def search_settings(
     return settings
 
 
-def open_searcher(settings: SearchSettings, *, device: str | None = None, pooling: str = "cls") -> Searcher:
-    """Loads the model and opens the index; ``pooling`` as in ``CheckpointEncoderConfig``, never from a file."""
+def retrieval_config(settings: SearchSettings, *, pooling: str = "cls") -> RetrievalConfig:
+    """The settings of a search as ``dpr retrieve`` has them, checked; ``pooling`` as in ``CheckpointEncoderConfig``, never from a file."""
     known = [item.name for item in fields(IndexerConfig)]
     if unknown := sorted(settings.indexer.keys() - set(known)):
         raise ConfigError(f"{FILE}: indexer has no setting {unknown[0]}; it has {', '.join(known)}")
@@ -109,6 +109,12 @@ def open_searcher(settings: SearchSettings, *, device: str | None = None, poolin
     }
     config = RetrievalConfig(**values)
     config.check()
+    return config
+
+
+def open_searcher(settings: SearchSettings, *, device: str | None = None, pooling: str = "cls") -> Searcher:
+    """Loads the model and opens the index; ``pooling`` as for ``retrieval_config``."""
+    config = retrieval_config(settings, pooling=pooling)
     with no_downloads():  # models that search.json names
         retriever = build_retriever(config, settings.passages, form=settings.form, device=resolve_device(device))
     return Searcher(retriever, PassageLookup(settings.passages), settings)

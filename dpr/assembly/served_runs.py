@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.search import Searcher, open_searcher, search_settings
-from dpr.core.errors import ConfigError
+import numpy as np
+
+from dpr.assembly.indexes import index_choice, open_vector_index
+from dpr.assembly.search import Searcher, open_searcher, retrieval_config, search_settings
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.formats.durable import MANIFEST, describe_file
 from dpr.formats.text_input import matching_paths
+from dpr.indexer.filtered import among, can_filter
+from dpr.indexer.registry import Index
 from dpr.indexer.settings import KINDS
+from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRetriever, Retriever
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.serving.settings import MODES, ServeSettings
@@ -23,7 +30,7 @@ logger = get_logger(__name__)
 _APPROXIMATE = KINDS.keys() - {"exact", "flat", "bm25"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServedIndex:
     """One way of searching one run."""
 
@@ -35,6 +42,40 @@ class ServedIndex:
     """Of the run; its retriever is that of the widest mode."""
     facts: Mapping[str, Any]
     """What /info says."""
+    fields: PassageFields
+    """What its passages can be filtered by."""
+    _opened: dict[str, Index] = field(default_factory=dict)
+
+    def among(self, ids: np.ndarray) -> Retriever:
+        """A retriever of the passages with these ids (n,), ascending and distinct, that takes every product.
+
+        Raises:
+            InputError: the vectors that this needs are not there.
+        """
+        return self._narrowed(self.retriever, ids)
+
+    def _narrowed(self, retriever: Retriever, ids: np.ndarray) -> Retriever:
+        if isinstance(retriever, HybridRetriever):
+            sides = self._narrowed(retriever.dense, ids), self._narrowed(retriever.lexical, ids)
+            return HybridRetriever(*sides, retriever.fusion)
+        if isinstance(retriever, LexicalRetriever):
+            return LexicalRetriever(among(retriever.index, ids))
+        assert isinstance(retriever, DenseRetriever)
+        narrowed = copy.copy(retriever)
+        narrowed.index = among(retriever.index if can_filter(retriever.index) else self._exact(retriever), ids)
+        return narrowed
+
+    def _exact(self, dense: DenseRetriever) -> Index:
+        """Exact search beside an approximate index, opened when it is first needed."""
+        stored = self.searcher.settings
+        if not stored.encoded_ctx_files:
+            raise InputError(f"{self.name} has an index but not the vectors, which a filter needs")
+        if "index" not in self._opened:
+            exact = replace(stored, indexer={"kind": "exact"}, index_path=None, hybrid="none", hybrid_weight=None)
+            config = retrieval_config(exact)
+            device = next(dense.model.parameters()).device
+            self._opened["index"] = open_vector_index(config, index_choice(config.indexer), dense.model, stored.passages, device)
+        return self._opened["index"]
 
     @property
     def file(self) -> str | None:
@@ -55,12 +96,13 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         wanted = [mode for mode in MODES if mode == own or (mode in settings.mode_names() and mode in _possible(stored))]
         needs_both = len(wanted) > 1
         searcher = open_searcher(_as_hybrid(stored) if needs_both else stored, device=settings.device)
+        fields = PassageFields.read(stored.passages, settings.metadata_kinds())
         for mode in sorted(wanted, key=lambda mode: mode != own):
             retriever = _side(searcher.retriever, mode)
             facts = _facts(mode, stored, retriever)
             index_name = name if mode == own else f"{name}:{mode}"
             facts = {"name": index_name, "run": name, "mode": mode, "default": mode == own} | facts
-            yield ServedIndex(index_name, name, mode, retriever, searcher, facts)
+            yield ServedIndex(index_name, name, mode, retriever, searcher, facts, fields)
 
 
 def _mode(stored: SearchSettings) -> str:

@@ -16,11 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpr.assembly.served_runs import ServedIndex, open_runs
 from dpr.core.errors import DprError, first_line
 from dpr.core.logs import configure_logging, get_logger
-from dpr.core.records import Passage
+from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.indexer.ranking import encode_ids
 from dpr.retrieval.explaining import Found, QuestionWords, retrieve_with_sides
+from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
 from dpr.serving import frames
 from dpr.serving.settings import ServeSettings
 
@@ -63,15 +67,17 @@ class Engine:
             if "k" not in jobs[0]:
                 return [_encoded(*self._document(index, job)) for job in jobs]
             questions = [question for job in jobs for question in job["queries"]]
-            hits = iter(self._found(index, questions, jobs[0]["k"]))
+            hits = iter(self._found(index, questions, jobs[0]["k"], jobs[0].get("filter")))
             return [_encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs]
         except Refusal as refusal:
             return [_encoded(refusal.status, {"error": str(refusal)})] * len(jobs)
-        except DprError as error:
-            return [_encoded(422, {"error": first_line(error)})] * len(jobs)
-        except Exception:
+        except Exception as error:
+            if len(jobs) > 1:  # one of them must not fail the others
+                return [self._answer_alike([job])[0] for job in jobs]
+            if isinstance(error, DprError):
+                return [_encoded(422, {"error": first_line(error)})]
             logger.exception("a search failed")
-            return [_encoded(500, {"error": "the search has failed; the service's log says why"})] * len(jobs)
+            return [_encoded(500, {"error": "the search has failed; the service's log says why"})]
 
     def _index(self, name: str | None) -> ServedIndex:
         if name is None:
@@ -80,11 +86,24 @@ class Engine:
             raise Refusal(404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}")
         return self._indexes[name]
 
-    def _found(self, index: ServedIndex, questions: Sequence[str], k: int) -> list[list[Found]]:
+    def _found(self, index: ServedIndex, questions: Sequence[str], k: int, wanted: Mapping[str, Any] | None) -> list[list[Found]]:
+        retriever = index.retriever
+        if wanted is not None:
+            ids = _ids(index, wanted)
+            if not len(ids):
+                return [[] for _ in questions]
+            retriever = index.among(ids)
         asked = [index.searcher.settings.form.asked(question) for question in questions]
         start = time.perf_counter()
-        found = retrieve_with_sides(index.retriever, asked, k)
-        self.seconds["search"] += time.perf_counter() - start
+        found = retrieve_with_sides(retriever, asked, k)
+        taken = time.perf_counter() - start
+        dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
+        if isinstance(dense, DenseRetriever):
+            for name, seconds in dense.seconds.items():
+                self.seconds[name] += seconds
+                taken -= seconds
+            dense.seconds.clear()
+        self.seconds["search"] += taken
         return found
 
     def _shaped(self, index: ServedIndex, job: Mapping[str, Any], found: list[list[Found]]) -> dict[str, Any]:
@@ -121,6 +140,15 @@ class Engine:
         """The passages; one that the corpus does not have comes without texts."""
         found = index.searcher.passages.get(ids)
         return {passage_id: found.get(passage_id) or Passage("", "", passage_id) for passage_id in ids}
+
+
+def _ids(index: ServedIndex, wanted: Mapping[str, Any]) -> np.ndarray:
+    """Ids (n,), ascending and distinct, of the passages that a filter lets through."""
+    ids = None if wanted.get("ids") is None else np.unique(encode_ids([item for item in wanted["ids"] if len(item) <= MAX_ID_BYTES]))
+    if wanted.get("metadata") is None:
+        return np.empty(0, dtype="S1") if ids is None else ids
+    matching = index.fields.matching(wanted["metadata"])
+    return matching if ids is None else np.intersect1d(ids, matching, assume_unique=True)
 
 
 def _hits(

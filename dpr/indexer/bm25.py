@@ -6,6 +6,7 @@ A word counts once per query. Only passages that share a word with the query are
 
 from __future__ import annotations
 
+import copy
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from dpr.core.errors import InputError
 from dpr.formats.arrays import map_ids
 from dpr.formats.durable import durable_file
-from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids
+from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids, is_among
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings
 
@@ -55,6 +56,7 @@ class Bm25Index(Index):
     def __init__(self, engine: Any, ids: np.ndarray) -> None:
         self._engine = engine
         self._ids = ids
+        self._is_chosen: np.ndarray | None = None
         self._id_order = np.empty(len(ids), dtype=np.int64)
         self._id_order[np.argsort(ids, kind="stable")] = np.arange(len(ids))
 
@@ -96,6 +98,12 @@ class Bm25Index(Index):
             line[: len(rows)] = found
         return scores, [decode_ids(self._ids[rows]) for rows, _ in hits]
 
+    def among(self, ids: np.ndarray) -> Bm25Index:
+        """A view that finds only the passages with these ids (n,), ascending. Words count as in the whole corpus."""
+        view = copy.copy(self)
+        view._is_chosen = is_among(self._ids, ids)
+        return view
+
     def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[list[tuple[str, float]], list[float]]:
         """The ``k`` best passages of one question with their scores, and the scores of those that were the ``rows``-th to be indexed."""
         scores = self._scores(question)
@@ -104,7 +112,8 @@ class Bm25Index(Index):
 
     def _scores(self, question: str) -> np.ndarray:
         words = self._engine.get_tokens_ids(list(dict.fromkeys(lexical_tokens(question))))
-        return np.asarray(self._engine.get_scores_from_ids(words)) if words else np.zeros(len(self._ids), dtype=np.float32)
+        scores = np.asarray(self._engine.get_scores_from_ids(words)) if words else np.zeros(len(self._ids), dtype=np.float32)
+        return scores if self._is_chosen is None else np.where(self._is_chosen, scores, 0)
 
     def _best(self, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of the ``k`` best passages, and their scores."""

@@ -27,6 +27,13 @@ def decode_ids(ids: np.ndarray) -> list[str]:
     return decoded if len(decoded) == len(items) else [item.decode() for item in items]
 
 
+def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Which of ``ids`` (n,) are in ``chosen``, which is ascending; both of fixed-width bytes."""
+    if not len(chosen):
+        return np.zeros(len(ids), dtype=bool)
+    return np.asarray(chosen[np.minimum(np.searchsorted(chosen, ids), len(chosen) - 1)] == ids)
+
+
 class RunningTopK:
     """The best ``k`` passages of each of ``num_queries`` queries so far, whatever the order in which candidates come."""
 

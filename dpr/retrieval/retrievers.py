@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -74,22 +76,29 @@ class DenseRetriever:
     ) -> None:
         self.model, self.index, self.form = model, index, (form or QuestionForm()).agreed(model.tensorizer.text)
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Time spent in ``tokenise`` and ``inference``; whoever reads it may clear it."""
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
         """Question vectors (Q, D) float32, in the order given."""
         if not questions:
             return np.zeros((0, self.model.dimension), dtype=np.float32)
+        start = time.perf_counter()
         tensorizer = self.model.tensorizer
         form = self.form
         sequences = tensorizer.question_tokens(questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix)
         positions = tensorizer.representation_positions(sequences, self.form.selector)
-        return encode_tokens(
+        tokenised = time.perf_counter()
+        vectors = encode_tokens(
             self.model,
             TokenBatch.from_lists(sequences, positions),
             encoder_type=self.form.encoder_type,
             batch_tokens=self.batch_tokens,
             batch_size=self.batch_size,
         )
+        self.seconds["tokenise"] += tokenised - start
+        self.seconds["inference"] += time.perf_counter() - tokenised
+        return vectors
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         return to_rankings(self.index.search(self.encode(questions), k))

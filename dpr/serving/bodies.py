@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-Value = str | bool | int | float
+
+def _encodable(text: str) -> str:
+    text.encode()  # halves of surrogate pairs, which JSON can write, are no text
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Value = Text | bool | int | float
 
 
 class Filter(BaseModel):
@@ -15,10 +22,17 @@ class Filter(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    ids: list[str] | None = Field(None, min_length=1, description="Only these passages.")
-    metadata: dict[str, Value | list[Value]] | None = Field(
+    ids: list[Text] | None = Field(None, min_length=1, max_length=10_000, description="Only these passages.")
+    metadata: dict[Text, Value | list[Value]] | None = Field(
         None, min_length=1, description="Only passages whose fields have these values, or one of a list of them."
     )
+
+    @model_validator(mode="after")
+    def says_something(self) -> Filter:
+        """Nothing to filter by would let every passage through."""
+        if self.ids is None and self.metadata is None:
+            raise ValueError("names neither ids nor metadata")
+        return self
 
 
 class SearchBody(BaseModel):
@@ -26,8 +40,8 @@ class SearchBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    queries: list[str] = Field(min_length=1)
-    index: str | None = Field(None, description="A name of /info; absent = the first.")
+    queries: list[Text] = Field(min_length=1)
+    index: Text | None = Field(None, description="A name of /info; absent = the first.")
     k: int = Field(10, ge=1, description="Passages per question.")
     filter: Filter | None = None
     texts: bool = Field(True, description="Give title and text of each passage.")
@@ -39,10 +53,10 @@ class RetrieveBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str] = Field(min_length=1)
+    queries: list[Text] = Field(min_length=1)
     topk: int | None = Field(None, ge=1)
     return_scores: bool = False
-    index: str | None = None
+    index: Text | None = None
 
 
 def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -55,4 +69,6 @@ def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
         return f"{where} is not known"
     if error["type"] == "missing":
         return f"{where or 'the body'} is missing"
+    if "surrogates not allowed" in error["msg"]:
+        return f"{where} holds half of a surrogate pair, which is no text"
     return f"{where or 'the body'}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -24,6 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 logger = get_logger(__name__)
 HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
+_UNCOUNTED = (*HEALTH, "/metrics")  # a full service must be able to say so
 _PAGE = re.compile(r"/|/page/[^?]*")
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -80,7 +81,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *_HEADERS]
             await send(message)
 
-        is_counted = scope["path"] not in HEALTH
+        is_counted = scope["path"] not in _UNCOUNTED
         self.num_requests += is_counted
         try:
             headers = {name.lower(): value for name, value in scope["headers"]}
@@ -101,7 +102,7 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if path in HEALTH:
             return
-        if self.num_requests > self._settings.max_concurrent:
+        if self.num_requests > self._settings.max_concurrent and path not in _UNCOUNTED:
             raise Refused(429, f"{self._settings.max_concurrent} requests are at work or waiting; try again later", retry_after="1")
         # A page of another site may have its name point here; it cannot know a token, but without one only the name tells.
         if self._loopback_only and not _names_this_machine(headers.get(b"host", b"")):

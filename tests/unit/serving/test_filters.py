@@ -1,0 +1,103 @@
+"""A filtered search is the whole search with the other passages left out: same scores, whatever share is left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.core.records import Passage
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.filtered import among
+from dpr.indexer.ranking import encode_ids, to_rankings
+from dpr.indexer.registry import Texts
+from dpr.retrieval.search_folder import SearchSettings
+from tests.helpers.serving import served
+from tests.unit.retrieval.conftest import World
+
+IDS = [f"p{number:03d}" for number in range(40)]
+
+
+@pytest.mark.parametrize("share", [1, 2, 13, 39])
+def test_a_part_is_searched_as_the_whole_with_the_rest_left_out(share: int) -> None:
+    rng = np.random.default_rng(share)
+    queries = rng.standard_normal((5, 8)).astype(np.float32)
+    chosen = sorted(rng.choice(IDS, share, replace=False))
+    words = [" ".join(rng.choice(["ka", "no", "vi", "po"], 3)) for _ in IDS]
+    for index, asked in (
+        (ExactIndex.from_arrays(IDS, rng.standard_normal((40, 8)).astype(np.float32), block_rows=7), queries),
+        (Bm25Index.build(Texts(IDS, words)), ["ka no", "vi"]),
+    ):
+        whole = to_rankings(index.search(asked, len(IDS)))
+        part = to_rankings(among(index, encode_ids(chosen)).search(asked, 6))
+        assert part == [[hit for hit in ranking if hit[0] in chosen][:6] for ranking in whole]
+        assert to_rankings(index.search(asked, len(IDS))) == whole, "the index itself is as before"
+
+
+@pytest.fixture(scope="module")
+def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A corpus of JSON lines whose passages have a section and, half of them, a year; searched by vectors through an approximate index."""
+    folder = tmp_path_factory.mktemp("filters") / "run"
+    shutil.copytree(run_folder, folder)
+    (folder / "corpus.jsonl").write_text("".join(_line(number, passage) for number, passage in enumerate(world.passages)))
+    settings = json.loads((folder / "search.json").read_text())
+    settings["passages"][0]["file"] = "corpus.jsonl"
+    settings |= {"indexer": {"kind": "hnsw"}, "hybrid": "none", "hybrid_weight": None}
+    (folder / "search.json").write_text(json.dumps(settings))
+    (folder / "search.json.sha256").unlink(missing_ok=True)
+    assert SearchSettings.read(folder).indexer == {"kind": "hnsw"}
+    with served({"run": folder}, metadata="section,year:int") as found:
+        yield found
+
+
+def _line(number: int, passage: Passage) -> str:
+    fields: dict[str, Any] = {"section": "ab"[number % 2]} | ({"year": 2000 + number % 5} if number < 30 else {})
+    return json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text, "metadata": fields}) + "\n"
+
+
+@pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
+def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) -> None:
+    def found(wanted: dict[str, Any] | None) -> list[tuple[str, float]]:
+        body = {"queries": [world.questions[0].text], "index": f"run:{mode}", "k": 60} | ({"filter": wanted} if wanted else {})
+        answer = client.post("/search", json=body)
+        assert answer.status_code == 200, answer.text
+        return [(hit["id"], hit["score"]) for hit in answer.json()["results"][0]]
+
+    whole = found(None)
+    for wanted, numbers in (
+        ({"metadata": {"section": "a"}}, range(0, 60, 2)),
+        ({"metadata": {"section": "a", "year": [2000, 2003, 1999]}}, [0, 8, 10, 18, 20, 28]),
+        ({"ids": ["p002", "p004", "p005", "unknown"], "metadata": {"section": "a"}}, [2, 4]),
+        ({"metadata": {"year": 1999}}, []),
+    ):
+        expected = {f"p{number:03d}" for number in numbers}
+        part = found(wanted)
+        if mode == "hybrid":  # its scores depend on the lists that are fused
+            assert {key for key, _ in part} == expected
+        else:
+            assert part == [(key, pytest.approx(score, abs=1e-6)) for key, score in whole if key in expected]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"metadata": {"chapter": "a"}}, "no field 'chapter' to filter by, expected section, year"),
+        ({"metadata": {"year": "2000"}}, "filter by year='2000', expected int"),
+        ({"metadata": {"year": True}}, "expected int"),
+        ({"metadata": {}}, "filter.metadata"),
+        ({}, "names neither ids nor metadata"),
+        ({"ids": []}, "filter.ids"),
+        ({"ids": [1]}, "filter.ids.0"),
+        ({"id": ["p1"]}, "filter.id is not known"),
+    ],
+)
+def test_a_filter_that_cannot_be_meant_is_refused(client: Any, wanted: dict[str, Any], words: str) -> None:
+    answer = client.post("/search", json={"queries": ["ka"], "filter": wanted})
+    assert answer.status_code == 422
+    assert words in answer.json()["error"]
