@@ -31,8 +31,7 @@ def presented(passage: Passage, text: TextSettings) -> PresentedPassage:
         return PresentedPassage("", prompt + body)
     if not text.title_template:
         return PresentedPassage(prompt + passage.title, body)
-    before, between = text.template_parts()
-    head = f"{prompt}{before}{passage.title}{between}"
+    head = prompt + text.head(passage.title)
     return PresentedPassage("", head + body, len(head))
 
 

@@ -23,7 +23,8 @@ class TextSettings(Settings):
     """More prompts for questions, by name: {web: "...", code: "..."}. A data set, a job or a call names one (prompt=web) in place of
     query_prompt."""
     title_template: str = setting("", on_resume=IDENTITY)
-    """How title and text become one text, such as "{title} {text}"; empty = they stay a pair, with the tokenizer's separator between."""
+    """How title and text become one text, such as "{title} {text}"; empty = they stay a pair, with the tokenizer's separator between.
+    "{title} {title} {text}" gives words of the title more weight where the pooling counts them."""
     plain_apostrophes: bool = setting(True, on_resume=IDENTITY)
     """Typographic apostrophes of questions become plain ones, as DPR does."""
 
@@ -61,10 +62,9 @@ class TextSettings(Settings):
         facts = asdict(replace(self, query_prompt=self.question_prompt(prompt), prompts={}))
         return {name: value for name, value in facts.items() if value != getattr(TextSettings(), name)}
 
-    def template_parts(self) -> tuple[str, str]:
-        """What ``title_template`` puts before the title, and between title and text."""
-        before, _, rest = self.title_template.partition("{title}")
-        return before, rest.removesuffix("{text}")
+    def head(self, title: str) -> str:
+        """What ``title_template`` puts before the text of a passage with this title."""
+        return self.title_template.removesuffix("{text}").replace("{title}", title)
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
@@ -79,8 +79,8 @@ def check_text(settings: Any, prefix: str) -> None:
         if not is_text and not (text is None and name not in prompts):
             raise ConfigError(f"{prefix}{name}={text!r} is not a text")
     template = settings.title_template
-    if template and not re.fullmatch(r"[^{}]*\{title\}[^{}]*\{text\}", template):
-        raise ConfigError(f"{prefix}title_template={template!r} must have {{title}} once and end with {{text}}, as in '{{title}} {{text}}'")
+    if template and not re.fullmatch(r"([^{}]*\{title\})+[^{}]*\{text\}", template):
+        raise ConfigError(f"{prefix}title_template={template!r} must have {{title}} and end with {{text}}, as in '{{title}} {{text}}'")
 
 
 def check_selector_type(selector: int | str | None) -> None:

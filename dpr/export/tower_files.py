@@ -37,6 +37,7 @@ def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
     problems = {
         f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
         "its pooling (idf) weights the tokens of a transformer": is_idf,
+        "its pooling (idf_sqrt) counts a token by the root of how often it occurs": settings.pooling == "idf_sqrt",
         "it reads the original's [SEP] at the end of the window": settings.dpr_trailing_sep,
         "its words reach the pooling past the layers (encoder.residual_words)": settings.residual_words,
     }

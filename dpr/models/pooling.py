@@ -130,6 +130,33 @@ class IdfPooling(MeanPooling, nn.Module):
         return super().packed(hidden * self.token_weights[tokens][:, None], tokens, lengths, position)
 
 
+class RootIdfPooling(IdfPooling):
+    """As ``IdfPooling``, with n repeats of a token counted sqrt(n) times: each of them has the weight w_t / sqrt(n).
+
+    A passage that repeats a word says less with each repeat, as in BM25; the plain mean lets the word drown the others. The weights start
+    from the root of ``TokenFrequencies.idf``: both sides' vectors have a token's weight, so that their product holds its idf once.
+    """
+
+    def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        same = (tokens[:, :, None] == tokens[:, None, :]) & mask[:, None, :]
+        return super().padded(hidden * same.sum(2).clamp_min(1).to(hidden.dtype).rsqrt()[:, :, None], tokens, mask, position)
+
+    def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        _, place, counts = repeats(tokens, lengths, len(self.token_weights))
+        return super().packed(hidden * counts.to(hidden.dtype).rsqrt()[place][:, None], tokens, lengths, position)
+
+
+def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct tokens of each of N sequences laid end to end, ``tokens`` (T,): D in all.
+
+    Returns:
+        Which they are (D,), as the number of the sequence times ``vocab_size`` plus the token, ascending; for each of T its place among
+        them; and how often each of D occurs in its sequence.
+    """
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=tokens.device), lengths, output_size=len(tokens))
+    return torch.unique(owner * vocab_size + tokens, return_inverse=True, return_counts=True)
+
+
 @torch.no_grad()
 def begin_with_idf(pooling: Pooling, folder: Path) -> None:
     """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder`` was made for, divided by their
@@ -147,7 +174,8 @@ def begin_with_idf(pooling: Pooling, folder: Path) -> None:
         logger.warning("%s has no %s, so all token weights of encoder.pooling=idf begin with 1", folder, TOKEN_FREQUENCIES_FILE)
     else:
         idf = torch.from_numpy(frequencies.idf())
-        pooling.token_weights.copy_(idf / idf.mean())
+        start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
+        pooling.token_weights.copy_(start / start.mean())
 
 
 def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:
@@ -166,6 +194,7 @@ POOLINGS: dict[str, Callable[[int, int], Pooling]] = {
     "max": MaxPooling,
     "weighted_mean": WeightedMeanPooling,
     "idf": IdfPooling,
+    "idf_sqrt": RootIdfPooling,
 }
 
 

@@ -25,7 +25,7 @@ class BackboneSettings(Settings):
     pretrained: bool = setting(True, on_resume=START)
     """False: random weights from the folder's config.json."""
     token_frequencies: str | None = setting(None, on_resume=START)
-    """Folder whose token_frequencies.json the weights of encoder.pooling=idf begin with; absent = pretrained_model_cfg."""
+    """Folder whose token_frequencies.json the weights of encoder.pooling=idf and idf_sqrt begin with; absent = pretrained_model_cfg."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
@@ -34,10 +34,12 @@ class BackboneSettings(Settings):
 class EncoderSettings(TextSettings):
     """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
 
-    pooling: str = setting("cls", choices=("cls", "mean", "last", "max", "weighted_mean", "idf"), or_class=True, on_resume=IDENTITY)
+    pooling: str = setting(
+        "cls", choices=("cls", "mean", "last", "max", "weighted_mean", "idf", "idf_sqrt"), or_class=True, on_resume=IDENTITY
+    )
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
-    weighted_mean (token i counts i times), idf (every token has a learned weight), or user-defined: module:Class
-    (docs/training.md)."""
+    weighted_mean (token i counts i times), idf (every token has a learned weight), idf_sqrt (the same, with n repeats of a token in a text
+    counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     normalize: bool = setting(False, on_resume=IDENTITY)

@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "apostrophe of a prompt": (lambda folder: bert(folder, query_prompt="what\u2019s: "), "prompts have typographic"),
     "trailing SEP": (lambda folder: bert(folder, dpr_trailing_sep=True), r"original's \[SEP\]"),
     "user-defined pooling": (lambda folder: bert(folder, pooling="dpr.models.pooling:MeanPooling"), "user-defined"),
+    "repeats": (lambda folder: static(folder, pooling="idf_sqrt"), "root of how often"),
     "idf of a transformer": (lambda folder: bert(folder, pooling="idf"), "weights the tokens"),
     "residual words": (lambda folder: bert(folder, pooling="mean", residual_words=True), "residual_words"),
     "names of prompts": (lambda folder: bert(folder, prompts={"corpus": "x"}), "a prompt called corpus"),

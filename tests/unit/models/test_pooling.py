@@ -101,14 +101,15 @@ def test_packed_equals_padded_in_vectors_and_gradients(family: str, pooling: str
 def test_each_reads_what_its_name_says() -> None:
     hidden = torch.tensor([[[1.0, 8.0], [2.0, 0.0], [6.0, 1.0]], [[5.0, -1.0], [0.0, 9.0], [0.0, 9.0]]])
     mask, position = torch.tensor([[True] * 3, [True, False, False]]), torch.tensor([1, 0])
-    tokens = torch.tensor([[1, 2, 3], [2, 0, 0]])
+    tokens = torch.tensor([[1, 2, 2], [2, 0, 0]])
     expected = {
         "cls": [[2.0, 0.0], [5.0, -1.0]],
         "last": [[6.0, 1.0], [5.0, -1.0]],
         "mean": [[3.0, 3.0], [5.0, -1.0]],
         "max": [[6.0, 8.0], [5.0, -1.0]],
         "weighted_mean": [[23 / 6, 11 / 6], [5.0, -1.0]],
-        "idf": [[(0.5 + 2 * 2 + 6) / 3, 5 / 3], [10.0, -2.0]],
+        "idf": [[(0.5 + 2 * 2 + 2 * 6) / 3, 6 / 3], [10.0, -2.0]],
+        "idf_sqrt": [[(0.5 + (2 * 2 + 2 * 6) / 2**0.5) / 3, (4 + 2 / 2**0.5) / 3], [10.0, -2.0]],
     }
     for name in POOLINGS:
         pooling, width = make_pooling(name, 2, 4)

@@ -24,7 +24,7 @@ BATCH = TokenBatch.from_lists([[5, 9, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41, 9
 DISTINCT = TokenBatch.from_lists([[5, 9, 30, 6], [5, 6], [5, 12, 9, 6, 40, 41]])
 
 
-@pytest.mark.parametrize("pooling", ["idf", "mean", "max", "weighted_mean", "last"])
+@pytest.mark.parametrize("pooling", ["idf", "idf_sqrt", "mean", "max", "weighted_mean", "last"])
 def test_packed_equals_padded_in_vectors_and_gradients(tmp_path: Path, pooling: str) -> None:
     folder = static_folder(tmp_path)
     results = []
@@ -35,7 +35,7 @@ def test_packed_equals_padded_in_vectors_and_gradients(tmp_path: Path, pooling: 
         vectors = tower(DISTINCT if pooling == "max" else BATCH)
         (vectors * torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view(vectors.shape)).sum().backward()
         results.append([vectors.detach(), *(weight.grad.to_dense() for weight in tower.parameters() if weight.grad is not None)])
-    assert len(results[0]) == (3 if pooling == "idf" else 2)
+    assert len(results[0]) == (3 if pooling.startswith("idf") else 2)
     for packed_tensor, padded_tensor in zip(*results, strict=True):
         torch.testing.assert_close(packed_tensor, padded_tensor, rtol=0, atol=1e-13)
 
@@ -49,6 +49,16 @@ def test_a_vector_is_the_mean_of_rows_times_idf(tmp_path: Path) -> None:
     expected = [(idf[tokens, None] * tower.backbone.words.weight[tokens]).mean(0) for tokens in BATCH.tokens.split(BATCH.lengths.tolist())]
     torch.testing.assert_close(tower(BATCH), torch.stack(expected), rtol=0, atol=1e-6)
     torch.testing.assert_close(tower.pooling.token_weights.detach(), idf, rtol=1e-6, atol=0)
+
+
+def test_repeats_count_by_their_root_and_weights_begin_with_the_root_of_idf(tmp_path: Path) -> None:
+    folder = static_folder(tmp_path)
+    idf, root = (tiny_model(folder, shared=True, pooling=name).question_model for name in ("idf", "idf_sqrt"))
+    start = idf.pooling.token_weights.detach().sqrt()
+    torch.testing.assert_close(root.pooling.token_weights.detach(), start / start.mean(), rtol=1e-6, atol=0)
+    rows = root.pooling.token_weights[:, None] * root.backbone.words.weight
+    expected = [(rows[5] + 2**0.5 * rows[9] + rows[30] + rows[6]) / 5, (rows[5] + rows[6]) / 2]
+    torch.testing.assert_close(root(BATCH)[:2], torch.stack(expected), rtol=0, atol=1e-12)
 
 
 def test_the_gradient_holds_the_tokens_of_the_batch_alone(tmp_path: Path) -> None:
