@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from dpr.cli.plain_arguments import PlainParser
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import settings
 from dpr.serving.settings import ServeSettings
 
@@ -60,6 +60,7 @@ def _named(given: Sequence[str]) -> dict[str, Path]:
 
     Raises:
         ConfigError: there is none, a name is unsuitable for an address, or two are the same.
+        InputError: one cannot be searched.
     """
     found: dict[str, Path] = {}
     for token in given:
@@ -70,6 +71,8 @@ def _named(given: Sequence[str]) -> dict[str, Path]:
         if name in found:
             raise ConfigError(f"two folders are called {name}; name one: other={folder}")
         found[name] = Path(folder)
+        if not (Path(folder) / "search.json").is_file():
+            raise InputError("no search.json", file=folder, hint=f"dpr retrieve ... search_folder={folder} writes one")
     if not found:
         raise ConfigError("there is nothing to serve; name a run folder, e.g. dpr serve runs/first")
     return found

@@ -1,0 +1,87 @@
+"""The command line of ``dpr serve``: names of folders, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main as dpr
+from dpr.cli.serve import _is_labelled, _named
+from dpr.core.errors import ConfigError, DprError, InputError
+from dpr.serving.settings import ServeSettings
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
+
+
+def test_folders_are_called_by_their_label_or_their_name(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "se cond", "third")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "search.json").touch()
+    given = [str(folders[0]), str(folders[1]), f"other={folders[2]}"]
+    assert _is_labelled(given[2]) and not _is_labelled("port=3")
+    assert list(_named(given)) == ["first", "se-cond", "other"]
+    with pytest.raises(ConfigError, match="two folders are called first"):
+        _named([given[0], f"first={folders[2]}"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "there is nothing to serve"),
+        (["runs/x", "prot=3"], "unknown setting prot; did you mean port"),
+        (["runs/x", "port=70000"], "port=70000 is out of range"),
+        (["runs/x", "modes=sparse"], "sparse is not known"),
+        (["runs/x", "metadata=year:date"], "year is of kind date"),
+        (["empty"], "no search.json"),
+        (["runs/x", "token_file=none.txt"], "none.txt: cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "search.json").touch()
+    assert dpr(["serve", *arguments]) in (2, 3)
+    assert words in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "search.json").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert dpr(["serve", str(tmp_path), f"port={port}"]) == 2
+    assert f"port={port}: " in capsys.readouterr().err
+
+
+def test_a_token_is_one_line_without_spaces(tmp_path: Path) -> None:
+    from dpr.serving.server import read_token
+
+    (tmp_path / "good").write_text("abc-123\n")
+    assert read_token(tmp_path / "good") == "abc-123"
+    for text in ("", "two words", "a\nb", "é"):
+        (tmp_path / "bad").write_text(text)
+        with pytest.raises(InputError):
+            read_token(tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "exit_code"),
+    [
+        ("sys.stdout.buffer.write(packed({'error': 'vectors of another model', 'exit_code': 3}))", "vectors of another model", 3),
+        ("sys.exit(7)", "ended with code 7 before it was ready", 1),
+    ],
+)
+def test_indexes_that_cannot_be_opened_end_the_service(code: str, words: str, exit_code: int) -> None:
+    from dpr.serving.server import serve
+
+    with pytest.raises(DprError, match=words) as raised:
+        serve(ServeSettings(port=0), [sys.executable, "-c", f"import sys; from dpr.serving.frames import packed; {code}"])
+    assert raised.value.exit_code == exit_code
