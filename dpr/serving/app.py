@@ -16,12 +16,14 @@ from starlette.exceptions import HTTPException
 
 import dpr
 from dpr.core.errors import DprError, first_line
+from dpr.core.logs import get_logger
 from dpr.serving.bodies import RetrieveBody, SearchBody, sentence
 from dpr.serving.figures import Figures
 from dpr.serving.guard import Guard
 from dpr.serving.queueing import Service, Unavailable
 from dpr.serving.settings import ServeSettings
 
+logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
 _TOPK = 3  # what trainers of search agents take where they state none
 
@@ -50,6 +52,7 @@ def make_app(
         async def first() -> None:
             try:
                 await service.reload()
+                logger.info("ready: %s", ", ".join(index["name"] for index in service.indexes))
             except Exception as error:
                 on_failure(error)
 
