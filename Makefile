@@ -1,7 +1,7 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
-# make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 40 minutes
+# make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 100 minutes
 # make check        lint, format, types
 # make bench        speed against plain loops, sentence-transformers and faiss; half an hour
 # make memory       memory of the jobs that meet the largest files
