@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.fusion import DEFAULT_WEIGHT
+from dpr.indexer.recall import held_back
 from dpr.indexer.registry import Index, IndexChoice, Texts, index_class
 from dpr.indexer.settings import KINDS
-from dpr.indexer.vectors import PrefixedSource, VectorSource
+from dpr.indexer.vectors import PrefixedSource, RowSource
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
 from dpr.retrieval.passages import lexical_texts
@@ -34,6 +35,7 @@ from dpr.retrieval.retrievers import (
     QuestionForm,
     Retriever,
     check_vectors_are_of,
+    encode_questions,
 )
 from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 
@@ -41,9 +43,14 @@ logger = get_logger(__name__)
 
 
 def build_retriever(
-    config: RetrievalConfig, sources: Sequence[PassageSource], *, form: QuestionForm | None = None, device: torch.device | str = "cpu"
+    config: RetrievalConfig,
+    sources: Sequence[PassageSource],
+    *,
+    form: QuestionForm | None = None,
+    device: torch.device | str = "cpu",
+    questions: Sequence[str] = (),
 ) -> Retriever:
-    """The retriever that the settings describe: dense, over words, or both."""
+    """The retriever that the settings describe: dense, over words, or both. The recall of a new index is measured on ``questions``."""
     choice = index_choice(config.indexer)
     if choice.index_class.reads == "texts":
         if config.hybrid != "none":
@@ -53,7 +60,14 @@ def build_retriever(
         raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
     keep_dimensions(model, config.dimensions)
-    dense = DenseRetriever(model, open_vector_index(config, choice, model, sources, device), form=form, batch_size=config.batch_size)
+    agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
+    some = [questions[row] for row in held_back(len(questions))]
+
+    def asked() -> np.ndarray:
+        return encode_questions(model, some, agreed, batch_size=config.batch_size)
+
+    index = open_vector_index(config, choice, model, sources, device, questions=asked if some else None)
+    dense = DenseRetriever(model, index, form=form, batch_size=config.batch_size)
     if config.hybrid == "none":
         return dense
     words = index_choice(replace(config.indexer, kind="bm25"))
@@ -71,7 +85,13 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
 
 
 def open_vector_index(
-    config: RetrievalConfig, choice: IndexChoice, model: BiEncoder, sources: Sequence[PassageSource], device: torch.device | str
+    config: RetrievalConfig,
+    choice: IndexChoice,
+    model: BiEncoder,
+    sources: Sequence[PassageSource],
+    device: torch.device | str,
+    *,
+    questions: Callable[[], np.ndarray] | None = None,
 ) -> Index:
     """An index of the vectors: opened from ``index_path`` if it exists, else built, and saved there.
 
@@ -87,7 +107,7 @@ def open_vector_index(
     identity = {"model_fingerprint": model.fingerprint}
     if shards and folder is not None:
         identity["vectors"] = _digest(shards, vectors)
-    index = choice.open((lambda: vectors) if shards else None, folder=folder, source=identity, device=device)
+    index = choice.open((lambda: vectors) if shards else None, folder=folder, source=identity, device=device, questions=questions)
     if shards and index.num_passages != (expected := sum(shard.num_vectors for shard in shards)):
         raise InputError(f"holds {index.num_passages} passages", file=folder, expected=f"the {expected} of encoded_ctx_files")
     return index
@@ -123,14 +143,14 @@ def _open_vectors(patterns: Sequence[str], model: BiEncoder, model_file: str, di
 
 def _with_prefixes(
     shards: Sequence[VectorShard | PickledVectors], patterns: Sequence[str], sources: Sequence[PassageSource]
-) -> list[VectorSource]:
+) -> list[RowSource]:
     """Shards whose ids get the prefix of their passage source; DPR pairs the patterns with the sources in order."""
     if not any(source.id_prefix for source in sources):
         return list(shards)
     if len(sources) not in (1, len(patterns)):
         found = f"ctx_datasets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
         raise ConfigError(f"{found}; where an id_prefix is used, give one for each, in the same order")
-    prefixed: list[VectorSource] = []
+    prefixed: list[RowSource] = []
     for shard in shards:
         place = next((n for n, pattern in enumerate(patterns) if fnmatch.fnmatch(str(shard.path), str(Path(pattern).expanduser()))), 0)
         prefix = sources[min(place, len(sources) - 1)].id_prefix
@@ -138,7 +158,7 @@ def _with_prefixes(
     return prefixed
 
 
-def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[VectorSource]) -> str:
+def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[RowSource]) -> str:
     """Identity of the vectors and of the ids they are given."""
     prefixes = [item.prefix if isinstance(item, PrefixedSource) else "" for item in vectors]
     digests = [shard.digest if isinstance(shard, PickledVectors) else describe_file(shard.path / MANIFEST)["sha256"] for shard in shards]

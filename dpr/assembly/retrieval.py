@@ -25,7 +25,7 @@ from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, relevant_ids, to_results
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.reporting import example_rows, first_hits, write_report
-from dpr.retrieval.retrievers import Fusion, HybridRetriever, QuestionForm, Retriever
+from dpr.retrieval.retrievers import DenseRetriever, Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import RetrievalConfig
 from dpr.retrieval.tuning import weight_values
@@ -42,7 +42,8 @@ def run(config: RetrievalConfig) -> float | None:
     for folder in filter(None, (config.search_folder, config.index_path, config.bm25_index_path)):
         require_writable(folder, folder=True)
     job = _Retrieval(config)
-    retriever = build_retriever(config, job.sources, form=job.form, device=resolve_device("cpu" if config.no_cuda else config.device))
+    device = resolve_device("cpu" if config.no_cuda else config.device)
+    retriever = build_retriever(config, job.sources, form=job.form, device=device, questions=job.asked)
     start = time.monotonic()
     rankings, weight = job.retrieve(retriever)
     logger.info("%d questions searched in %.1f s", len(job.texts), time.monotonic() - start)
@@ -62,12 +63,26 @@ def run(config: RetrievalConfig) -> float | None:
     if config.metrics_file:
         asked: dict[str, Any] = {"questions": job.questions, "texts": job.texts, "rankings": rankings}
         found: dict[str, Any] = {"judged": judged, "num_docs": config.n_docs, "rows": shown, "passages": passages}
-        write_report(Path(config.metrics_file), job.facts(weight), **asked, **found, note={})
+        write_report(Path(config.metrics_file), job.facts(weight) | index_facts(retriever), **asked, **found, note={})
     if config.search_folder:
         job.search_settings(weight).write(Path(config.search_folder))
     if judged.metrics:
         print(job.table(judged.metrics))
     return next((judged.metrics[name] for name in ("mrr@10", *reversed(judged.metrics)) if name in judged.metrics), None)
+
+
+def index_facts(retriever: Retriever) -> dict[str, Any]:
+    """What was measured of an approximate index, for the metrics file."""
+    dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
+    index = dense.index if isinstance(dense, DenseRetriever) else None
+    if index is None or not index.is_saved:
+        return {}
+    return {
+        "index": {
+            "recall": index.recall and index.recall.as_dict(),
+            "breadth": {index.breadth_setting: index.breadth} if index.breadth_setting else {},
+        }
+    }
 
 
 class _Retrieval:

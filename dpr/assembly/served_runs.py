@@ -140,6 +140,7 @@ def _facts(mode: str, stored: SearchSettings, retriever: Retriever) -> dict[str,
         "kind": kind if mode != "hybrid" else f"{kind} + bm25",
         "exact": kind not in _APPROXIMATE and kind in KINDS,
         "passages": None if index is None else index.num_passages,
+        "recall": index.recall.as_dict() if index is not None and index.recall else None,
         "model_fingerprint": model,
         "fingerprint": _fingerprint(mode, stored, model),
     }

@@ -109,7 +109,9 @@ def _parser() -> PlainParser:
     parser.setting("vectors", also=("encoded_ctx_files",), action="append", metavar="FOLDER", help=vectors)
     cross_encoder = "folder of a sequence classifier that is asked about what would become a negative"
     parser.setting("cross_encoder", metavar="FOLDER", help=cross_encoder)
-    indexer = "bm25, with model_file exact, flat, hnsw or hnsw_sq, or a user-defined index, module:Class (default: the first)"
+    indexer = (
+        "bm25, with model_file exact, hnsw32, ivf, small, flat, hnsw or hnsw_sq, or a user-defined index, module:Class (default: the first)"
+    )
     parser.setting("indexer", also=("indexer.kind",), metavar="KIND", help=indexer)
     options = "settings of the indexer as JSON, e.g. indexer.options='{\"store_n\": 32}'"
     parser.setting("indexer_options", also=("indexer.options",), type=_mapping, default={}, metavar="JSON", help=options)

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,8 @@ class VectorShard:
         except (KeyError, ValueError, TypeError, OverflowError):
             raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST) from None
         self._chunks = _by_chunk(manifest["files"], self.dtype)
+        self._kept = lru_cache(1024)(self._arrays)
+        self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows
         problems = verify_folder(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
         problems = [problem for problem in problems if not (problem.startswith(_UNFINISHED) or _MARKER.match(problem))]
@@ -240,21 +243,37 @@ class VectorShard:
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, chunk by chunk; codes as float32, some rows at a time."""
-        for number in sorted(self._chunks):
-            ids = map_ids(self.path / _file("ids", number))
-            names = array_names(self.dtype)
-            arrays = {name: map_vectors(self.path / _file(name, number), name, self.dtype, self.dimension) for name in names}
-            for name, array in arrays.items():
-                if len(ids) != len(array):
-                    raise InputError(f"chunk {number} has {len(ids)} ids and {len(array)} {name}", file=self.path)
+        for number in self._chunks:
+            ids, arrays = self._arrays(number)
             rows = _DECODED_ROWS if is_coded(self.dtype) else len(ids)
             for start in range(0, len(ids), rows):
                 part = {name: array[start : start + rows] for name, array in arrays.items()}
                 yield ids[start : start + rows], decode(part, self.dtype, self.dimension)
 
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
+        if self._ends is None:
+            self._ends = np.cumsum([len(ids) for ids in self.id_chunks()])
+        of, found = np.searchsorted(self._ends, rows, side="right"), []
+        for number in np.unique(of).tolist():
+            ids, arrays = self._kept(number)
+            part = rows[of == number] - (self._ends[number] - len(ids))
+            found.append((ids[part], decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension)))
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([vectors for _, vectors in found])
+
+    def _arrays(self, number: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Ids and arrays of a chunk, memory-mapped."""
+        ids = map_ids(self.path / _file("ids", number))
+        files = {name: self.path / _file(name, number) for name in array_names(self.dtype)}
+        arrays = {name: map_vectors(file, name, self.dtype, self.dimension) for name, file in files.items()}
+        for name, array in arrays.items():
+            if len(ids) != len(array):
+                raise InputError(f"chunk {number} has {len(ids)} ids and {len(array)} {name}", file=self.path)
+        return ids, arrays
+
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Ids (n,) of dtype 'S' of each chunk, in order."""
-        for number in sorted(self._chunks):
+        for number in self._chunks:
             yield map_ids(self.path / _file("ids", number))
 
 

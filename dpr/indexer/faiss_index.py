@@ -13,6 +13,7 @@ Building reads the vectors as a stream: once for phi and the ranges of the 8-bit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,7 +106,7 @@ class FlatIndex(Index):
         file = folder / _INDEX_FILE
         faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
         try:
-            engine = faiss.read_index(str(file))
+            engine = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
             raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=file) from None
         ids = map_ids(folder / _IDS_FILE)
@@ -137,7 +138,18 @@ class HnswIndex(FlatIndex):
 
     Settings = GraphSettings
     _augments = True
+    breadth_setting = "ef_search"
     _links: ClassVar[int] = 512
+
+    @property
+    def breadth(self) -> int:
+        return int(self._settings.ef_search)
+
+    def breadths(self, k: int) -> list[int]:
+        return [k, *(size for size in (1 << power for power in range(5, 12)) if size > k)]
+
+    def search_with(self, breadth: int) -> None:
+        self._settings = replace(self._settings, ef_search=breadth)
 
     @classmethod
     def _engine_for(cls, dimension: int, settings: Any) -> Any:
@@ -186,6 +198,12 @@ class HnswIndex(FlatIndex):
             and levels[graph.entry_point] == graph.max_level + 1
         )
         return None if is_graph else "the links of its graph lead outside"
+
+
+class Hnsw32Index(HnswIndex):
+    """A graph with 32 links a vector: a fraction of the memory and of the time of building, for about the same recall."""
+
+    _links = 32
 
 
 class HnswSqIndex(HnswIndex):

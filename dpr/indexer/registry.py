@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from dpr.core.errors import ConfigError, DprError, InputError
@@ -17,7 +18,10 @@ from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, rule_of
 from dpr.core.user_classes import load_class
 from dpr.formats.durable import durable_folder, read_manifest, verify_folder
+from dpr.formats.leftovers import remove
+from dpr.formats.run_lock import held, lock_of
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
+from dpr.indexer.recall import DEPTH, Recall, held_back, least_breadth, recall_values
 from dpr.indexer.settings import KINDS
 
 logger = get_logger(__name__)
@@ -49,6 +53,14 @@ class Index(ABC):
     """False for an index that keeps nothing and is built each time."""
     Settings: ClassVar[type[Any]] = Settings
     """A dataclass of what can be set, as ``indexer.options.<name>`` for a user-defined class."""
+    needs_vectors: ClassVar[bool] = False
+    """True for an index over vectors that reads them while it searches: it gets them by ``use_vectors`` when it is opened."""
+    is_built_in_steps: ClassVar[bool] = False
+    """True for an index with ``build_in``, which writes a folder without holding the index."""
+    breadth_setting: ClassVar[str] = ""
+    """The setting that makes a search broader: slower, with a higher recall. Empty: there is none."""
+    recall: Recall | None = None
+    """What was measured when the index was built; None where it was not."""
 
     @classmethod
     @abstractmethod
@@ -76,6 +88,38 @@ class Index(ABC):
     def open(cls, folder: Path, settings: Any) -> Index:
         """The index that was saved there, its files verified before; raises InputError where they cannot be read."""
         raise NotImplementedError(f"{cls.__name__} cannot be opened; define save and open, or set is_saved = False")
+
+    @classmethod
+    def build_in(cls, folder: Path, corpus: Any, settings: Any, *, work: Path, made_of: Mapping[str, Any]) -> None:
+        """Builds and saves at once: writes into an empty folder what ``open`` needs.
+
+        ``work`` is a folder for steps that are kept when the process is killed; they are of the corpus and settings that ``made_of`` names.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no build_in")
+
+    def use_vectors(self, corpus: Sequence[Any]) -> None:  # noqa: B027  (most need none)
+        """Gets the ``VectorSource``s that it was built of."""
+
+    @property
+    def breadth(self) -> int:
+        """How broad the next search is, in terms of ``breadth_setting``."""
+        return 0
+
+    def breadths(self, k: int) -> Sequence[int]:
+        """Values worth trying where ``k`` passages are wanted, ascending."""
+        return ()
+
+    def search_with(self, breadth: int) -> None:  # noqa: B027
+        """Sets the breadth of later searches."""
+
+    def recall_in_words(self) -> str:
+        """The recall that was measured at build, as far as it holds for the present breadth."""
+        if self.recall is None:
+            return "recall not measured, as it was built without questions; dpr tune-index measures it"
+        name = self.breadth_setting
+        if name and self.recall.breadth.get(name) != self.breadth:
+            return f"recall not measured with {name}={self.breadth}; at build {self.recall}; dpr tune-index measures it"
+        return f"{self.recall}, measured at build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,30 +161,107 @@ class IndexChoice:
         folder: Path | None = None,
         source: Mapping[str, Any] | None = None,
         device: torch.device | str = "cpu",
+        questions: Callable[[], np.ndarray] | None = None,
     ) -> Index:
         """The index saved in ``folder``, else one built of ``corpus()`` and saved there.
 
         Args:
             corpus: makes what ``Index.build`` takes; None where there is none to build of.
             source: what the corpus is. Of a saved index, these items must be the same.
+            questions: makes vectors (Q, D) of questions, by which the recall of a new index over vectors is measured.
 
         Raises:
             InputError: the saved index is damaged, or of another kind, source or settings; there is nothing to build of.
+            OutputError: it cannot be saved.
         """
         if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
-            return self._saved(folder, source or {})
+            index = self._saved(folder, source or {})
+            if index.needs_vectors and corpus is None:
+                hint = "set encoded_ctx_files=[<vectors>]"
+                raise InputError(f"an index of kind {self.kind} scores with the vectors it was built of", file=folder, hint=hint)
+            if corpus is not None:
+                index.use_vectors(corpus() if index.needs_vectors else ())
+            self._say_recall(index, str(folder))
+            return index
         if corpus is None:
             raise InputError("there is no index", file=folder, hint="set encoded_ctx_files=[<vectors>] to build it")
         start = time.monotonic()
-        index = self.index_class.build(corpus(), self.settings, device=device)
+        made_of = corpus()
+        if folder is not None and self.index_class.is_saved:
+            index = self._built_in(folder, made_of, source or {}, device, questions)
+        else:
+            index = self.index_class.build(made_of, self.settings, device=device)
+            index.recall = self._measured(index, made_of, device, questions)
         if self.index_class.is_saved:
             logger.info("%s index of %d passages built in %.1f s", self.kind, index.num_passages, time.monotonic() - start)
         if folder is not None and self.index_class.is_saved:
-            facts = {"kind": self.kind, "settings": asdict(self.settings), "num_passages": index.num_passages, "source": dict(source or {})}
+            logger.info("index saved to %s", folder)
+        self._say_recall(index, f"the {self.kind} index")
+        return index
+
+    def _built_in(
+        self,
+        folder: Path,
+        corpus: Any,
+        source: Mapping[str, Any],
+        device: torch.device | str,
+        questions: Callable[[], np.ndarray] | None,
+    ) -> Index:
+        """A new index and its folder, which states the recall."""
+        facts: dict[str, Any] = {"kind": self.kind, "settings": asdict(self.settings), "source": dict(source)}
+
+        def state(index: Index) -> None:
+            index.recall = self._measured(index, corpus, device, questions)
+            facts.update({"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()})
+
+        if not self.index_class.is_built_in_steps:
+            index = self.index_class.build(corpus, self.settings, device=device)
             with durable_folder(folder, metadata=facts) as temporary:
                 index.save(temporary)
-            logger.info("index saved to %s", folder)
+                state(index)
+            return index
+        work = _unfinished(folder)
+        made_of = self.facts() | {"source": dict(source), "num_vectors": sum(part.num_vectors for part in corpus)}
+        with held(folder, file=lock_of(folder)):
+            with durable_folder(folder, metadata=facts) as temporary:
+                self.index_class.build_in(temporary, corpus, self.settings, work=work, made_of=made_of)
+                index = self.index_class.open(temporary, self.settings)
+                index.use_vectors(corpus)
+                state(index)
+                recall = index.recall
+                del index  # its files are open, and some systems do not rename these
+            remove(work)
+        index = self._with_recall(self.index_class.open(folder, self.settings), recall)
+        index.use_vectors(corpus)
         return index
+
+    def _measured(self, index: Index, corpus: Any, device: torch.device | str, questions: Callable[[], np.ndarray] | None) -> Recall | None:
+        """The recall of a new index. One that chooses its breadth does so by every other question, and is measured on the rest."""
+        if questions is None or not index.is_saved or index.reads != "vectors":
+            return None
+        asked = questions()
+        asked = asked[held_back(len(asked))]
+        if not len(asked):
+            return None
+        exact = index_class("exact")
+        truth = exact.build(corpus, exact.Settings(), device=device).search(asked, DEPTH)[1]
+        name = index.breadth_setting
+        if name and not getattr(self.settings, name) and len(asked) > 1:
+            least_breadth(index, asked[::2], truth[::2], self.settings.target_recall)
+            asked, truth = asked[1::2], truth[1::2]
+        values = recall_values(index.search(asked, DEPTH)[1], truth)
+        return Recall(values, len(asked), {name: index.breadth} if name else {})
+
+    def _with_recall(self, index: Index, recall: Recall | None) -> Index:
+        """An opened index with what was measured of it; where its breadth is left open, with the one that the build chose."""
+        index.recall, name = recall, index.breadth_setting
+        if recall and name in recall.breadth and not getattr(self.settings, name):
+            index.search_with(recall.breadth[name])
+        return index
+
+    def _say_recall(self, index: Index, what: str) -> None:
+        if index.is_saved and index.reads == "vectors":
+            logger.info("%s: %s", what, index.recall_in_words())
 
     def _saved(self, folder: Path, source: Mapping[str, Any]) -> Index:
         fault = partial(InputError, file=folder, hint="remove it to build it again, or name another folder")
@@ -174,7 +295,13 @@ class IndexChoice:
         stated = metadata.get("num_passages", metadata.get("num_vectors"))
         if index.num_passages != stated:
             raise fault(f"holds {index.num_passages} passages, its manifest says {stated}")
-        return index
+        remove(_unfinished(folder))  # of a build that was killed when all was done
+        return self._with_recall(index, Recall.read(metadata.get("recall")))
+
+
+def _unfinished(folder: Path) -> Path:
+    """Where an index is built in steps."""
+    return folder.with_name(f"{folder.name}.unfinished")
 
 
 def index_class(kind: str) -> type[Index]:

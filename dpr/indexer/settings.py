@@ -11,9 +11,14 @@ KINDS = {
     "flat": "dpr.indexer.faiss_index:FlatIndex",
     "hnsw": "dpr.indexer.faiss_index:HnswIndex",
     "hnsw_sq": "dpr.indexer.faiss_index:HnswSqIndex",
+    "hnsw32": "dpr.indexer.faiss_index:Hnsw32Index",
+    "ivf": "dpr.indexer.inverted_lists:IvfIndex",
+    "small": "dpr.indexer.inverted_lists:SmallIndex",
     "bm25": "dpr.indexer.bm25:Bm25Index",
 }
 """Built-in indexes; any other kind is an import path, ``module:Class``."""
+NEED_VECTORS = ("exact", "small")
+"""Those that a search opens together with the vectors."""
 
 
 @dataclass
@@ -37,11 +42,34 @@ class GraphSettings(FlatSettings):
     """Of faiss's HNSW graphs; defaults are DPR's."""
 
     store_n: int = setting(0, least=0, on_resume=WARNED)
-    """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq."""
+    """Links per vector of an HNSW graph; 0 = 512 for hnsw, 128 for hnsw_sq, 32 for hnsw32."""
     ef_search: int = setting(128, least=1, on_resume=NO_EFFECT)
     """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the present value."""
     ef_construction: int = setting(200, least=1, on_resume=WARNED)
     """Breadth of the search while an HNSW graph is built."""
+
+
+@dataclass
+class ListSettings(FlatSettings):
+    """Of inverted lists."""
+
+    lists: int = setting(0, unit="lists", least=0, most=1 << 20, on_resume=WARNED)
+    """Lists into which ivf and small sort the vectors; 0 = the power of two next to twice the root of their number, at most 65,536."""
+    train_vectors: int = setting(0, unit="vectors", least=0, on_resume=WARNED)
+    """Vectors, drawn at random, from which ivf and small learn their lists; 0 = 64 per list, at least 16,384."""
+    target_recall: float = setting(0.95, above=0, most=1, on_resume=WARNED)
+    """Recall@100 that probes=0 reaches on half of the questions at hand when the index is built."""
+    probes: int = setting(0, unit="lists", least=0, on_resume=NO_EFFECT)
+    """Lists that are searched for a question; 0 = the number that the build found, or where it had no questions a quarter of them, at
+    least 8."""
+
+
+@dataclass
+class SmallSettings(ListSettings):
+    """Of the compressed index."""
+
+    candidates: int = setting(400, unit="passages", least=1, on_resume=NO_EFFECT)
+    """Passages per question that small scores again, exactly; 4 * n_docs where that is larger."""
 
 
 @dataclass

@@ -33,6 +33,14 @@ class VectorSource(Protocol):
         ...
 
 
+class RowSource(VectorSource, Protocol):
+    """One whose rows can be read alone."""
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and vectors (n, D) at these rows, which ascend."""
+        ...
+
+
 @dataclass(frozen=True)
 class ArraySource:
     """A source made of arrays in memory; ``vectors`` (n, D) float32 or float16."""
@@ -51,12 +59,15 @@ class ArraySource:
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield self.ids, self.vectors
 
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.ids[rows], self.vectors[rows]
+
 
 @dataclass(frozen=True)
 class PrefixedSource:
     """A source whose ids get a prefix if they lack it, as DPR does for passage sources with an ``id_prefix``."""
 
-    source: VectorSource
+    source: RowSource
     prefix: str
 
     @property
@@ -68,10 +79,38 @@ class PrefixedSource:
         return self.source.dimension
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        prefix = self.prefix.encode()
         for ids, vectors in self.source.chunks():
-            lacking = ~np.char.startswith(ids, prefix)
-            yield np.where(lacking, np.char.add(prefix, ids), ids), vectors
+            yield self._prefixed(ids), vectors
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, vectors = self.source.take(rows)
+        return self._prefixed(ids), vectors
+
+    def _prefixed(self, ids: np.ndarray) -> np.ndarray:
+        prefix = self.prefix.encode()
+        return np.where(~np.char.startswith(ids, prefix), np.char.add(prefix, ids), ids)
+
+
+class AllRows:
+    """The rows of several sources under one number: those of the first source come first."""
+
+    def __init__(self, sources: Sequence[RowSource]) -> None:
+        self._sources = list(sources)
+        self._ends = np.cumsum([source.num_vectors for source in sources], dtype=np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and float32 vectors (n, D) at these rows, n at least 1, which ascend."""
+        found = []
+        for number, (start, end) in enumerate(zip([0, *self._ends[:-1]], self._ends, strict=True)):
+            low, high = np.searchsorted(rows, [start, end])
+            if low < high:
+                ids, vectors = self._sources[number].take(rows[low:high] - start)
+                found.append((ids, np.asarray(vectors, dtype=np.float32)))
+        return _joined(found)
 
 
 def blocks(sources: Iterable[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

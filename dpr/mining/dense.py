@@ -5,7 +5,7 @@ The model runs in one process, on all threads or on the GPU, so that the bits of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -98,7 +98,9 @@ class DenseSearch:
         progress.close()
         finder = DenseFinder(tuple(shard.path for shard in shards), work, str(self.model.device), self.index)
         if self.index.index_class.is_saved:
-            replace(finder).open_index()  # built here, before several processes ask; by a copy, as open shards cannot be sent to them
+            replace(finder).open_index(
+                lambda: np.load(question_folder(work, blocks[0]) / "vectors.npy", allow_pickle=False)
+            )  # built here, before several processes ask; by a copy, as open shards cannot be sent to them
         return finder
 
     def _embed(self, corpus: MiningCorpus, work: Path) -> VectorShard:
@@ -151,9 +153,9 @@ class DenseFinder:
     def _shards(self) -> list[VectorShard]:
         return [VectorShard(folder, verify=False) for folder in self.folders]
 
-    def open_index(self) -> Index:
+    def open_index(self, questions: Callable[[], np.ndarray] | None = None) -> Index:
         folder = self.work / "index" if self.index.index_class.is_saved else None
-        return self.index.open(lambda: self._shards, folder=folder, device=self.device)
+        return self.index.open(lambda: self._shards, folder=folder, device=self.device, questions=questions)
 
     _opened = cached_property(open_index)
 

@@ -68,6 +68,30 @@ class QuestionForm:
         return decorate_question(question, suffix=self.suffix, plain_apostrophes=False)
 
 
+def encode_questions(
+    model: BiEncoder,
+    questions: Sequence[str],
+    form: QuestionForm,
+    *,
+    batch_size: int = 128,
+    batch_tokens: int = BATCH_TOKENS,
+    seconds: defaultdict[str, float] | None = None,
+) -> np.ndarray:
+    """Question vectors (Q, D) float32, in the order given; ``form`` has been agreed with the model. ``seconds`` are added to."""
+    if not questions:
+        return np.zeros((0, model.dimension), dtype=np.float32)
+    start = time.perf_counter()
+    sequences = model.tensorizer.question_tokens(questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix)
+    positions = model.tensorizer.representation_positions(sequences, form.selector)
+    tokenised = time.perf_counter()
+    tokens = TokenBatch.from_lists(sequences, positions)
+    vectors = encode_tokens(model, tokens, encoder_type=form.encoder_type, batch_tokens=batch_tokens, batch_size=batch_size)
+    if seconds is not None:
+        seconds["tokenise"] += tokenised - start
+        seconds["inference"] += time.perf_counter() - tokenised
+    return vectors
+
+
 class DenseRetriever:
     """A bi-encoder's question tower in front of an index of its passage vectors."""
 
@@ -81,24 +105,9 @@ class DenseRetriever:
 
     def encode(self, questions: Sequence[str]) -> np.ndarray:
         """Question vectors (Q, D) float32, in the order given."""
-        if not questions:
-            return np.zeros((0, self.model.dimension), dtype=np.float32)
-        start = time.perf_counter()
-        tensorizer = self.model.tensorizer
-        form = self.form
-        sequences = tensorizer.question_tokens(questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix)
-        positions = tensorizer.representation_positions(sequences, self.form.selector)
-        tokenised = time.perf_counter()
-        vectors = encode_tokens(
-            self.model,
-            TokenBatch.from_lists(sequences, positions),
-            encoder_type=self.form.encoder_type,
-            batch_tokens=self.batch_tokens,
-            batch_size=self.batch_size,
+        return encode_questions(
+            self.model, questions, self.form, batch_size=self.batch_size, batch_tokens=self.batch_tokens, seconds=self.seconds
         )
-        self.seconds["tokenise"] += tokenised - start
-        self.seconds["inference"] += time.perf_counter() - tokenised
-        return vectors
 
     def retrieve(self, questions: Sequence[str], k: int) -> list[Ranking]:
         return to_rankings(self.index.search(self.encode(questions), k))

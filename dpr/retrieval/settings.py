@@ -8,7 +8,7 @@ from typing import Any
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
-from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings
+from dpr.indexer.settings import KINDS, NEED_VECTORS, Bm25Settings, ExactSettings, GraphSettings, SmallSettings
 
 
 @dataclass
@@ -16,14 +16,15 @@ class _IndexKind(Settings):
     """How passages are searched."""
 
     kind: str = "exact"
-    """exact (blocks from disk, nothing held in memory), flat, hnsw, hnsw_sq (faiss, in memory), bm25 (words, no model), or a
-    user-defined subclass of dpr.indexer.registry.Index, module:Class."""
+    """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a number, fast, mapped from
+    disk), small (one bit a number, scored again from the vectors); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or
+    a user-defined subclass of dpr.indexer.registry.Index, module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of a user-defined class."""
 
 
 @dataclass
-class IndexerConfig(Bm25Settings, GraphSettings, ExactSettings, _IndexKind):
+class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, ExactSettings, _IndexKind):
     """How passages are searched."""
 
     def check_together(self, prefix: str = "") -> None:
@@ -161,7 +162,7 @@ class RetrievalConfig(Settings):
         elif kind in KINDS:  # a user-defined class says itself what it reads
             if not self.model_file:
                 raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
-            if not self.vector_patterns() and (kind == "exact" or not self.index_path):
+            if not self.vector_patterns() and (kind in NEED_VECTORS or not self.index_path):
                 raise ConfigError("encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]")
         if self.index_path and kind in ("exact", "bm25"):
             instead = "use bm25_index_path" if kind == "bm25" else "exact search needs no index"

@@ -79,8 +79,8 @@ JOBS = {
             "corpus.tsv",
         ),
         Job(
-            "retrieve indexer=hnsw",
-            f"retrieve indexer=hnsw {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0] index_path=out/index "
+            "retrieve indexer=ivf",
+            f"retrieve indexer=ivf {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0] index_path=out/index "
             "out_file=out/results.json",
             "questions.jsonl",
         ),

@@ -60,6 +60,10 @@ class PickledVectors:
         """Ids (n,) of dtype 'S' and vectors (n, D), all at once."""
         yield self.ids, self.vectors
 
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and vectors (n, D) at these rows."""
+        return self.ids[rows], self.vectors[rows]
+
 
 def _arrays(items: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids (n,) and vectors (n, D). ``size``, of the file, bounds both: a pickle may hold a value once and refer to it a million times."""

@@ -1,0 +1,191 @@
+"""Building inverted lists: learned from a sample, filled part after part, merged. One part of the corpus is in memory at a time.
+
+A folder is built in steps that are kept, so that a killed build continues with the part it was at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from dpr.core.errors import InputError
+from dpr.core.logs import get_logger
+from dpr.core.progress import Progress
+from dpr.core.seeding import generator_for
+from dpr.formats.arrays import map_ids
+from dpr.formats.durable import durable_file
+from dpr.formats.resumed_folders import ResumedFolder
+from dpr.indexer.list_files import HeldLists, ListFile, read_sizes, write_lists
+from dpr.indexer.settings import ListSettings
+from dpr.indexer.vectors import AllRows, check_finite, refuse_overflow
+
+logger = get_logger(__name__)
+
+QUANTISER_FILE, LISTS_FILE, SIZES_FILE, IDS_FILE = "quantiser.faiss", "lists.bin", "sizes.npy", "ids.npy"
+_MOST_LISTS = 1 << 16
+_SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 14
+_PART_BYTES = 1 << 29
+_COPIED_IDS = 1 << 16
+
+MakeEmpty = Callable[[int, int], Any]
+"""(dimension, lists) -> an untrained faiss index."""
+
+
+def trained(rows: AllRows, dimension: int, settings: ListSettings, make_empty: MakeEmpty) -> Any:
+    """An empty index whose lists are learned from a sample of the vectors."""
+    if not rows.num_rows:
+        raise InputError("no vectors to index")
+    lists = min(settings.lists or usual_lists(rows.num_rows), rows.num_rows)
+    count = min(rows.num_rows, max(settings.train_vectors or max(_SAMPLED_PER_LIST * lists, _LEAST_SAMPLE), lists))
+    sample = np.sort(generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False))
+    engine = make_empty(dimension, lists)
+    engine.cp.spherical, engine.cp.min_points_per_centroid, engine.cp.max_points_per_centroid = True, 1, 1 << 30
+    engine.train(_checked(rows, sample)[1])
+    return engine
+
+
+def usual_lists(num_vectors: int) -> int:
+    """The power of two next to twice the root of the number of vectors."""
+    return min(_MOST_LISTS, 1 << max(0, round(np.log2(2 * np.sqrt(num_vectors)))))
+
+
+def fill(engine: Any, rows: AllRows, part: range, at_once: int) -> np.ndarray:
+    """Adds a stretch of the rows; returns their ids."""
+    found = []
+    for start in range(part.start, part.stop, at_once):
+        places = np.arange(start, min(start + at_once, part.stop))
+        ids, vectors = _checked(rows, places)
+        engine.add_with_ids(vectors, places)
+        found.append(ids)
+    return np.concatenate(found)
+
+
+def _checked(rows: AllRows, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ids, vectors = rows.take(places)
+    check_finite(ids, vectors)
+    refuse_overflow(float(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64).max()))
+    return ids, np.ascontiguousarray(vectors)
+
+
+def build_in_steps(
+    folder: Path,
+    rows: AllRows,
+    settings: ListSettings,
+    *,
+    train: Callable[[], Any],
+    read: Callable[[Path], Any],
+    with_ids: bool,
+    work: Path,
+    made_of: Mapping[str, Any],
+) -> None:
+    """Writes an index into an empty folder; its parts go to ``work``, where a killed build left those it had finished.
+
+    Args:
+        train: makes the empty index; ``read`` reads it from a file.
+        with_ids: also write the ids.
+        made_of: what decides the parts; unfinished ones of something else are refused.
+    """
+    steps = ResumedFolder(work, made_of)
+    if not steps.steps:
+        with steps.appended(QUANTISER_FILE) as out:
+            out.write(_serialized(train()))
+        steps.commit()
+    quantiser = work / QUANTISER_FILE
+    size = max(settings.buffer_size, _PART_BYTES // (read(quantiser).code_size + 8))
+    parts = [range(start, min(start + size, rows.num_rows)) for start in range(0, rows.num_rows, size)]
+    if steps.steps > 1:
+        logger.info("%s: %d of %d parts exist already", work, steps.steps - 1, len(parts))
+    progress = Progress("indexing", rows.num_rows, unit="vectors", done=sum(map(len, parts[: steps.steps - 1])))
+    for number in range(steps.steps - 1, len(parts)):
+        engine = read(quantiser)
+        ids = fill(engine, rows, parts[number], settings.buffer_size)
+        with steps.appended(f"{number}-{LISTS_FILE}") as out:
+            sizes = write_lists([HeldLists(engine)], engine.nlist, out)
+        for name, array in ((SIZES_FILE, sizes), *([(IDS_FILE, ids)] if with_ids else [])):
+            with steps.appended(f"{number}-{name}") as out:
+                np.lib.format.write_array(out, array, allow_pickle=False)
+        steps.commit()
+        progress.advance(len(parts[number]), 0)
+    progress.close()
+    _merge(folder, work, len(parts), read(quantiser), with_ids)
+
+
+def _serialized(engine: Any) -> memoryview:
+    import faiss
+
+    return faiss.serialize_index(engine).data
+
+
+def _merge(folder: Path, work: Path, num_parts: int, engine: Any, with_ids: bool) -> None:
+    numbers = range(num_parts)
+    sizes = [read_sizes(work / f"{number}-{SIZES_FILE}", engine.nlist) for number in numbers]
+    files = [ListFile(work / f"{number}-{LISTS_FILE}", counted, engine.code_size) for number, counted in enumerate(sizes)]
+    with durable_file(folder / LISTS_FILE, "wb") as out:
+        total = write_lists(files, engine.nlist, out)
+    with durable_file(folder / SIZES_FILE, "wb") as out:
+        np.lib.format.write_array(out, total, allow_pickle=False)
+    with durable_file(folder / QUANTISER_FILE, "wb") as out:
+        out.write((work / QUANTISER_FILE).read_bytes())
+    if with_ids:
+        with durable_file(folder / IDS_FILE, "wb") as out:
+            _write_ids([map_ids(work / f"{number}-{IDS_FILE}") for number in numbers], out)
+
+
+def _write_ids(parts: Sequence[np.ndarray], out: IO[bytes]) -> None:
+    """One array of all parts, written without holding it."""
+    kind = f"|S{max(part.dtype.itemsize for part in parts)}"
+    np.lib.format.write_array_header_1_0(out, {"descr": kind, "fortran_order": False, "shape": (sum(map(len, parts)),)})
+    for part in parts:
+        for start in range(0, len(part), _COPIED_IDS):
+            out.write(part[start : start + _COPIED_IDS].astype(kind).tobytes())
+
+
+def read_trained(file: Path, make_empty: MakeEmpty) -> Any:
+    """A trained index without vectors; whatever a search relies on is checked, as faiss loads most damaged files silently.
+
+    Raises:
+        InputError: faiss cannot read it, or it is another index.
+    """
+    import faiss
+
+    faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
+    try:
+        engine = faiss.read_index(str(file))
+    except RuntimeError as error:
+        raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=file) from None
+    problems = [f"it is {type(engine).__name__}"] if not hasattr(engine, "nlist") else _differences(engine, make_empty)
+    for problem in problems:
+        raise InputError(f"is not what lists of this kind are searched with: {problem}", file=file)
+    return engine
+
+
+def _differences(engine: Any, make_empty: MakeEmpty) -> Iterator[str]:
+    """How an index differs from an empty one of the same kind in what does not depend on the vectors."""
+    fresh = make_empty(int(engine.d), int(engine.nlist))
+    centres, usual = _flat(engine.quantizer), _flat(fresh.quantizer)
+    if type(engine) is not type(fresh) or type(centres) is not type(usual):
+        yield f"it is {type(engine).__name__} over {type(centres).__name__}"
+        return
+    compared = (
+        (engine, fresh, "d metric_type metric_arg code_size by_residual ntotal qb"),
+        (centres, usual, "d metric_type metric_arg code_size"),
+        (getattr(engine, "sq", None), getattr(fresh, "sq", None), "d qtype code_size rangestat bits"),
+        (getattr(engine, "rabitq", None), getattr(fresh, "rabitq", None), "d code_size metric_type nb_bits"),
+    )
+    for ours, theirs, names in compared:
+        for name in names.split():
+            if getattr(ours, name, None) != getattr(theirs, name, None):
+                yield f"{name} is {getattr(ours, name, None)}"
+    if not engine.is_trained or centres.ntotal != engine.nlist or centres.codes.size() != engine.nlist * centres.code_size:
+        yield f"it is trained: {engine.is_trained}, and has {centres.ntotal} centres in {centres.codes.size()} bytes"
+    if hasattr(engine, "sq") and engine.sq.trained.size() != 2 * engine.d:
+        yield "its quantiser lacks the ranges of the coordinates"
+
+
+def _flat(quantizer: Any) -> Any:
+    import faiss
+
+    return faiss.downcast_index(quantizer)
