@@ -15,6 +15,7 @@ from dpr.core.suggestions import suggestion
 COMMANDS: dict[str, tuple[str, str]] = {
     "download": ("dpr.cli.jobs", "fetch DPR's published data and models by their keys"),
     "prepare": ("dpr.cli.prepare", "make training data from other formats"),
+    "prepare-folder": ("dpr.cli.prepare_folder", "make passages, training data and questions of a folder of documents"),
     "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
     "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25 or a model"),
     "score": ("dpr.cli.score", "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid"),
@@ -65,7 +66,7 @@ def run(*before: str) -> NoReturn:
 
 
 def _usage() -> str:
-    rows = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<14} {text}" for name, (_, text) in COMMANDS.items())
     return (
         f"Usage: dpr COMMAND [key=value ...]\n\n{rows}\n\n"
         "dpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...\n"

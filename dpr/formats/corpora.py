@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,24 +98,29 @@ def repeated_id(file: Path, key: str, line: int, first_line: int) -> InputError:
     return InputError(f"passage id {key!r} is already used at line {first_line}", file=file, line=line, expected="unique ids")
 
 
-def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
+def write_passages(path: str | Path, passages: Iterable[Passage], *, metadata: Iterable[Mapping[str, Any]] | None = None) -> int:
     """Writes a corpus, TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed. Returns how many.
+
+    ``metadata``, one object for each passage, can be written in JSON lines only, as BEIR has it.
 
     Raises:
         InputError: a passage that would not be read back the same (no id; in TSV also id ``id``, quotes around the text).
     """
     file = Path(path)
     count = 0
+    is_json = is_json_name(file)
+    assert is_json or metadata is None, "a TSV has no place for metadata"
+    extra = repeat({}) if metadata is None else ({"metadata": dict(one)} for one in metadata)
     with write_text(file) as out:
-        is_json = is_json_name(file)
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         if not is_json:
             writer.writerow(("id", "text", "title"))
-        for count, passage in enumerate(passages, 1):  # noqa: B007
+        for count, (passage, more) in enumerate(zip(passages, extra, strict=False), 1):  # noqa: B007
             if not passage.id:
                 raise InputError(f"a passage without id cannot be written ({passage.text[:40]!r})", file=file)
             if is_json:
-                out.write(json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text}, ensure_ascii=False) + "\n")
+                record = {"_id": passage.id, "title": passage.title, "text": passage.text, **more}
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 continue
             if passage.id == "id" or passage.text != passage.text.strip('"') or "\r" in f"{passage.id}{passage.text}{passage.title}":
                 reason = "the id 'id', quotes around a text, and carriage returns do not survive in a passages TSV"

@@ -16,14 +16,16 @@ import multiprocessing
 import os
 import re
 import sysconfig
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.formats.documents.python_source import documented, parse
+from dpr.formats.documents.restructured_text import RULE, clean_markup
+from dpr.preparation.sentences import first_sentence
 
 STANDARD_LIBRARY = "stdlib"
 """The name that stands for the standard library among package names."""
@@ -111,9 +113,9 @@ def split_docstring(text: str) -> tuple[str, str] | None:
     lead, _, rest = inspect.cleandoc(text).partition("\n\n")
     lead_lines = lead.split("\n")
     # A heading (title over a row of signs) is no sentence; what follows it is one.
-    if len(lead_lines) == 2 and _RULE.fullmatch(lead_lines[1].strip()):
+    if len(lead_lines) == 2 and RULE.fullmatch(lead_lines[1].strip()):
         lead, _, rest = rest.partition("\n\n")
-    summary, more = _first_sentence(" ".join(clean_markup(lead).split()))
+    summary, more = first_sentence(" ".join(clean_markup(lead).split()))
     body_words = (more + " " + clean_markup(rest)).split()
     if _FIELD.match(summary) or not MIN_QUESTION_WORDS <= len(_WORD.findall(summary)) <= MAX_QUESTION_WORDS:
         return None
@@ -123,39 +125,11 @@ def split_docstring(text: str) -> tuple[str, str] | None:
     return summary, " ".join(body_words[:MAX_PASSAGE_WORDS]).strip('" ')
 
 
-def clean_markup(text: str) -> str:
-    """Keeps the prose: takes out interpreter sessions, reStructuredText roles, directives and rules, and back-quotes."""
-    lines = []
-    in_session = False
-    for line in text.split("\n"):
-        stripped = line.strip()
-        in_session = bool(stripped) and (in_session or stripped.startswith((">>>", "In [")))
-        if in_session or _RULE.fullmatch(stripped) or _VERSION_NOTE.match(stripped):
-            continue
-        lines.append(_DIRECTIVE.sub("", stripped))
-    lines = [line if line.isprintable() else "".join(sign if sign.isprintable() else " " for sign in line) for line in lines]
-    return _LINK.sub(r"\1", _ROLE.sub(r"\1", "\n".join(lines))).replace("`", "")
-
-
 _WORD = re.compile(r"[A-Za-z]{2,}|\d+")
-_RULE = re.compile(r"[-=~^*+#\"'`.:_|\s]{3,}")
-_VERSION_NOTE = re.compile(r"\.\. *(versionadded|versionchanged|deprecated|index|currentmodule|module|autosummary|plot)::")
-_DIRECTIVE = re.compile(r"\.\. *[\w:-]+::|^:(param|type|return|returns|rtype|raises|keyword|arg)\b")
-_ROLE = re.compile(r":[a-z][\w:+.-]*:`[~!.]?([^`<]*?)(?:\s*<[^`>]*>)?`")
-_LINK = re.compile(r"`([^`<]+?)\s*<[^`>]+>`_{1,2}")
 # "name (type): what", "Args:", "x : float": the docstring starts with a list of fields, not with a sentence.
 _FIELD = re.compile(
     r"[*\w.]+ *(\([^)]*\))?\)* *:|(args|arguments|parameters|returns?|attributes|examples?|notes?|todo|fixme)\b *:?$", re.IGNORECASE
 )
-_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z(\[\"'*<])")
-_ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|resp|approx|[A-Z])\.$")
-
-
-def _first_sentence(text: str) -> tuple[str, str]:
-    for end in _SENTENCE_END.finditer(text):
-        if not _ABBREVIATION.search(text[: end.end()]):
-            return text[: end.end()], text[end.end() :].strip()
-    return text, ""
 
 
 def _environment_roots() -> list[tuple[Path, bool]]:
@@ -175,13 +149,11 @@ def _python_files(root: Path) -> Iterator[Path]:
 def _read_file(source: SourceFile) -> list[Docstring] | None:
     try:
         code = source.path.read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(code, filename=str(source.path))
+        tree = parse(code, str(source.path))
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
         return None
     found = []
-    for name, node in _documented(tree, source.module):
+    for name, node in documented(tree, source.module):
         if name.endswith("__"):
             continue  # what __init__ and the like do is said by their class
         text = ast.get_docstring(node, clean=False)
@@ -189,20 +161,3 @@ def _read_file(source: SourceFile) -> list[Docstring] | None:
         if parts is not None:
             found.append(Docstring(name, source.module, *parts))
     return found
-
-
-def _documented(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """The module, its classes, functions and methods, also those under ``if`` and ``try``; not what functions define inside."""
-    yield module, tree
-    stack: list[tuple[str, Iterable[ast.stmt]]] = [(module, tree.body)]
-    while stack:
-        prefix, body = stack.pop()
-        for statement in body:
-            if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{prefix}.{statement.name}"
-                yield name, statement
-                if isinstance(statement, ast.ClassDef):
-                    stack.append((name, statement.body))
-            elif isinstance(statement, ast.If | ast.Try):
-                stack.append((prefix, statement.body))
-                stack.append((prefix, statement.orelse))

@@ -12,7 +12,6 @@ The same environment, seed and sizes give the same bytes.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
+from dpr.formats.documents.python_source import name_as_words
 from dpr.formats.durable import describe_file, durable_folder, read_manifest
 from dpr.formats.outputs import output
 from dpr.formats.question_sets import write_qrels, write_questions
@@ -123,12 +123,6 @@ def split_pairs(docstrings: Sequence[Docstring], *, seed: int, num_dev: int, num
         DocstringPair(docstring.summary, Passage(docstring.body, name_as_words(docstring.name), docstring.name), split)
         for docstring, split in zip(docstrings, splits, strict=True)
     ]
-
-
-def name_as_words(name: str) -> str:
-    """``pandas.io.parsers.TextFileReader.get_chunk`` -> ``pandas io parsers Text File Reader get chunk``."""
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
-    return " ".join(re.split(r"[\W_]+", apart)).strip()
 
 
 def _write_pairs(folder: Path, pairs: Sequence[DocstringPair], num_negatives: int) -> None:

@@ -65,6 +65,7 @@ JOBS = {
             "examples.docstring_corpus --packages tqdm filelock --dev 5 --test 5 --processes 1 --out out/data",
             "",
         ),
+        Job("prepare-folder", "prepare-folder in/docs out=out/data questions=in/faq.tsv", "docs/page1.md"),
         Job("new-encoder", "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16", "corpus.tsv"),
         Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
         Job("export to=transformers", "export to=transformers model_file=in/model out=out/hf", ""),
@@ -143,6 +144,11 @@ def make_inputs(folder: Path) -> None:
     for name in ("a", "b"):
         report = {"question_set": "q", "num_questions": 8, "metrics": {"mrr@10": rng.random(), "accuracy@1": rng.random()}}
         (folder / f"{name}.json").write_text(json.dumps(report))
+    (folder / "docs").mkdir()
+    for number in range(5):
+        sections = (f"## {sentence(rng, 5)}\n\n{sentence(rng, 8)}. {sentence(rng, 20)}.\n" for _ in range(8))
+        (folder / "docs" / f"page{number}.md").write_text(f"# {sentence(rng, 5)}\n\n" + "\n".join(sections))
+    (folder / "faq.tsv").write_text("".join(f"{sentence(rng, 6)}?\tpage{number % 5}.md\n" for number in range(12)))
     (folder / "run").mkdir()
     lines = [{"step": step, "epoch": 0, "train/loss": 1 / step, "time": 0.0} for step in range(1, 9)]
     (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

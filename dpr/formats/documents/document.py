@@ -1,0 +1,112 @@
+"""What every reader of documents makes: a title, and sections with their headings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_ASKED = re.compile(r"(?:Q|Question|Frage)\s?\d*\s?[:.)]\s+(?P<text>.+\?)", re.IGNORECASE)
+_ANSWERED = re.compile(r"(?:A|Answer|Antwort)\s?\d*\s?[:.)]\s+", re.IGNORECASE)
+BELOW_ALL = 7
+"""The level of a heading that every other one ends: a question in a list of questions, a defined term."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A paragraph, or a list item, table row or piece of code, which is not prose."""
+
+    text: str
+    is_prose: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What stands between one heading and the next. ``headings`` are those it stands under, outermost first, without the title."""
+
+    headings: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    line: int = 0
+    """Where it begins, counted from 1 (a page of a PDF, a row of a table); 0 = unknown."""
+    is_question: bool = False
+    """The last heading is a question that somebody asked, and the blocks answer it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """``title`` is empty where the text states none."""
+
+    title: str
+    sections: tuple[Section, ...]
+    has_written_headings: bool = True
+    """False: headings are names, such as those of functions or pages, that nobody would ask for."""
+
+
+class DocumentBuilder:
+    """Collects headings and blocks in the order of the text."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[int, str]] = []
+        self._blocks: list[Block] = []
+        self._line = 1
+        self._sections: list[tuple[tuple[tuple[int, str], ...], tuple[Block, ...], int]] = []
+
+    def heading(self, level: int, text: str, line: int = 0) -> None:
+        """Ends the section before, and all headings of this level and below it."""
+        self._end_section()
+        text = one_line(text)
+        self._open = [entry for entry in self._open if entry[0] < level] + ([(level, text)] if text else [])
+        self._line = line
+
+    def add(self, text: str, *, is_prose: bool = True, line: int = 0) -> None:
+        """A block. ``Q: ...?`` opens a section of its own, and ``A:`` in front of the answer is left out."""
+        text = one_line(text)
+        if asked := _ASKED.fullmatch(text):
+            self.heading(BELOW_ALL, asked["text"], line)
+            return
+        if not self._blocks and self._open and self._open[-1][1].endswith("?"):
+            text = _ANSWERED.sub("", text, count=1) if _ANSWERED.match(text) else text
+        if text:
+            self._blocks.append(Block(text, is_prose))
+
+    def finish(self, title: str = "") -> Document:
+        """The document. Without a title, the outermost heading is it where there is only one and the text begins with it."""
+        self._end_section()
+        title = one_line(title)
+        outermost = {headings[0] for headings, _, _ in self._sections if headings}
+        starts = [headings[:1] for headings, _, _ in self._sections]
+        drop = 0
+        if len(outermost) == 1 and starts and all(starts):
+            level_one = next(iter(outermost))[1]
+            drop = 1 if not title or title == level_one else 0
+            title = title or level_one
+        sections = [
+            Section(tuple(text for _, text in headings[drop:]), blocks, line, bool(headings[drop:]) and headings[-1][1].endswith("?"))
+            for headings, blocks, line in self._sections
+        ]
+        return Document(title, tuple(sections))
+
+    def _end_section(self) -> None:
+        if self._blocks:
+            self._sections.append((tuple(self._open), tuple(self._blocks), self._line))
+        self._blocks = []
+
+
+def one_line(text: str) -> str:
+    """White space and what cannot be printed become single spaces."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """Runs of lines that are not blank, each with the number of its first line, counted from 1."""
+    found: list[tuple[int, list[str]]] = []
+    is_open = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            is_open = False
+            continue
+        if not is_open:
+            found.append((number, []))
+        found[-1][1].append(line)
+        is_open = True
+    return found

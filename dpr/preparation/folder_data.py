@@ -1,0 +1,191 @@
+"""A folder of documents -> everything that training, search and evaluation need. The same folder and settings give the same bytes.
+
+1. Read the documents, cut them into passages, and drop passages that nearly repeat an earlier one.
+2. Make questions of headings and sentences; add those that were given.
+3. Hold out dev and test questions file by file, or section by section where there are few files. Given questions are held out passage by
+   passage, and then nothing but given questions is held out.
+4. Write the corpus for searching, and the one for evaluation, in which the held-out questions' own words are hidden.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.logs import get_logger
+from dpr.core.records import Passage, Question, TrainingSample
+from dpr.formats.checksums import content_sha256
+from dpr.formats.corpora import write_passages
+from dpr.formats.durable import durable_file, durable_folder, read_manifest
+from dpr.formats.outputs import output
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.training_sets import write_training_set
+from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name_in, read_documents
+from dpr.preparation.given_questions import find_answers, read_given
+from dpr.preparation.lexical_negatives import lexical_negatives
+from dpr.preparation.near_duplicates import find_near_duplicates
+from dpr.preparation.passages import SEPARATOR, Piece, cut
+from dpr.preparation.question_pairs import GIVEN, KINDS, Asked, made_questions, one_for_each_passage, without_questions
+from dpr.preparation.splits import TRAIN, split_by_group
+
+logger = get_logger(__name__)
+
+DEV, TEST = "dev", "test"
+CORPUS, EVALUATION_CORPUS, UNREAD = "corpus.jsonl", "evaluation_corpus.jsonl", "unread.jsonl"
+LEAST_QUESTIONS = 30
+_FEW_GROUPS = 50
+_ALIKE = 0.8
+_HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
+"""Share of the questions, and the most of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSettings:
+    """How a folder is read."""
+
+    words: int = 150
+    overlap: int = 30
+    types: tuple[str, ...] = ()
+    """Endings of the files to read; none = all that can be read."""
+    seed: int = 0
+    """Decides what is held out."""
+    negatives: int = 0
+    """BM25 negatives of each training question."""
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that do not fit."""
+        if self.words < 20 or not 0 <= self.overlap < self.words:
+            raise ConfigError(f"words={self.words} overlap={self.overlap}: a passage has at least 20 words and repeats fewer than it has")
+
+
+def prepare_folder(
+    folder: Path, out: Path, settings: FolderSettings, *, questions: Path | None = None, overwrite: bool = False
+) -> dict[str, Any]:
+    """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
+
+    Raises:
+        InputError: nothing can be read, there are too few questions, or ``out`` exists, made of something else, without ``overwrite``.
+        ConfigError: settings that do not fit.
+    """
+    settings.check()
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"out={out} lies in {folder}, whose files are read; name a folder beside it")
+    files = find_documents(folder, settings.types)
+    hashes = [[name_in(folder, path), _sha256(path)] for path in files]
+    made_of: dict[str, Any] = {"files": hashes, **asdict(settings), "types": list(settings.types)}
+    made_of["questions"] = None if questions is None else content_sha256(questions)
+    metadata: dict[str, Any] = {"kind": "folder of documents", "made_of": made_of}
+    with output(out, made_of, overwrite=overwrite) as is_missing:
+        if not is_missing:
+            return dict(read_manifest(out)["metadata"]["counts"])
+        with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
+            metadata["counts"] = counts = _make(target, folder, files, settings, questions)
+    return counts
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return content_sha256(path)
+    except InputError:  # it is listed later, with the reason
+        return ""
+
+
+def _make(target: Path, folder: Path, files: Sequence[Path], settings: FolderSettings, questions: Path | None) -> dict[str, Any]:
+    logger.info("reading %d files", len(files))
+    read = list(read_documents(folder, files))
+    bad = [one for one in read if isinstance(one, BadFile)]
+    pieces = list(cut((one for one in read if isinstance(one, ReadFile)), words=settings.words, overlap=settings.overlap))
+    repeats = find_near_duplicates([piece.passage().text for piece in pieces], threshold=_ALIKE)
+    kept = [piece for piece, original in zip(pieces, repeats, strict=True) if original is None]
+    asked = made_questions(kept)
+    if questions is not None:
+        given, added = find_answers(read_given(questions), kept, name=questions.name, words=settings.words, overlap=settings.overlap)
+        kept += added
+        asked += given
+    logger.info("%d passages, %d questions", len(kept), len(asked))
+    if len(asked) < LEAST_QUESTIONS:
+        found = f"holds only {len(asked)} questions in {len(kept)} passages of {len(read) - len(bad)} files"
+        hint = "name a larger folder, or give questions=FILE; " + "; ".join(f"{one.name}: {one.reason}" for one in bad[:3])
+        raise InputError(found, file=folder, expected=f"at least {LEAST_QUESTIONS}", hint=hint.removesuffix("; "))
+    by_split = split_questions(asked, seed=settings.seed)
+    if empty := [name for name, found in by_split.items() if not found]:
+        raise InputError(f"no questions are left for {empty[0]}", file=folder, hint="name a larger folder, or give more questions")
+    _write(target, kept, by_split, bad, settings)
+    kinds = Counter(one.kind for one in by_split[TEST])
+    return {
+        "files": len(read) - len(bad),
+        "unread files": len(bad),
+        "passages": len(kept),
+        "near-duplicates left out": len(pieces) - sum(original is None for original in repeats),
+        **{f"{split} questions": len(found) for split, found in by_split.items()},
+        "test questions by kind": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
+    }
+
+
+def split_questions(asked: Sequence[Asked], *, seed: int) -> dict[str, list[Asked]]:
+    """The questions of train, dev and test; of each held-out passage one question, of train passages all.
+
+    What is held out together: a file; where there are few, a part under an outer heading; where these are few, a section. Of given
+    questions those with the same best passage, or if that leaves nothing for a split, each alone.
+    """
+    given = [one for one in asked if one.kind == GIVEN]
+    candidates = given or one_for_each_passage(asked)
+    sizes = {split: min(most, max(1, round(share * len(candidates)))) for split, (share, most) in _HELD_OUT.items()}
+    groupings: tuple[Callable[[Asked], str], ...]
+    groupings = (lambda one: one.pieces[0].id, lambda one: one.text) if given else (_file, _outer_heading, _heading)
+    for group_of in groupings:
+        groups = [group_of(one) for one in candidates]
+        split_of = dict(zip(groups, split_by_group(groups, sizes, seed=seed), strict=True))
+        if (given or len(split_of) >= _FEW_GROUPS) and {DEV, TEST, TRAIN} <= set(split_of.values()):
+            break
+    found: dict[str, list[Asked]] = {TRAIN: [one for one in asked if one.kind != GIVEN] if given else [], DEV: [], TEST: []}
+    for one in candidates:
+        if given or split_of[group_of(one)] != TRAIN:
+            found[split_of[group_of(one)]].append(one)
+    if not given:
+        found[TRAIN] = [one for one in asked if split_of.get(group_of(one), TRAIN) == TRAIN]
+    return found
+
+
+def _file(one: Asked) -> str:
+    return one.file
+
+
+def _outer_heading(one: Asked) -> str:
+    return str(one.pieces[0].headings[:2][-1][0])
+
+
+def _heading(one: Asked) -> str:
+    return str(one.pieces[0].headings[-1][0])
+
+
+def _write(
+    target: Path, pieces: Sequence[Piece], by_split: dict[str, list[Asked]], bad: Sequence[BadFile], settings: FolderSettings
+) -> None:
+    origins = [
+        {"file": piece.file, "heading": SEPARATOR.join(text for _, text in piece.headings[1:]), "line": piece.line} for piece in pieces
+    ]
+    write_passages(target / CORPUS, (piece.passage() for piece in pieces), metadata=origins)
+    held_out = without_questions(pieces, [*by_split[DEV], *by_split[TEST]])
+    write_passages(target / EVALUATION_CORPUS, held_out, metadata=origins)
+    for split in (TRAIN, DEV):
+        asked = by_split[split]
+        positives = [one.positive() for one in asked]
+        negatives: list[list[Passage]] = [[]] * len(asked)
+        if settings.negatives and split == TRAIN:
+            texts = [one.text for one in asked]
+            negatives = lexical_negatives(texts, positives, positives, num_negatives=settings.negatives)
+        samples = (TrainingSample(one.text, (good,), tuple(hard)) for one, good, hard in zip(asked, positives, negatives, strict=True))
+        write_training_set(target / f"{split}.jsonl", samples)
+    for split in (DEV, TEST):
+        keys = [f"{split}-{number}" for number in range(len(by_split[split]))]
+        write_questions(target / f"{split}_questions.jsonl", [Question(one.text, key) for key, one in zip(keys, by_split[split])])
+        write_qrels(target / f"{split}_qrels.tsv", {key: {piece.id: 1 for piece in one.pieces} for key, one in zip(keys, by_split[split])})
+    with durable_file(target / UNREAD) as out:
+        for one in bad:
+            out.write(json.dumps({"file": one.name, "reason": one.reason}, ensure_ascii=False) + "\n")

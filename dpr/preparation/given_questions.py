@@ -1,0 +1,146 @@
+"""Questions that a user has, each with its answer or with the file that answers it -> the passages that answer them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from dpr.core.errors import InputError
+from dpr.core.logs import get_logger
+from dpr.formats.corpora import is_json_name
+from dpr.formats.documents.document import Block, Section, one_line
+from dpr.formats.documents.registry import decoded
+from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column
+from dpr.formats.json_records import iter_json_objects
+from dpr.preparation.passages import Piece, cut_section, passage_prefix
+from dpr.preparation.question_pairs import GIVEN, Asked, sections_of, words_of
+
+logger = get_logger(__name__)
+
+FILES = ("file", "document", "path", "source")
+_COMPARED_WORDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRow:
+    """A question with its answer: a text, a file of the folder, or ``file#heading``."""
+
+    question: str
+    answer: str
+    line: int
+
+
+def read_given(path: Path) -> list[GivenRow]:
+    """TSV, CSV or JSON lines. Columns are named by a header (question; answer or file), else they are the first two.
+
+    Raises:
+        InputError: a row without question or answer; names the file and line.
+    """
+    rows = []
+    for line, question, answer in _json_rows(path) if is_json_name(path) else _table_rows(path):
+        if not question or not answer:
+            raise InputError("a row without question or answer", file=path, line=line, expected="a question and its answer, or a file")
+        rows.append(GivenRow(question, answer, line))
+    if not rows:
+        raise InputError("no rows", file=path, expected="questions with their answers, or with the files that answer them")
+    return rows
+
+
+def find_answers(
+    rows: Sequence[GivenRow], pieces: Sequence[Piece], *, name: str, words: int, overlap: int
+) -> tuple[list[Asked], list[Piece]]:
+    """The questions with the passages that answer them, and the passages that had to be added for answers that the folder does not hold.
+
+    An answer is the name of a file (all of its passages answer), ``file#heading``, or a text: the passages that contain it, compared word
+    by word over its first 30 words, else new passages under the name of the questions' file.
+    """
+    places = _places(pieces)
+    texts = {row.answer for row in rows if row.answer.casefold() not in places}
+    holders = _holders(sorted(texts), pieces)
+    added: dict[str, tuple[Piece, ...]] = {}
+    asked, total = [], 0
+    for row in rows:
+        found = places.get(row.answer.casefold()) or holders.get(row.answer) or added.get(row.answer)
+        if not found:
+            made = cut_section(Section((), (Block(row.answer),), row.line), words=words, overlap=overlap)
+            top = (-1, name)
+            found = tuple(
+                replace(piece, id=f"{passage_prefix(name)}#{total + place}", file=name, headings=(top,), asks_headings=False)
+                for place, piece in enumerate(made, 1)
+            )
+            total += len(found)
+            added[row.answer] = found
+        asked.append(Asked(row.question, GIVEN, found))
+    known = len(asked) - sum(one.pieces[0].file == name for one in asked)
+    logger.info("%d of %d questions are answered in the folder; the answers of the others become passages", known, len(asked))
+    return asked, [piece for group in added.values() for piece in group]
+
+
+def _table_rows(path: Path) -> Iterator[tuple[int, str, str]]:
+    text = decoded(path.read_bytes())
+    first = text.partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in first else ",", strict=True)
+    columns: tuple[int, int] | None = None
+    try:
+        for row in reader:
+            if columns is None:
+                question, answer = column(row, QUESTIONS), column(row, ANSWERS + FILES)
+                columns = (0, 1) if question is None or answer is None else (question, answer)
+                if question is not None and answer is not None:
+                    continue
+            if any(cell.strip() for cell in row):
+                cells = [one_line(cell) for cell in row] + [""] * (max(columns) + 1)
+                yield reader.line_num, cells[columns[0]], cells[columns[1]]
+    except csv.Error as error:
+        raise InputError(f"not a table: {error}", file=path, line=reader.line_num) from None
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:
+    for line, value in iter_json_objects(path):
+        names = list(value)
+        question, answer = column(names, QUESTIONS), column(names, ANSWERS + FILES)
+        found = [value[names[place]] if place is not None else "" for place in (question, answer)]
+        texts = [one[0] if isinstance(one, list) and one else one for one in found]
+        yield line, *(one_line(text) if isinstance(text, str) else "" for text in texts)  # type: ignore[misc]
+
+
+def _places(pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
+    """What an answer may name: files by path and, where only one has it, by name; and headings behind ``#``."""
+    files: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        files.setdefault(piece.file, []).append(piece)
+    found: dict[str, tuple[Piece, ...]] = {}
+    short: dict[str, list[str]] = {}
+    for name in files:
+        short.setdefault(PurePosixPath(name).name, []).append(name)
+    for name, members in files.items():
+        names = [name, *([PurePosixPath(name).name] if len(short[PurePosixPath(name).name]) == 1 else [])]
+        for one in names:
+            found[one.casefold()] = tuple(members)
+            for section in sections_of(members).values():
+                found.setdefault(f"{one}#{section[0].headings[-1][1]}".casefold(), tuple(section))
+    return found
+
+
+def _holders(answers: Sequence[str], pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
+    """The passages that contain each answer. Those that share a run of its first words are compared."""
+    keys: dict[int, dict[tuple[str, ...], list[str]]] = {}
+    for answer in answers:
+        words = words_of(answer).split()[:_COMPARED_WORDS]
+        size = min(len(words), 6)
+        if size:
+            keys.setdefault(size, {}).setdefault(tuple(words[:size]), []).append(answer)
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        words = words_of(piece.passage().text).split()
+        text = f" {' '.join(words)} "
+        for size, starts in keys.items():
+            for place in range(len(words) - size + 1):
+                for answer in starts.get(tuple(words[place : place + size]), ()):
+                    wanted = " ".join(words_of(answer).split()[:_COMPARED_WORDS])
+                    if f" {wanted} " in text and piece not in found.setdefault(answer, []):
+                        found[answer].append(piece)
+    return {answer: tuple(holders) for answer, holders in found.items()}

@@ -1,0 +1,134 @@
+"""Documents -> passages of bounded length.
+
+1. A passage never crosses a heading.
+2. Paragraphs are added to a passage while it has at most ``words`` words. A paragraph longer than that is cut at sentence ends, a sentence
+   longer than that between words.
+3. A passage that continues a section repeats the last sentences of the one before it, as many as have at most ``overlap`` words together.
+4. Its title is the path of headings, ``Document > Heading > Subheading``. Its id is the file's name, ``#`` and a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+from pathlib import PurePosixPath
+
+from dpr.core.hashes import text_sha256
+from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.formats.documents.document import Block, Section
+from dpr.formats.documents.python_source import name_as_words
+from dpr.preparation.folder_files import ReadFile
+from dpr.preparation.sentences import first_sentence, sentences
+
+SEPARATOR = " > "
+_ROOM_FOR_NUMBER = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A passage that knows its parts, so that any of them can be hidden from a question that was made of it."""
+
+    id: str
+    file: str
+    line: int
+    headings: tuple[tuple[int, str], ...]
+    """Title and headings, outermost first, each with a number that only this place of this file has."""
+    overlap: str
+    first: str
+    """The first sentence, where the passage begins with prose."""
+    rest: str
+    place: int
+    """Which passage of its section it is, counted from 0."""
+    is_question: bool = False
+    """The last heading is a question that somebody asked."""
+    asks_headings: bool = True
+    """The headings are words that somebody might ask for, not names of functions or pages."""
+
+    def passage(self, hidden: frozenset[int] = frozenset(), *, hide_first: bool = False) -> Passage:
+        """The passage, without the headings whose numbers are ``hidden`` and, if so asked, without its first sentence."""
+        title = SEPARATOR.join(text for number, text in self.headings if number not in hidden)
+        text = "\n".join(part for part in (self.overlap, "" if hide_first else self.first, self.rest) if part)
+        return Passage(text, title, self.id)
+
+
+def cut(documents: Iterable[ReadFile], *, words: int, overlap: int) -> Iterator[Piece]:
+    """The passages of all documents, in order."""
+    numbers = count(1)
+    for read in documents:
+        document, prefix = read.document, passage_prefix(read.name)
+        title = document.title or name_as_words(PurePosixPath(read.name).stem)
+        known: dict[tuple[str, ...], int] = {(): next(numbers)}
+        place = count(1)
+        for section in document.sections:
+            paths = [section.headings[:depth] for depth in range(len(section.headings) + 1)]
+            for path in paths:
+                if path not in known:
+                    known[path] = next(numbers)
+            headings = tuple((known[path], path[-1] if path else title) for path in paths)
+            for piece in cut_section(section, words=words, overlap=overlap):
+                key, asks = f"{prefix}#{next(place)}", document.has_written_headings
+                yield replace(piece, id=key, file=read.name, headings=headings, asks_headings=asks)
+
+
+def passage_prefix(name: str) -> str:
+    """A file's name as the beginning of ids: without white space, and no longer than an id may be."""
+    safe = re.sub(r"\s", lambda match: f"%{ord(match[0]):02X}", name)
+    size = MAX_ID_BYTES - _ROOM_FOR_NUMBER
+    if len(safe.encode()) > size:
+        safe = safe.encode()[: size - 20].decode(errors="ignore") + "~" + text_sha256(name)[:16]
+    return safe
+
+
+def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
+    """The passages of one section, without ids and headings."""
+    groups: list[list[tuple[int, str]]] = [[]]
+    length = 0
+    for number, text in _units(section.blocks, words):
+        size = len(text.split())
+        if groups[-1] and length + size > words:
+            groups.append([])
+            length = 0
+        groups[-1].append((number, text))
+        length += size
+    pieces, before = [], ""
+    for place, group in enumerate(groups):
+        text = _joined(group)
+        starts_with_prose = section.blocks[group[0][0]].is_prose
+        first, _ = first_sentence(group[0][1]) if starts_with_prose else ("", "")
+        rest = text[len(first) :].lstrip()
+        repeated = _last_sentences(before, overlap)
+        pieces.append(Piece("", "", section.line, (), repeated, first, rest, place, section.is_question))
+        before = text
+    return pieces
+
+
+def _units(blocks: Sequence[Block], words: int) -> Iterator[tuple[int, str]]:
+    """What a passage takes whole: paragraphs, or sentences of long ones, or parts of long sentences, each with its block's number."""
+    for number, block in enumerate(blocks):
+        if len(block.text.split()) <= words:
+            yield number, block.text
+            continue
+        for sentence in sentences(block.text) if block.is_prose else [block.text]:
+            parts = sentence.split()
+            for start in range(0, len(parts), words):
+                yield number, " ".join(parts[start : start + words])
+
+
+def _joined(group: Sequence[tuple[int, str]]) -> str:
+    text = group[0][1]
+    for (before, _), (number, part) in pairwise(group):
+        text += (" " if number == before else "\n") + part
+    return text
+
+
+def _last_sentences(text: str, words: int) -> str:
+    taken: list[str] = []
+    room = words
+    for sentence in reversed(sentences(text.rpartition("\n")[2])):
+        room -= len(sentence.split())
+        if room < 0:
+            break
+        taken.insert(0, sentence)
+    return " ".join(taken)

@@ -1,0 +1,147 @@
+"""A folder becomes passages and questions: nothing of the text is lost, and no held-out question stands in what answers it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main
+from dpr.core.errors import ConfigError, InputError
+from dpr.formats.corpora import read_passages
+from dpr.formats.documents.document import Block, Section
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.training_sets import open_training_set
+from dpr.preparation.folder_data import FolderSettings, prepare_folder
+from dpr.preparation.passages import cut_section
+from dpr.preparation.question_pairs import words_of
+from tests.helpers.tiny import sentence
+
+
+def write_folder(folder: Path, *, files: int = 6, sections: int = 12) -> Path:
+    """Markdown with sections of three sentences each, no two of which are alike."""
+    rng = random.Random(7)
+    for number in range(files):
+        (folder / f"part {number % 2}").mkdir(parents=True, exist_ok=True)
+        text = f"# The {sentence(rng, 5)} guide\n"
+        for _ in range(sections):
+            body = " ".join(f"{sentence(rng, 9).capitalize()}." for _ in range(3))
+            text += f"\n## How {sentence(rng, 4)}\n\n{body}\n"
+        (folder / f"part {number % 2}" / f"page{number}.md").write_text(text)
+    (folder / "bad.md").write_bytes(b"\0")
+    (folder / ".hidden.md").write_text("# Not read\n\nthis at all")
+    return folder
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folder")
+    write_folder(folder / "docs")
+    assert main(["prepare-folder", str(folder / "docs"), f"out={folder / 'data'}", "negatives=1"]) == 0
+    return folder
+
+
+def test_passages_keep_every_word_in_order_and_never_cross_a_heading(prepared: Path) -> None:
+    passages = list(read_passages(prepared / "data" / "corpus.jsonl"))
+    text = (prepared / "docs" / "part 0" / "page0.md").read_text()
+    of_file = [passage for passage in passages if str(passage.id).startswith("part%200/page0.md#")]
+    assert len(of_file) == 12
+    for passage, section in zip(of_file, text.split("\n## ")[1:], strict=True):
+        heading, body = section.split("\n\n", 1)
+        assert passage.text.split() == body.split()
+        assert passage.title.endswith(f" > {heading}")
+    first = json.loads((prepared / "data" / "corpus.jsonl").read_text().splitlines()[0])
+    assert first["metadata"] == {"file": "part 0/page0.md", "heading": first["title"].split(" > ")[1], "line": 3}
+
+
+def test_a_long_section_is_cut_at_sentences_with_the_overlap_that_was_asked_for() -> None:
+    rng = random.Random(0)
+    told = [f"{sentence(rng, 10).capitalize()}." for _ in range(20)]
+    pieces = cut_section(Section((), (Block(" ".join(told)),)), words=35, overlap=12)
+    assert [piece.overlap for piece in pieces] == ["", *(told[place] for place in range(2, 18, 3))]
+    assert " ".join(f"{piece.first} {piece.rest}" for piece in pieces) == " ".join(told)
+    assert all(len(piece.passage().text.split()) <= 35 + 12 for piece in pieces)
+    assert cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)[2].rest == ""
+    assert sum(len(piece.passage().text.split()) for piece in cut_section(Section((), (Block("word " * 100),)), words=40, overlap=0)) == 100
+
+
+def test_held_out_questions_are_hidden_where_they_are_searched_and_nowhere_else(prepared: Path) -> None:
+    data = prepared / "data"
+    whole = {str(one.id): one for one in read_passages(data / "corpus.jsonl")}
+    searched = {str(one.id): one for one in read_passages(data / "evaluation_corpus.jsonl")}
+    assert whole.keys() == searched.keys()
+    relevant: set[str] = set()
+    for split in ("dev", "test"):
+        qrels = read_qrels(data / f"{split}_qrels.tsv")
+        for question in read_questions(data / f"{split}_questions.jsonl"):
+            for key in qrels[question.id]:
+                relevant.add(key)
+                assert words_of(question.text) in words_of(f"{whole[key].title} {whole[key].text}")
+                assert words_of(question.text) not in words_of(f"{searched[key].title} {searched[key].text}")
+    assert {key for key in whole if whole[key] != searched[key]} == relevant
+    train = open_training_set([data / "train.jsonl"], name="train")
+    assert not {str(train[place].positives[0].id) for place in range(len(train))} & relevant
+    for place in range(len(train)):
+        positive = train[place].positives[0]
+        assert words_of(train[place].question) not in words_of(f"{positive.title} {positive.text}")
+        assert train[place].hard_negatives
+
+
+def test_bad_files_are_listed_and_the_same_folder_gives_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+    unread = [json.loads(line) for line in (prepared / "data" / "unread.jsonl").read_text().splitlines()]
+    assert unread == [{"file": "bad.md", "reason": "not text: it holds the byte 0x00"}]
+    counts = prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(negatives=1))
+    assert made(tmp_path / "again") == made(prepared / "data")
+    assert prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(negatives=1)) == counts
+    assert (counts["files"], counts["unread files"], counts["passages"]) == (6, 1, 72)
+    with pytest.raises(InputError, match="another seed"):
+        prepare_folder(prepared / "docs", tmp_path / "again", FolderSettings(negatives=1, seed=1))
+
+
+def test_given_questions_find_their_files_headings_and_answers_and_alone_are_held_out(prepared: Path, tmp_path: Path) -> None:
+    passages = list(read_passages(prepared / "data" / "corpus.jsonl"))
+    rng = random.Random(3)
+    rows = ["question\tanswer", "which page one?\tpage1.md"]
+    rows += [f"{sentence(rng, 6)}?\t{passage.text.split('. ')[1]}" for passage in passages[20:60]]
+    rows += [f"which heading?\tpart 0/page0.md#{passages[3].title.split(' > ')[1]}", "nowhere?\tThis answer is in no file of the folder."]
+    (tmp_path / "faq.tsv").write_text("\n".join(rows) + "\n")
+    prepare_folder(prepared / "docs", tmp_path / "data", FolderSettings(), questions=tmp_path / "faq.tsv")
+    train = open_training_set([tmp_path / "data" / "train.jsonl"], name="train")
+    asked = {train[place].question: str(train[place].positives[0].id) for place in range(len(train))}
+    for split in ("dev", "test"):
+        qrels = read_qrels(tmp_path / "data" / f"{split}_qrels.tsv")
+        for question in read_questions(tmp_path / "data" / f"{split}_questions.jsonl"):
+            assert question.text not in asked
+            asked[question.text] = " ".join(qrels[question.id])
+    assert asked["which page one?"].split()[0] == "part%201/page1.md#1"
+    assert asked["which heading?"] == passages[3].id
+    assert asked["nowhere?"] == "faq.tsv#1"
+    for row, passage in zip(rows[2:], passages[20:60], strict=False):
+        assert asked[row.split("\t")[0]] == passage.id
+    corpus = (tmp_path / "data" / "corpus.jsonl").read_text()
+    assert corpus == (tmp_path / "data" / "evaluation_corpus.jsonl").read_text()
+
+
+def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docs = write_folder(tmp_path / "docs", files=1, sections=3)
+    assert main(["prepare-folder", str(docs), f"out={tmp_path / 'data'}"]) == 3
+    assert "holds only 6 questions in 3 passages of 1 files, expected at least 30" in capsys.readouterr().err
+    for folder, types, expected in ((tmp_path / "none", (), "no such folder"), (docs, ("pdf",), "holds no documents")):
+        with pytest.raises(InputError, match=expected):
+            prepare_folder(folder, tmp_path / "data", FolderSettings(types=types))
+    with pytest.raises(ConfigError, match="types=docx is not read; choose from md"):
+        prepare_folder(docs, tmp_path / "data", FolderSettings(types=("docx",)))
+    with pytest.raises(ConfigError, match="name a folder beside it"):
+        prepare_folder(docs, docs / "data", FolderSettings())
+    with pytest.raises(ConfigError, match="overlap"):
+        prepare_folder(docs, tmp_path / "data", FolderSettings(words=30, overlap=30))
+    (tmp_path / "faq.tsv").write_text("a question\t\n")
+    with pytest.raises(InputError, match=r"faq\.tsv:1: a row without"):
+        prepare_folder(docs, tmp_path / "data", FolderSettings(), questions=tmp_path / "faq.tsv")
+    assert not (tmp_path / "data").exists()
