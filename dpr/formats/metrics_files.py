@@ -65,7 +65,7 @@ def read_metrics(path: str | Path) -> MetricsFile:
         if not is_finite_number(value):
             raise InputError(f"the metric {name} is {describe(value)}", file=file, expected="a number")
     each = report.pop("per_question", None)
-    found = None if each is None else _per_question(each, file)
+    found = None if each is None else per_question(each, file)
     return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, found)
 
 
@@ -88,7 +88,12 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
     return found[0], found[1]
 
 
-def _per_question(value: Any, file: Path) -> PerQuestion:
+def per_question(value: Any, file: Path) -> PerQuestion:
+    """The values of each question out of a file's ``per_question``.
+
+    Raises:
+        InputError: they do not fit together.
+    """
     ids, texts, values = ((value if isinstance(value, dict) else {}).get(name) for name in ("ids", "questions", "values"))
     if not _are_texts(ids) or not _are_texts(texts) or not isinstance(values, dict):
         raise InputError("per_question has no ids, questions and values", file=file, expected=_EXPECTED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,17 @@ def line_chart(
     percent: bool = False,
     from_zero: bool = False,
     log_x: bool = False,
+    bands: Sequence[Mapping[float, Point]] = (),
 ) -> Chart:
-    """Labelled curves over a common x; a curve of one point is a dot. Shares (``percent``) start at zero."""
-    drawn = [(label, kept) for label, points in series if (kept := finite(points, log_x=log_x))]
+    """Labelled curves over a common x; a curve of one point is a dot. Shares (``percent``) start at zero. ``bands``: the interval at each
+    x, one mapping for each of ``series``."""
+    with_bands = [(*one, bands[place] if bands else {}) for place, one in enumerate(series)]
+    kept = [(label, found, band) for label, points, band in with_bands if (found := finite(points, log_x=log_x))]
+    drawn = [(label, points) for label, points, _ in kept]
     if not drawn:
         return {"title": title, "labels": []}
-    xs, ys = zip(*(point for _, points in drawn for point in points), strict=True)
+    ends = [(x, y) for _, points, band in kept for x, _ in points for y in band.get(x, ())]
+    xs, ys = zip(*(point for _, points in drawn for point in points), *ends, strict=True)
     x_axis = _x_axis(min(xs), max(xs), log_x)
     is_whole_range = percent and max(ys) > 0.5 and min(ys) >= 0 and max(ys) <= 1
     y_ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] if is_whole_range else nice_ticks([0.0, *ys] if percent or from_zero else ys)
@@ -60,7 +65,15 @@ def line_chart(
         "x_ticks": [(x_axis.place(x), number_text(x)) for x in (_log_ticks(x_axis) if log_x else _round_ticks(x_axis))],
         "y_ticks": [(y_axis.place(y), f"{y * 100:.4g}%" if percent else number_text(y)) for y in y_ticks],
         "curves": [[{"x": x_axis.place(x), "y": y_axis.place(y), "text": text(label, x, y)} for x, y in points] for label, points in drawn],
+        "bands": [_outline(points, band, x_axis, y_axis) for _, points, band in kept],
     }
+
+
+def _outline(points: Sequence[Point], band: Mapping[float, Point], x_axis: Axis, y_axis: Axis) -> list[Point]:
+    """The corners of a band: its lower end from left to right, its upper end back."""
+    ends = [(x, *band[x]) for x, _ in points if x in band]
+    corners = [(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)]
+    return [(x_axis.place(x), y_axis.place(y)) for x, y in corners] if len(ends) > 1 else []
 
 
 def bar_chart(title: str, groups: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], *, x_label: str) -> Chart:

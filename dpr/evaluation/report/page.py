@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dpr.evaluation.report.charts import Chart, bar_chart, line_chart, number_text, place_text
 from dpr.evaluation.report.examples import NUM_EXAMPLES, TEXT_LIMIT, Example, cut
+from dpr.evaluation.report.overview import duel, headline, interval
 from dpr.evaluation.report.reading import Retrieval, Training
 
 LARGEST = 1_000_000
@@ -53,6 +54,7 @@ def build_page(report: Report) -> str:
     content = {
         "title": cut(report.title, 150) or "run",
         "subtitle": _subtitle(report),
+        "headline": _headline(report),
         "tiles": _tiles(report),
         "notes": [*report.notes, *(training.notes if training else [])][:20],
         "table": report.table,
@@ -86,6 +88,23 @@ def _subtitle(report: Report) -> str:
     return "; ".join(parts) or "nothing measured yet"
 
 
+def _headline(report: Report) -> dict[str, Any] | None:
+    """What matters, of runs over the same questions, or of the training."""
+    if report.table is not None:  # which says more
+        return None
+    groups = _groups(report.retrievals)
+    if len(groups) == 1 and (found := headline(groups[0][:_MOST_RUNS])):
+        return found
+    run = report.training
+    if run is None or report.retrievals:
+        return None
+    name, value = run.best.get("best_metric"), run.best.get("best_value")
+    is_measured = isinstance(name, str) and isinstance(value, int | float)
+    best = f"; its best {_metric_words(str(name))} is {number_text(float(value or 0))}" if is_measured else ""
+    sentence = f"{cut(run.name, 80)} has been trained for {run.step:,.0f} steps{best}."
+    return {"sentence": sentence, "note": "", "bars": []} if run.logs else None
+
+
 def _tiles(report: Report) -> list[tuple[str, str]]:
     tiles: list[tuple[str, str]] = []
     run = report.training
@@ -104,10 +123,6 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
             tiles.append(("padding share, median", f"{median(value for _, value in values):.1%}"))
         if values := _column(run.logs, "perf/mem_gb"):
             tiles.append(("peak memory", f"{max(value for _, value in values):.1f} GiB"))
-    for one in report.retrievals[:_MOST_RUNS] if report.table is None else ():  # which says more
-        name = next((name for name in ("accuracy@20", "mrr@10") if name in one.metrics), None)
-        if name is not None:
-            tiles.append((f"{_METRICS[name]}, {cut(one.label, 40)}", f"{one.metrics[name]:.1%}"))
     return tiles
 
 
@@ -146,15 +161,21 @@ def _metric_words(name: str) -> str:
     return words.replace("avg_rank", "average rank").replace("_", " ").replace("/", ": ")
 
 
-def _retrieval_sections(retrievals: Sequence[Retrieval]) -> list[dict[str, Any]]:
+def _groups(retrievals: Sequence[Retrieval]) -> list[list[Retrieval]]:
     """Runs over the same questions together."""
     groups: dict[tuple[str, int, int, str], list[Retrieval]] = {}
     for one in retrievals:
         groups.setdefault((one.question_set, one.num_questions, one.num_judged, one.fingerprint), []).append(one)
+    return list(groups.values())
+
+
+def _retrieval_sections(retrievals: Sequence[Retrieval]) -> list[dict[str, Any]]:
     sections = []
-    for (name, number, judged, _), runs in groups.items():
+    for runs in _groups(retrievals):
+        name, number, judged = runs[0].question_set, runs[0].num_questions, runs[0].num_judged
         counted = f"{number:,} questions" if judged == number else f"{judged:,} of {number:,} questions judged"
-        sections.append({"heading": f"{cut(name, 80) + ', ' if name else ''}{counted}", "runs": runs, **_comparison(runs)})
+        heading = f"{cut(name, 80) + ', ' if name else ''}{counted}"
+        sections.append({"heading": heading, "runs": runs, "duel": duel(runs), **_comparison(runs)})
     return sections
 
 
@@ -162,7 +183,8 @@ def _comparison(runs: Sequence[Retrieval]) -> dict[str, Any]:
     drawn = [(cut(one.label, 40), one) for one in runs[:_MOST_RUNS]]
     options: dict[str, Any] = {"x_label": "k", "percent": True, "log_x": True}
     curves = [(label, one.accuracy_curve()) for label, one in drawn]
-    charts = [line_chart("Accuracy@k: a right passage among the first k", curves, **options)]
+    bands = [{k: interval(share, one.num_judged) for k, share in one.accuracy_curve()} for _, one in drawn]
+    charts = [line_chart("Accuracy@k: a right passage among the first k", curves, **options, bands=bands)]
     # With one relevant passage for each question, recall and accuracy are the same.
     if any(one.metric_curve("recall") not in ([], one.metric_curve("accuracy")) for _, one in drawn):
         recalls = [(label, one.metric_curve("recall")) for label, one in drawn]

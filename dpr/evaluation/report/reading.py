@@ -16,6 +16,7 @@ from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, ex
 from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, metrics_problems
 from dpr.formats.durable import read_json
 from dpr.formats.json_records import is_finite_number
+from dpr.formats.metrics_files import PerQuestion, per_question
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 
@@ -61,6 +62,9 @@ class Retrieval:
     examples: list[Example] = field(default_factory=list)
     fingerprint: str = ""
     """Of the questions, where the set has no name: runs over the same questions are compared."""
+    way: str = ""
+    """How it searched, ``bm25``, ``dense`` or ``hybrid``, where it is known."""
+    each: PerQuestion | None = None
 
     @property
     def num_judged(self) -> int:
@@ -176,7 +180,23 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
         rank_counts=counts,
         num_without=without,
         examples=[example for entry in _list(report.get("examples")) if (example := example_record(entry)) is not None],
+        way=_way(report),
+        each=_each(report, file),
     )
+
+
+def _way(report: dict[str, Any]) -> str:
+    if report.get("hybrid") not in ("none", None):
+        return "hybrid"
+    kind = report.get("indexer")
+    return "" if not isinstance(kind, str) else "bm25" if kind == "bm25" else "dense"
+
+
+def _each(report: dict[str, Any], file: Path) -> PerQuestion | None:
+    try:
+        return per_question(report["per_question"], file)
+    except (KeyError, InputError):
+        return None
 
 
 def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:

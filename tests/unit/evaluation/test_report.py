@@ -14,10 +14,12 @@ from dpr.cli.report import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.report.charts import finite, line_chart, nice_ticks, number_text
 from dpr.evaluation.report.examples import cut, example_of, spread
+from dpr.evaluation.report.overview import duel, headline, interval
 from dpr.evaluation.report.page import LARGEST, Report, build_page, rank_histogram, render
 from dpr.evaluation.report.reading import Retrieval, Training, flatten, printable, read_retrieval
 from dpr.evaluation.report.write import write_report
 from dpr.formats.durable import append_jsonl, write_json
+from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.results import Hit, RetrievedQuestion, write_results
 
 HOSTILE = [
@@ -42,7 +44,7 @@ ELEMENTS = set(
 )
 ATTRIBUTES = set(
     "charset http-equiv content name lang class viewBox role aria-label aria-hidden x y x1 x2 y1 y2 dy cx cy r d width height text-anchor "
-    "scope tabindex open dir".split()
+    "scope tabindex open dir preserveAspectRatio".split()
 )
 
 
@@ -144,6 +146,68 @@ def test_curves_are_thinned_without_losing_their_peaks() -> None:
     kept = finite(points)
     assert len(kept) <= 250
     assert (777.0, 100.0) in kept and kept[0] == points[0] and kept[-1] == points[-1]
+
+
+def measured(path: Path, ranks: list[int], *, indexer: str = "exact", hybrid: str = "none") -> Path:
+    """A metrics file of questions whose first right passage has these ranks; 0 = none among the first 100."""
+    values: dict[str, list[float | None]] = {f"accuracy@{k}": [float(0 < rank <= k) for rank in ranks] for k in (1, 5, 20, 100)}
+    values |= {f"mrr@{k}": [1 / rank if 0 < rank <= k else 0.0 for rank in ranks] for k in (10, 100)}
+    counts = [ranks.count(rank) for rank in range(1, 101)]
+    report = {"question_set": "test", "num_questions": len(ranks), "indexer": indexer, "hybrid": hybrid, "examples": []}
+    report |= {"first_right_rank": {"counts": counts, "not_found": ranks.count(0)}}
+    report |= {"metrics": {name: sum(value or 0.0 for value in each) / len(each) for name, each in values.items()}}
+    names = [f"q{number}" for number in range(len(ranks))]
+    write_metrics(
+        path, report, PerQuestion(names, [f"question {name}" for name in names], {name: list(each) for name, each in values.items()})
+    )
+    return path
+
+
+def test_the_page_opens_with_a_sentence_and_a_picture(tmp_path: Path) -> None:
+    files = [
+        ("words", measured(tmp_path / "a.json", [1, 30, 0, 2] * 50, indexer="bm25")),
+        ("model", measured(tmp_path / "b.json", [1, 30, 0, 0] * 50)),
+        ("both", measured(tmp_path / "c.json", [1, 3, 0, 2] * 50, hybrid="linear")),
+    ]
+    page = write_report(run_folder(tmp_path / "model").parent, files).read_text()
+    sentence = "Of 100 questions, both has a right passage among its first 20 for 75, words for 50."
+    assert sentence in page
+    assert page.index(sentence) < page.index("<svg") < page.index("Accuracy@k") < page.index("wins and loses") < page.index("Learning rate")
+    assert "both against words on 200 questions: +25.0 points, 95 % interval +19.0 to +31.0." in page
+    widths = [float(width) for width in re.findall(r'<rect x="0" y="0" width="([\d.]+)" height="10" class="f', page)]
+    assert widths == [50, 25, 75]
+    assert len([one for one in elements(page) if one.get("class", "").startswith("band")]) == 3
+    alone = headline([read_retrieval("model", files[1][1])])
+    assert alone is not None and alone["sentence"] == "Of 100 questions, model has a right passage among its first 20 for 25."
+    same = headline([read_retrieval(label, files[0][1]) for label in ("a", "b")])
+    assert same is not None and "can be chance" in same["note"]
+    assert headline([Retrieval("x", "s", 3, {"map": 0.5})]) is None
+
+
+def test_the_page_shows_where_the_model_wins_and_loses(tmp_path: Path) -> None:
+    words = read_retrieval("words", measured(tmp_path / "a.json", [2, 1, 1, 0, 50] + [0] * 20, indexer="bm25"))
+    model = read_retrieval("model", measured(tmp_path / "b.json", [1, 1, 4, 90, 0] + [1] * 20))
+    both = read_retrieval("both", measured(tmp_path / "c.json", [1] * 25, hybrid="rrf"))
+    found = duel([both, words, model])
+    assert found is not None and (found["first"], found["model"], found["counts"]) == ("words", "model", (22, 2, 1))
+    (ahead, wins), (behind, losses) = found["sides"]
+    assert (ahead, behind) == ("model is ahead", "words is ahead")
+    assert losses == [("question q2", "1", "4"), ("question q4", "50", "-")]
+    assert len(wins) == 10 and set(wins[0][1:]) == {"-", "1"}
+    assert wins[-1][0] > "question q20", "of those that tie, some from everywhere"
+    assert duel([words]) is None
+    report = json.loads((tmp_path / "b.json").read_text())
+    write_json(tmp_path / "b.json", report | {"per_question": {"ids": 3}})
+    assert duel([words, read_retrieval("model", tmp_path / "b.json")]) is None
+
+
+def test_intervals_of_shares_are_wilsons() -> None:
+    from scipy.stats import binomtest
+
+    for hits, count in ((0, 10), (3, 7), (50, 200), (200, 200), (1, 1)):
+        expected = binomtest(hits, count).proportion_ci(method="wilson")
+        assert interval(hits / count, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert interval(0.0, 0) == (0.0, 1.0)
 
 
 def test_an_empty_folder_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
