@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ class LocalWorker:
 
     pid = 0
 
-    def __init__(self, engine: Engine, indexes: list[dict[str, Any]], before: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __init__(self, engine: Engine, indexes: list[dict[str, Any]], before: Before) -> None:
         self.indexes, self._engine, self._before = indexes, engine, before
 
     async def ask(self, jobs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bytes]]:
@@ -38,13 +40,11 @@ def die(jobs: list[dict[str, Any]]) -> None:
         raise WorkerLost("worker 0 ended with code -9")
 
 
-@contextmanager
-def served(
-    runs: dict[str, Path], *, before: Callable[[list[dict[str, Any]]], None] = lambda jobs: None, token: str | None = None, **settings: Any
-) -> Iterator[Any]:
-    """A client of such a service, which is ready."""
-    from starlette.testclient import TestClient
+Before = Callable[[list[dict[str, Any]]], None]
 
+
+def local_app(runs: dict[str, Path], before: Before, token: str | None, settings: dict[str, Any]) -> tuple[Any, Any, list[Exception]]:
+    """The application, its service, and where failures of its start go."""
     from dpr.serving.app import make_app
     from dpr.serving.figures import Figures
     from dpr.serving.queueing import Service
@@ -58,15 +58,38 @@ def served(
 
     figures = Figures()
     failures: list[Exception] = []
-    app = make_app(
-        given,
-        Service(start, workers=given.workers, batch=given.batch, observe=figures.stage),
-        figures=figures,
-        token=token,
-        on_failure=failures.append,
-    )
+    service = Service(start, workers=given.workers, batch=given.batch, observe=figures.stage)
+    return make_app(given, service, figures=figures, token=token, on_failure=failures.append), service, failures
+
+
+@contextmanager
+def served(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any) -> Iterator[Any]:
+    """A client of such a service, which is ready."""
+    from starlette.testclient import TestClient
+
+    app, _, failures = local_app(runs, before, token, settings)
     with TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False) as client:
         while client.get("/readyz").status_code != 200:
             assert not failures, failures
             time.sleep(0.01)
         yield client
+
+
+@contextmanager
+def listening(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any) -> Iterator[str]:
+    """The address of such a service, which is ready and listens at a free port of this machine."""
+    import uvicorn
+
+    app, service, failures = local_app(runs, before, token, settings)
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
+        thread.start()
+        try:
+            while not service.is_ready:
+                assert thread.is_alive() and not failures, failures
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{own.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join(30)

@@ -1,0 +1,74 @@
+// Draws lists of hits. Texts become text nodes, never markup.
+
+function element(name, className, ...children) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+// Pieces of a text, every second one a word of the question.
+function marked(pieces) {
+  return pieces.map((piece, place) => (place % 2 ? element("mark", "", piece) : piece));
+}
+
+function number(value) {
+  return Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "-";
+}
+
+// How a passage moved: its rank in the other list less its rank here.
+export function shift(rank, other, name) {
+  if (other === undefined) return element("span", "shift only", "only here");
+  const moved = other - rank;
+  const text = moved > 0 ? `\u25b2 ${moved}` : moved < 0 ? `\u25bc ${-moved}` : "same rank";
+  const made = element("span", `shift ${moved > 0 ? "up" : moved < 0 ? "down" : ""}`, text);
+  made.title = `rank ${other} in ${name}`;
+  return made;
+}
+
+const SIDES = { dense: "dense", bm25: "BM25" };
+
+function facts(hit) {
+  const made = [`score ${number(hit.score)}`];
+  const sides = Object.entries(hit.sides ?? {});
+  if (sides.length > 1) {
+    made.push(...sides.map(([side, place]) => `${SIDES[side] ?? side} ${place ? `#${place.rank} (${number(place.score)})` : "none"}`));
+  }
+  if (hit.words) made.push(hit.words.length ? `in common: ${hit.words.join(", ")}` : "no word in common");
+  made.push([hit.file, hit.id].filter(Boolean).join(" \u00b7 "));
+  return made.map((text) => element("span", "", text));
+}
+
+function body(hit) {
+  const excerpt = element("p", "text", ...marked(hit.excerpt ?? [hit.text ?? ""]));
+  excerpt.dir = "auto";
+  if (hit.pieces === undefined && (hit.text ?? "") === excerpt.textContent) return [excerpt];
+  const whole = element("p", "text whole", ...marked(hit.pieces ?? [hit.text ?? ""]));
+  whole.dir = "auto";
+  whole.hidden = true;
+  const more = element("button", "more", "whole passage");
+  more.type = "button";
+  more.setAttribute("aria-expanded", "false");
+  more.addEventListener("click", () => {
+    whole.hidden = !whole.hidden;
+    excerpt.hidden = !whole.hidden;
+    more.textContent = whole.hidden ? "whole passage" : "less";
+    more.setAttribute("aria-expanded", String(!whole.hidden));
+  });
+  return [excerpt, whole, more];
+}
+
+// Fills a list; `other`: rank by id in the other column, null where there is none, `name`: of that column.
+export function draw(list, hits, other, name) {
+  const items = hits.map((hit, place) => {
+    const title = element("h3", "title", ...marked(hit.title_pieces ?? [hit.title || hit.id]));
+    title.dir = "auto";
+    const head = element("div", "head", element("span", "rank", String(place + 1)), title);
+    if (other) head.append(shift(place + 1, other.get(hit.id), name));
+    const item = element("li", "hit", head, ...body(hit), element("div", "facts", ...facts(hit)));
+    item.tabIndex = -1;
+    item.dataset.id = hit.id;
+    return item;
+  });
+  list.replaceChildren(...(items.length ? items : [element("li", "none", "Nothing found.")]));
+}

@@ -1,0 +1,253 @@
+// The page of a service: one question, two ways of searching side by side.
+
+import { draw } from "./hits.js";
+
+const $ = (id) => document.getElementById(id);
+const WAYS = { bm25: "BM25", dense: "model", hybrid: "hybrid" };
+const COLUMNS = ["left", "right"];
+const TOKEN = "dpr-token";
+let indexes = []; // as /info describes them
+let running = null; // AbortController of the search under way
+
+class Refused extends Error {
+  constructor(status, said, wait) {
+    super(said);
+    this.status = status;
+    this.wait = wait;
+  }
+}
+
+// The JSON of an answer. Throws Refused with the service's sentence, or why there was none.
+async function ask(path, options = {}) {
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = { ...(options.body ? { "Content-Type": "application/json" } : {}), ...(token ? { Authorization: `Bearer ${token}` } : {}) };
+  let answer, value;
+  try {
+    answer = await fetch(path, { ...options, headers });
+    value = await answer.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(answer?.status ?? 0, answer ? `The service answered ${answer.status} without saying why.` : "The service does not answer.");
+  }
+  if (answer.ok) return value;
+  throw new Refused(answer.status, value.error ?? `The service answered ${answer.status}.`, Number(answer.headers.get("Retry-After")) || 0);
+}
+
+function say(text, isBad = false) {
+  $("status").textContent = text;
+  $("status").classList.toggle("bad", isBad);
+}
+
+function refuse(error) {
+  if (error.name === "AbortError") return;
+  $("login").hidden = error.status !== 401;
+  if (error.status === 401) $("token").focus();
+  say(error.message, true);
+}
+
+// One column's answer, asked again where the service is busy or still opening its indexes.
+async function search(column, question, k, signal) {
+  const body = JSON.stringify({ queries: [question], index: $(column).value, k, explain: true });
+  for (let again = 0; ; again += 1) {
+    const start = performance.now();
+    try {
+      const answer = await ask("search", { method: "POST", body, signal });
+      return { hits: answer.results[0], ms: performance.now() - start };
+    } catch (error) {
+      if (!error.wait || again === 3) throw error;
+      say(`${error.message}; asking again ...`);
+      await new Promise((done) => setTimeout(done, 1000 * Math.min(error.wait, 5)));
+      signal.throwIfAborted();
+    }
+  }
+}
+
+function columns() {
+  return $("columns").classList.contains("single") ? ["left"] : COLUMNS;
+}
+
+function label(column) {
+  return $(column).selectedOptions[0]?.textContent ?? "";
+}
+
+async function run({ remember = true } = {}) {
+  running?.abort();
+  const question = $("question").value.trim();
+  name();
+  if (remember) remembered(question);
+  if (!question || !$("left").options.length) return;
+  document.title = `${question} - dpr search`;
+  const own = (running = new AbortController());
+  const k = Number($("k").value);
+  $("columns").classList.add("stale");
+  try {
+    const asked = columns();
+    const answers = await Promise.all(asked.map((column) => search(column, question, k, own.signal)));
+    if (running !== own) return;
+    $("login").hidden = true;
+    show(asked, answers, k);
+  } catch (error) {
+    own.abort();
+    if (running === own) refuse(error);
+  } finally {
+    if (running === own) $("columns").classList.remove("stale");
+  }
+}
+
+function show(asked, answers, k) {
+  const ranks = answers.map(({ hits }) => new Map(hits.map((hit, place) => [hit.id, place + 1])));
+  asked.forEach((column, place) => {
+    const { ms } = answers[place];
+    const isExact = indexes[$(column).selectedIndex].exact !== false;
+    $(`time-${column}`).textContent = `${isExact ? "" : "approximate, "}${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+    draw($(`hits-${column}`), answers[place].hits, asked.length > 1 ? ranks[1 - place] : null, label(COLUMNS[1 - place]));
+  });
+  if (asked.length < 2) return say("");
+  const both = [...ranks[0].keys()].filter((id) => ranks[1].has(id)).length;
+  const same = answers[0].hits[0] && answers[0].hits[0].id === answers[1].hits[0]?.id;
+  say(`${both} of the first ${k} passages are in both columns; the first one is ${same ? "the same" : "another"}.`);
+}
+
+// Names above the columns.
+function name() {
+  for (const column of COLUMNS) {
+    $(`name-${column}`).textContent = label(column);
+    $(`show-${column}`).textContent = label(column);
+  }
+}
+
+// The question and the choices as the page's address, so that a comparison can be sent and the back button works.
+function remembered(question) {
+  const values = new URLSearchParams({ q: question, left: $("left").value, right: $("right").value, k: $("k").value });
+  if (`?${values}` !== location.search) history.pushState(null, "", `?${values}`);
+}
+
+function recall() {
+  const values = new URLSearchParams(location.search);
+  $("question").value = values.get("q") ?? "";
+  for (const id of ["left", "right", "k"]) {
+    if ([...$(id).options].some((option) => option.value === values.get(id))) $(id).value = values.get(id);
+  }
+}
+
+// What the indexes are called: a run with one way of searching by its name, several ways by theirs.
+function labels() {
+  const runs = new Set(indexes.map((index) => index.run));
+  return indexes.map(({ name, run, mode }) => {
+    const way = WAYS[mode] ?? mode ?? name;
+    return runs.size < 2 ? way : indexes.filter((index) => index.run === run).length < 2 ? `${run}` : `${run}, ${way}`;
+  });
+}
+
+async function open() {
+  let info;
+  try {
+    info = await ask("info");
+  } catch (error) {
+    return refuse(error);
+  }
+  if (!$("login").hidden) $("question").focus();
+  $("login").hidden = true;
+  if (!info.indexes.length) {
+    say("The indexes are being opened ...");
+    return void setTimeout(open, 1000);
+  }
+  indexes = info.indexes;
+  const names = labels();
+  for (const column of COLUMNS) {
+    $(column).replaceChildren(...indexes.map((index, place) => new Option(names[place], index.name)));
+  }
+  const isSingle = indexes.length < 2;
+  const first = Math.max(indexes.findIndex((index) => index.mode === "bm25"), 0);
+  $("left").selectedIndex = first;
+  $("right").selectedIndex = isSingle || first ? 0 : 1;
+  $("columns").classList.toggle("single", isSingle);
+  document.querySelector(".tabs").classList.toggle("single", isSingle);
+  $("right").parentElement.hidden = $("swap").hidden = isSingle;
+  $("question").maxLength = info.limits?.max_question ?? 8192;
+  const passages = Math.max(...indexes.map((index) => index.passages ?? 0));
+  say(passages ? `${passages.toLocaleString("en")} passages. Press ? for the keys.` : "");
+  recall();
+  run({ remember: false });
+}
+
+function swap() {
+  [$("left").value, $("right").value] = [$("right").value, $("left").value];
+  run();
+}
+
+function showColumn(column) {
+  $("columns").dataset.shown = column;
+  for (const one of COLUMNS) $(`show-${one}`).setAttribute("aria-pressed", String(one === column));
+}
+
+// Moving between passages.
+
+function hitsOf(column) {
+  return [...$(`hits-${column}`).querySelectorAll(".hit")];
+}
+
+function place() {
+  const hit = document.activeElement?.closest?.(".hit");
+  const column = hit && COLUMNS.find((one) => $(`hits-${one}`).contains(hit));
+  return hit ? { hit, column, rank: hitsOf(column).indexOf(hit) } : null;
+}
+
+function go(column, rank) {
+  const hits = hitsOf(column);
+  if (!hits.length) return;
+  showColumn(column);
+  hits[Math.max(0, Math.min(rank, hits.length - 1))].focus();
+}
+
+function twin(hit, column) {
+  return hitsOf(COLUMNS.find((one) => one !== column)).find((one) => one.dataset.id === hit.dataset.id);
+}
+
+function mark(hit) {
+  for (const one of document.querySelectorAll(".twin")) one.classList.remove("twin");
+  const column = hit && COLUMNS.find((one) => $(`hits-${one}`).contains(hit));
+  if (column) twin(hit, column)?.classList.add("twin");
+}
+
+const KEYS = {
+  "/": () => $("question").select(),
+  "?": () => $("help").showModal(),
+  s: () => $("swap").hidden || swap(),
+  j: (at) => (at ? go(at.column, at.rank + 1) : go($("columns").dataset.shown, 0)),
+  k: (at) => (at?.rank ? go(at.column, at.rank - 1) : $("question").focus()),
+  h: (at) => at && columns().length > 1 && go("left", at.rank),
+  l: (at) => at && columns().length > 1 && go("right", at.rank),
+  o: (at) => {
+    const other = at && twin(at.hit, at.column);
+    if (other) go(COLUMNS.find((one) => one !== at.column), hitsOf(COLUMNS.find((one) => one !== at.column)).indexOf(other));
+  },
+  Enter: (at) => at?.hit.querySelector(".more")?.click(),
+  Escape: () => $("question").focus(),
+};
+Object.assign(KEYS, { ArrowDown: KEYS.j, ArrowUp: KEYS.k, ArrowLeft: KEYS.h, ArrowRight: KEYS.l });
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
+  const isTyping = event.target.matches("input, select");
+  const act = Object.hasOwn(KEYS, event.key) && KEYS[event.key];
+  if (!act || (isTyping && !(event.target === $("question") && event.key === "ArrowDown"))) return;
+  if (event.key === "Enter" && event.target.matches("button")) return;
+  event.preventDefault();
+  act(place());
+});
+$("columns").addEventListener("focusin", (event) => mark(event.target.closest(".hit")));
+$("columns").addEventListener("pointerover", (event) => mark(event.target.closest(".hit") ?? place()?.hit));
+$("form").addEventListener("submit", (event) => (event.preventDefault(), run()));
+for (const id of ["left", "right", "k"]) $(id).addEventListener("change", () => run());
+$("swap").addEventListener("click", swap);
+$("keys").addEventListener("click", () => $("help").showModal());
+for (const column of COLUMNS) $(`show-${column}`).addEventListener("click", () => showColumn(column));
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN, $("token").value.trim());
+  $("token").value = "";
+  open();
+});
+window.addEventListener("popstate", () => (recall(), run({ remember: false })));
+open();

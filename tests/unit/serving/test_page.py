@@ -1,0 +1,223 @@
+"""The page of a service in a real browser: a question is typed, two ways of searching are compared, and no text becomes markup."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.core.records import Passage
+from dpr.embedding.source import PassageSource
+from dpr.formats.corpora import write_passages
+from dpr.retrieval.search_folder import SearchSettings
+from tests.helpers.browser import Browser, chromium
+from tests.helpers.serving import listening
+from tests.unit.retrieval.conftest import World
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+HOSTILE = [
+    "<script>document.title = 'taken'; fetch('https://evil.example/')</script>",
+    "<img src=https://evil.example/x onerror=\"document.title = 'taken'\">",
+    "</li></ol></section><iframe src=javascript:alert(1)></iframe>",
+    "&lt;b&gt; &amp; <b>bold</b> {{7*7}} ${7*7} `",
+    "\u202egnp.exe \u05e9\u05dc\u05d5\u05dd <style>* { display: none }</style>",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A run searched in three ways, and one whose texts are hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
+    passages = [Passage(f"zebra {text} {'stripe ' * 100}", text, f"{text} {number}") for number, text in enumerate(HOSTILE)]
+    write_passages(folder / "corpus.jsonl", passages)
+    settings = SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")])
+    replace(settings, indexer={"kind": "bm25"}).write(folder)
+    with listening({"run": run_folder, "<b>hostile</b>": folder}, max_question=200) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Browser:
+    browser.requested.clear()
+    browser.problems.clear()
+    browser.size(1200)
+    browser.open(address)
+    browser.wait("document.querySelectorAll('#left option').length == 4")
+    return browser
+
+
+def ask(page: Browser, question: str, hits: int = 10) -> None:
+    page.look("document.querySelector('#question').select()")
+    page.type(question)
+    page.press("Enter")
+    page.wait(f"document.title.startsWith({json.dumps(question)}) && !document.querySelector('.stale')")
+    assert page.look("document.querySelectorAll('#hits-left .hit').length") == hits
+
+
+def found_by(address: str, index: str, question: str) -> list[dict[str, Any]]:
+    body = json.dumps({"queries": [question], "index": index}).encode()
+    request = urllib.request.Request(f"{address}search", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["results"][0]
+
+
+def ids(page: Browser, column: str) -> list[str]:
+    return page.look(f"[...document.querySelectorAll('#hits-{column} .hit')].map(hit => hit.dataset.id)")
+
+
+def focused(page: Browser) -> list[str]:
+    """Column and id of the passage that has the focus."""
+    return page.look("[document.activeElement.closest('ol')?.id, document.activeElement.dataset.id]")
+
+
+def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: World) -> None:
+    question = world.questions[3].text
+    ask(page, question)
+    lists = {"left": [hit["id"] for hit in found_by(address, "run:bm25", question)]}
+    lists["right"] = [hit["id"] for hit in found_by(address, "run", question)]
+    assert lists["left"] != lists["right"] and lists["left"][0] == "p003"
+    for column, other in (("left", "right"), ("right", "left")):
+        assert ids(page, column) == lists[column]
+        shifts = page.look(f"[...document.querySelectorAll('#hits-{column} .shift')].map(shift => shift.textContent)")
+        for rank, (name, shift) in enumerate(zip(lists[column], shifts, strict=True)):
+            moved = lists[other].index(name) - rank if name in lists[other] else None
+            assert shift == (
+                "only here" if moved is None else f"\u25b2 {moved}" if moved > 0 else f"\u25bc {-moved}" if moved else "same rank"
+            )
+    both = len(set(lists["left"]) & set(lists["right"]))
+    assert page.look("document.querySelector('#status').textContent").startswith(f"{both} of the first 10 passages are in both columns")
+    marks = page.look("[...document.querySelectorAll('#hits-left .hit:first-child .text:not(.whole) mark')].map(mark => mark.textContent)")
+    assert {mark.lower() for mark in marks} <= set(question.lower().rstrip("?").split()) and len(marks) >= 4
+    facts = page.look("document.querySelector('#hits-right .facts').textContent")
+    assert "dense #" in facts and "BM25 #" in facts and "in common: " in facts and "corpus.tsv" in facts
+    assert page.look("document.querySelector('#time-left').textContent").endswith(" ms")
+
+    page.look("document.querySelector('#right').value = 'run:dense'; document.querySelector('#right').dispatchEvent(new Event('change'))")
+    dense = [hit["id"] for hit in found_by(address, "run:dense", question)]
+    page.wait(f"document.querySelector('#hits-right .hit').dataset.id == {json.dumps(dense[0])} && !document.querySelector('.stale')")
+    assert ids(page, "right") == dense
+    page.open(page.look("location.href"))
+    page.wait("document.querySelectorAll('#hits-right .hit').length == 10")
+    assert ids(page, "right") == dense, "the address holds the whole comparison"
+    assert page.problems == []
+    assert all(url.startswith(address) for url in page.requested)
+
+
+def test_the_keyboard_is_enough(page: Browser, world: World) -> None:
+    page.look("document.activeElement.blur()")
+    page.press("/")
+    assert page.look("document.activeElement.id") == "question"
+    ask(page, world.questions[5].text)
+    left, right = ids(page, "left"), ids(page, "right")
+    page.press("ArrowDown")
+    assert focused(page) == ["hits-left", left[0]]
+    page.press("j", "j", "k")
+    assert focused(page) == ["hits-left", left[1]]
+    page.press("l")
+    assert focused(page) == ["hits-right", right[1]]
+    shared = next(name for name in left if name in right)
+    page.press("ArrowLeft", *["k"] * 1, *["j"] * left.index(shared))
+    assert focused(page) == ["hits-left", shared]
+    assert page.look("document.querySelector('#hits-right .twin').dataset.id") == shared
+    page.press("o")
+    assert focused(page) == ["hits-right", shared]
+    before = page.look("[document.querySelector('#left').value, document.querySelector('#right').value]")
+    page.press("s")
+    page.wait(f"document.querySelector('#left').value == {json.dumps(before[1])} && !document.querySelector('.stale')")
+    assert (ids(page, "left"), ids(page, "right")) == (right, left)
+    page.press("?")
+    assert page.look("document.querySelector('#help').open")
+    page.press("Escape")
+    page.wait("!document.querySelector('#help').open")
+    page.press("Escape")
+    assert page.look("document.activeElement.id") == "question"
+    assert page.problems == []
+
+
+def test_no_text_becomes_markup(page: Browser, address: str) -> None:
+    name = "<b>hostile</b>"
+    page.look(f"document.querySelector('#left').value = {json.dumps(name)}; document.querySelector('#right').value = {json.dumps(name)}")
+    tags = page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))].sort()")
+    for text in HOSTILE:
+        question = f"{text} zebra"
+        ask(page, question, len(HOSTILE))
+        assert page.look("document.querySelector('#question').value") == question
+        shown = page.look("document.querySelector('#hits-left').textContent")
+        assert all(hostile in shown for hostile in HOSTILE)
+    page.look("document.querySelector('#hits-left .more').click()")
+    assert page.look("document.querySelector('#hits-left .whole').textContent").startswith("zebra ")
+    new = set(page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))]")) - set(tags)
+    assert new <= {"LI", "DIV", "SPAN", "H3", "P", "MARK", "BUTTON"}
+    assert page.look("document.querySelector('#name-left').textContent") == name
+    page.open(f"{address}?q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&left=%3Cscript%3E&right=__proto__&k=constructor")
+    page.wait("document.title.startsWith('<img')")
+    assert page.look("document.querySelector('#k').value") == "10"
+    assert page.problems == []
+    assert all(url.startswith(address) for url in page.requested)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_every_width_is_readable(page: Browser, world: World, is_dark: bool) -> None:
+    ask(page, world.questions[2].text)
+    for width in (320, 390, 800, 1600):
+        page.size(width, is_dark=is_dark)
+        assert page.look("document.documentElement.scrollWidth") <= width
+        assert page.look("document.querySelector('#question').getBoundingClientRect().width") > 150
+        seen = [page.look(f"document.querySelector('#hits-{column}').getBoundingClientRect().width > 250") for column in ("left", "right")]
+        assert seen == [True, width > 720]
+    page.size(390)
+    page.click("#show-right")
+    assert page.look("document.querySelector('#hits-right').getBoundingClientRect().width > 250")
+    page.click("#show-left")
+    page.size(1200, is_dark=is_dark)
+    for selector, behind in ((".text", ".hit"), (".facts", ".hit"), (".hit mark", ".hit mark"), (".shift", ".hit"), ("#status", "body")):
+        colours = [
+            page.look(f"getComputedStyle(document.querySelector({json.dumps(one)})).{name}")
+            for one, name in ((selector, "color"), (behind, "backgroundColor"))
+        ]
+        dark, light = sorted(map(luminance, colours))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (selector, colours)
+        assert (luminance(colours[1]) < 0.2) == is_dark
+
+
+def test_what_is_refused_is_said(page: Browser, run_folder: Path) -> None:
+    page.look("document.querySelector('#question').maxLength = 1000")
+    page.type("x" * 300)
+    page.press("Enter")
+    page.wait("document.querySelector('#status.bad')")
+    assert "at most max_question=200" in page.look("document.querySelector('#status').textContent")
+    with listening({"run": run_folder}, token="secret", modes="bm25") as address:
+        page.open(address)
+        page.wait("!document.querySelector('#login').hidden")
+        assert "no token" in page.look("document.querySelector('#status').textContent")
+        page.type("wrong")
+        page.press("Enter")
+        page.wait("document.querySelector('#status').textContent.includes('another token')")
+        page.type("secret")
+        page.press("Enter")
+        page.wait("document.querySelectorAll('#left option').length == 2")
+        assert page.look("document.querySelector('#login').hidden")
+        assert "secret" not in page.look("location.href")
+    page.type("anything")
+    page.press("Enter")
+    page.wait("document.querySelector('#status').textContent == 'The service does not answer.'")
