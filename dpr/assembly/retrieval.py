@@ -27,7 +27,7 @@ from dpr.retrieval.passages import require_passages
 from dpr.retrieval.reporting import example_rows, first_hits, write_report
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.retrieval.settings import RetrievalConfig
+from dpr.retrieval.settings import QuestionSetConfig, RetrievalConfig
 from dpr.retrieval.tuning import weight_values
 
 logger = get_logger(__name__)
@@ -85,6 +85,18 @@ def index_facts(retriever: Retriever) -> dict[str, Any]:
     }
 
 
+def question_form(options: QuestionSetConfig, encoder_path: str | None) -> QuestionForm:
+    """How the questions of a set are presented to the model."""
+    return QuestionForm(
+        prefix=options.special_query_token,
+        query_prefix=options.query_prefix,
+        prompt=options.prompt,
+        suffix=options.query_special_suffix,
+        selector=options.selector,
+        encoder_type="ctx" if encoder_path == "ctx_model" else "question",
+    )
+
+
 class _Retrieval:
     """The inputs of a run, resolved and checked before the first model is loaded, and what is made of them."""
 
@@ -99,15 +111,7 @@ class _Retrieval:
             found = f"no question of {self.question_set.file} has judgements: {example}"
             raise InputError(found, file=config.qrels, hint="a CSV has ids only with datasets.<name>.id_col; JSON lines keep them")
         self.answer_match = self._answer_match()
-        options = self.question_set.options
-        self.form = QuestionForm(
-            prefix=options.special_query_token,
-            query_prefix=options.query_prefix,
-            prompt=options.prompt,
-            suffix=options.query_special_suffix,
-            selector=options.selector,
-            encoder_type="ctx" if config.encoder_path == "ctx_model" else "question",
-        )
+        self.form = question_form(self.question_set.options, config.encoder_path)
         self.texts = [self.form.text(question.text) for question in self.questions]
         self.asked = [self.form.asked(question.text) for question in self.questions]
 

@@ -24,6 +24,7 @@ explain = _command("explain", "dpr.training.command_settings:ExplainConfig", "dp
 ladder = _command("ladder", "dpr.ladder.settings:LadderConfig", "dpr.ladder.rounds")
 embed = _command("gen_embs", "dpr.embedding.settings:EmbedConfig", "dpr.assembly.embedding")
 retrieve = _command("dense_retriever", "dpr.retrieval.settings:RetrievalConfig", "dpr.assembly.retrieval")
+tune_index = _command("tune_index", "dpr.retrieval.tuning_settings:TuneIndexConfig", "dpr.assembly.index_tuning")
 evaluate = _command("evaluate", "dpr.retrieval.suite_settings:EvaluateConfig", "dpr.assembly.suite")
 export = _command("export", "dpr.export.settings:ExportConfig", "dpr.assembly.export")
 push = _command("push", "dpr.export.hub_settings:PushConfig", "dpr.assembly.push")

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("dpr.cli.jobs", "evaluate a model, BM25 and both on many test sets, or a TREC run"),
     "compare": ("dpr.cli.compare", "a table of several retrieval results, and tests of their differences"),
     "report": ("dpr.cli.report", "a page of curves, metrics and example questions of a run"),
+    "tune-index": ("dpr.cli.jobs", "measure the recall of an index against the time of its search"),
     "search": ("dpr.cli.search", "ask one question of a finished run"),
     "serve": ("dpr.cli.serve", "answer questions over HTTP, with a page to try a run or compare two"),
     "export": ("dpr.cli.jobs", "write a model in another program's format"),
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 def entry_of(name: str) -> Callable[[list[str]], int]:
     """The function of a command."""
     module = importlib.import_module(COMMANDS[name][0])
-    found: Callable[[list[str]], int] = getattr(module, name, None) or module.main
+    found: Callable[[list[str]], int] = getattr(module, name.replace("-", "_"), None) or module.main
     return found
 
 

@@ -98,7 +98,8 @@ def attach(engine: Any, lists: ListFile) -> None:
         mapped.nlist, mapped.code_size, mapped.read_only = engine.nlist, engine.code_size, True
         mapped.filename, mapped.totsize = str(lists.file), lists.num_bytes
         mapped.lists.resize(engine.nlist)  # entries of its own type, not Python's
-        mapped.set_all_lists_sizes(faiss.swig_ptr(lists.sizes.astype(np.uint64)))
+        sizes = lists.sizes.astype(np.uint64)  # a name, as the pointer does not keep it alive
+        mapped.set_all_lists_sizes(faiss.swig_ptr(sizes))
         mapped.do_mmap()
         _replace(engine, mapped)
     engine.ntotal = int(lists.sizes.sum())

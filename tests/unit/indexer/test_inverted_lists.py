@@ -168,9 +168,9 @@ def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Pa
 def test_lists_are_searched_where_faiss_cannot_map_them(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import faiss
 
-    expected = index(kind, tmp_path / "index").search(make()[2], 20)
+    expected = index(kind, tmp_path / "index", lists=256).search(make()[2], 20)
     monkeypatch.delattr(faiss, "OnDiskInvertedLists")
-    found = index(kind, tmp_path / "index").search(make()[2], 20)
+    found = index(kind, tmp_path / "index", lists=256).search(make()[2], 20)
     assert found[1] == expected[1]
     assert found[0].tobytes() == expected[0].tobytes()
 

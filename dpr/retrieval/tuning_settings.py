@@ -1,0 +1,35 @@
+"""Settings of ``dpr tune-index``: those of the retrieval that the index is for, and where the curve goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from dpr.core.errors import ConfigError
+from dpr.core.settings import setting
+from dpr.indexer.settings import KINDS
+from dpr.retrieval.settings import RetrievalConfig
+
+_OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match")
+_EXACT = ("exact", "flat", "bm25")
+
+
+@dataclass
+class TuneIndexConfig(RetrievalConfig):
+    """Measures the recall of an index, and the time of its search, at each breadth; builds the index where there is none."""
+
+    num_questions: int = setting(400, unit="questions", least=2)
+    """Questions that are searched, taken evenly from qa_dataset: one half to choose by, the other to measure on."""
+    curve_file: str | None = None
+    """SVG file to write, the curve as a picture, e.g. runs/first/index.svg; the numbers go to a JSON file beside it."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        usual = {item.name: item.default for item in fields(RetrievalConfig)}
+        for name in _OF_RESULTS:
+            if (value := getattr(self, name)) != usual[name]:
+                raise ConfigError(f"{name}={value} is not for tune-index, which compares the first 10 and 100 passages with exact search")
+        if self.indexer.kind in _EXACT:
+            others = ", ".join(kind for kind in KINDS if kind not in _EXACT)
+            raise ConfigError(f"indexer={self.indexer.kind} is exact: there is nothing to tune; choose one of {others}")
+        if self.curve_file and not self.curve_file.endswith(".svg"):
+            raise ConfigError(f"curve_file={self.curve_file} is not a picture; end it with .svg")
