@@ -13,6 +13,7 @@ from dpr.core.suggestions import suggestion
 
 # name -> module, and its line in --help. The function (argv) -> exit code has the command's name, or is main in a module of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "quickstart": ("dpr.cli.quickstart", "from a folder of documents to an evaluated retriever"),
     "download": ("dpr.cli.jobs", "fetch DPR's published data and models by their keys"),
     "prepare": ("dpr.cli.prepare", "make training data from other formats"),
     "prepare-folder": ("dpr.cli.prepare_folder", "make passages, training data and questions of a folder of documents"),

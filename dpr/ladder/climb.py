@@ -130,7 +130,7 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
     if stage.settings_file is not None:
         write_json(stage.folder / SETTINGS_FILE, stage.settings_file)
     arguments = stage.command()
-    logger.info("%s: %s", stage.name, stage.what)
+    logger.info("%s: %s\n$ dpr %s", stage.name, stage.what, shlex.join(arguments))
     record.start(inputs, ["dpr", *arguments])
     start, note = time.monotonic(), _stop_note(stage)
     code = signals.run(python_command(arguments, processes=stage.processes), stage.folder / LOG_FILE)

@@ -17,7 +17,7 @@ from dpr.ladder.climb import SETTINGS_FILE, climb, plan_lines
 from dpr.ladder.settings import LadderConfig
 from dpr.ladder.stages import Stage
 from dpr.ladder.summary import Round, summarize
-from dpr.ladder.training import data_set_entry, deciding, differing, train_settings
+from dpr.ladder.training import data_set_entry, deciding, differing, train_settings, trained_files
 from dpr.training.command_settings import BiEncoderTrainConfig
 
 logger = get_logger(__name__)
@@ -169,7 +169,7 @@ class LadderBuilder:
             f"{'continuing on' if before else 'training on'} {', '.join(entries)}",
             lambda: ["train", "--config-path", str(folder), "--config-name", Path(SETTINGS_FILE).stem],
             settings=deciding(train),
-            outputs=lambda: _trained_files(folder),
+            outputs=lambda: trained_files(folder),
             inputs={key: paths for key, paths in inputs.items() if paths},
             after=[stage.name for label in used for stage in self.files[label].values()] + ([before.name] if before else []),
             settings_file={"defaults": ["biencoder_train_cfg_schema", "_self_"], **differing(train, BiEncoderTrainConfig())},
@@ -250,9 +250,3 @@ def _file_arguments(key: str, file: str, catalogue: str, **options: str) -> list
 
 def _mined_file(stage: Stage, source: NamedSource) -> Path:
     return stage.folder / f"{source.name}.jsonl"
-
-
-def _trained_files(folder: Path) -> list[str]:
-    run = read_json(folder / RUN_FILE)
-    kept = {run[key] for key in ("best_checkpoint", "last_checkpoint") if run.get(key)}
-    return [*sorted(kept), "metrics.json"]

@@ -11,6 +11,8 @@ from dpr.assembly.sources import NamedSource
 from dpr.core.errors import ConfigError
 from dpr.core.settings import DECIDING, flat_values, listed
 from dpr.data.settings import DataSetSettings
+from dpr.formats.checkpoints import RUN_FILE
+from dpr.formats.durable import read_json
 from dpr.training.command_settings import BiEncoderTrainConfig
 
 
@@ -58,6 +60,13 @@ def deciding(config: BiEncoderTrainConfig) -> dict[str, Any]:
     """The settings that affect the result of a training, by their dotted names; files count by their content, elsewhere."""
     entries = {key: value for key, value in _flat(config.datasets, "datasets.").items() if not _names_files(key, value)}
     return flat_values(config, DECIDING) | entries
+
+
+def trained_files(folder: Path) -> list[str]:
+    """What a finished training has made that others read: its best and last checkpoint, and its metrics."""
+    run = read_json(folder / RUN_FILE)
+    kept = {run[key] for key in ("best_checkpoint", "last_checkpoint") if run.get(key)}
+    return [*sorted(kept), "metrics.json"]
 
 
 def differing(config: Any, default: Any) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""One command makes a folder of documents searchable, evaluated beside BM25; rerun, it does only what has changed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main
+from dpr.ladder.climb import PassOn
+from dpr.ladder.quickstart import training_overrides
+from tests.helpers.tiny import sentence
+
+
+def write_documents(folder: Path) -> None:
+    rng = random.Random(5)
+    folder.mkdir()
+    for number in range(6):
+        sections = (f"## {sentence(rng, 4)}\n\n" + " ".join(f"{sentence(rng, 9).capitalize()}." for _ in range(3)) for _ in range(12))
+        (folder / f"page{number}.md").write_text(f"# {sentence(rng, 4)}\n\n" + "\n\n".join(sections))
+    (folder / "broken.py").write_text("def (")
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages run in this process, which has imported everything; the list has the names of their commands."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    ran: list[str] = []
+
+    def run(self: PassOn, command: Sequence[str], log: Path) -> int:
+        arguments = list(command)[3:]  # python -m dpr
+        ran.append(arguments[0])
+        return main([*arguments, *(["vocab_size=400", "hidden=16", "overwrite=true"] if arguments[0] == "new-encoder" else [])])
+
+    monkeypatch.setattr(PassOn, "run", run)
+    return ran
+
+
+def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_made_again(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_documents(tmp_path / "docs")
+    line = ["quickstart", "docs", "device=cpu"]
+    assert main(line) == 0
+    assert commands == ["prepare-folder", "new-encoder", "train", "embed", "embed", *["retrieve"] * 4]
+    told = capsys.readouterr().out
+    for expected in ("BM25", "trained", "hybrid", "1 files could not be read", "flatters BM25", "dpr search runs/docs"):
+        assert expected in told, expected
+    run = tmp_path / "runs" / "docs"
+    compared = json.loads((run / "compared.json").read_text())
+    assert compared["num_questions"] == 18 and set(compared["runs"]) == {"BM25", "trained", "hybrid"}
+    assert (run / "report.html").read_text().lower().startswith("<!doctype html>")
+
+    passage = json.loads((run / "data" / "texts" / "corpus.jsonl").read_text().splitlines()[17])
+    assert main(["search", str(run), passage["text"]]) == 0
+    assert capsys.readouterr().out.splitlines()[0].lstrip().startswith("1.")
+    assert main(["search", str(run), "--mode", "bm25", "--top", "1", passage["text"]]) == 0
+    assert passage["title"] in capsys.readouterr().out
+
+    commands.clear()
+    assert main(line) == 0
+    assert commands == []
+    capsys.readouterr()
+    (tmp_path / "docs" / "broken.py").write_text('"""Now it says something of use to those who look for it."""')
+    assert main(line) == 0
+    assert commands == ["prepare-folder", "new-encoder", "train", "embed", "embed", *["retrieve"] * 4]
+    assert "could not be read" not in capsys.readouterr().out
+
+
+def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    cases = {
+        "none": "no such folder",
+        "empty": "holds no documents",
+        "empty out=empty/run": "whose files are read",
+        "empty questions=no.tsv": "questions=no.tsv does not exist",
+        "empty words=5": "at least 20 words",
+    }
+    for words, expected in cases.items():
+        assert main(["quickstart", *words.split()]) in (2, 3)
+        assert expected in capsys.readouterr().err, words
+    assert commands == []
+
+
+def test_batches_leave_steps_to_learn_in() -> None:
+    sizes = [50, 200, 1000, 25_000]
+    batches = [next(int(one.split("=")[1]) for one in training_overrides("static", size) if "batch_size" in one) for size in sizes]
+    assert batches == [16, 16, 64, 512]
+    assert "model_file=." in training_overrides(".", 1000)
