@@ -10,7 +10,10 @@ from abc import ABC, abstractmethod
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# Windows has neither SIGUSR1, SIGHUP nor SIGALRM.
+_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
+_LAUNCHER_ENDED = 1
+"""The number of SIGHUP, where there is one."""
 _SAME_REQUEST_S = 1.0
 _WORKER_GRACE_S = 30
 
@@ -52,7 +55,7 @@ class StopSignals(SignalBlock):
     def requested(self) -> int:
         """The number of the signal that asks this process to stop; SIGHUP when its launcher has ended; 0 without a request."""
         if not self._number and self._launcher is not None and os.getppid() != self._launcher:
-            return int(signal.SIGHUP)
+            return _LAUNCHER_ENDED
         return self._number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -67,7 +70,7 @@ class StopSignals(SignalBlock):
 
 def describe(number: int) -> str:
     """The source of a stop request, for a message."""
-    return "the launcher has ended" if number == signal.SIGHUP else signal.Signals(number).name
+    return "the launcher has ended" if number == _LAUNCHER_ENDED else signal.Signals(number).name
 
 
 def ignore_in_worker() -> None:
@@ -76,6 +79,8 @@ def ignore_in_worker() -> None:
     SIGTERM is also how the run ends a worker that does not end by itself, so it takes effect after half a minute.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_WORKER_GRACE_S))
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_WORKER_GRACE_S))

@@ -38,7 +38,8 @@ class PassOn(SignalBlock):
             )
             self._child = child
             if self.asked:  # while it was being started
-                child.send_signal(self.asked)
+                with suppress(ValueError):
+                    child.send_signal(self.asked)
             assert child.stdout is not None
             reader = threading.Thread(target=_pass_output, args=(child.stdout, file), daemon=True)
             reader.start()
@@ -52,7 +53,7 @@ class PassOn(SignalBlock):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked = self.asked or number
         if self._child is not None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, ValueError):  # ValueError: Windows, where Ctrl-C reaches the command by itself
                 self._child.send_signal(number)
 
 

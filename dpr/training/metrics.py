@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import time
 from functools import cache
@@ -131,8 +130,12 @@ def wait_for(device: torch.device) -> None:
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """The peak memory so far, in GiB: of tensors on a GPU, of this process elsewhere."""
+    """The peak memory so far, in GiB: of tensors on a GPU, of this process elsewhere; NaN on Windows, which does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
+    if sys.platform == "win32":
+        return math.nan
+    import resource  # Windows has no such module
+
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -364,3 +364,11 @@ def test_a_changed_byte_of_a_header_is_never_used(text: TrainingSet, tensorizer:
         except InputError:
             continue
         assert found == expected, place  # a blank of the header
+
+
+def test_workers_that_are_spawned_make_the_same_batches(text: TrainingSet, tensorizer: Tensorizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows and macOS, where workers are not forked and everything they need is sent to them."""
+    expected = [values(batch) for batch in batches(text, tensorizer, PLAIN)]
+    monkeypatch.setattr(mp.context._default_context, "_actual_context", mp.get_context("spawn"))  # type: ignore[attr-defined]
+    assert mp.get_start_method() == "spawn"
+    assert [values(batch) for batch in batches(text, tensorizer, PLAIN, workers=1)] == expected
