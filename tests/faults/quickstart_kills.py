@@ -1,9 +1,10 @@
-"""The quickstart's model, trained twice: once undisturbed, once killed many times at random moments and started again by the same command.
+"""A small transformer, trained twice: once undisturbed, once killed many times at random moments and started again by the same command.
 
     python -m tests.faults.quickstart_kills runs/quickstart [--kills 20] [--steps 40] [--seed 0]
 
-The folder is that of examples/quickstart.sh, whose data and encoder are used. Prints what the kills met, whether the weights are equal, and
-the share of the undisturbed run that saving and verifying took, here and for the quickstart's own number of steps and saves.
+The folder is that of examples/quickstart.sh, whose data and vocabulary are used; the settings are ``encoder=quickstart train=quickstart``.
+Prints what the kills met, whether the weights are equal, and the share of the undisturbed run that saving and verifying took, here and for
+the steps and saves of these settings.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         whole, killed = Path(scratch) / "whole", Path(scratch) / "killed"
+        options.encoder = encoder = Path(scratch) / "encoder"
+        corpus, tokenizer = options.folder / "data" / "corpus.tsv", options.folder / "encoder"
+        made = ("new-encoder", f"--corpus={corpus}", f"--tokenizer={tokenizer}", "--layers=1", "--hidden=256", f"--out={encoder}")
+        assert subprocess.run([sys.executable, "-m", "dpr", *made], env=environment(), cwd=REPOSITORY).returncode == 0
         start = time.perf_counter()
         print(f"undisturbed: {options.steps} steps, a checkpoint every {SAVE_EVERY}", flush=True)
         timed = subprocess.run(command(options, whole, module="tests.faults.quickstart_kills"), env=environment(timed=True), cwd=REPOSITORY)
@@ -53,11 +58,11 @@ def main() -> int:
 
 
 def command(options: argparse.Namespace, output_dir: Path, *, module: str = "") -> list[str]:
-    """The quickstart's training, with fewer steps and more checkpoints."""
+    """The training of ``train=quickstart``, with fewer steps and more checkpoints."""
     return [
         *(sys.executable, *(["-m", module, "--timed"] if module else [str(REPOSITORY / "train_dense_encoder.py")])),
         *("encoder=quickstart", "train=quickstart", "loss.temperature=0.07"),
-        f"encoder.pretrained_model_cfg={options.folder / 'encoder'}",
+        f"encoder.pretrained_model_cfg={options.encoder}",
         f"train_datasets={options.folder / 'data' / 'train.json'}",
         f"dev_datasets={options.folder / 'data' / 'dev.json'}",
         f"output_dir={output_dir}",
@@ -141,7 +146,7 @@ def timed_command() -> None:
     here = (sum(saves) + verifying) / taken["train"][0]
     quickstart = (QUICKSTART_SAVES * saving + verifying) / (QUICKSTART_STEPS * step_s)
     print(f"checkpoint {size:.0f} MB: saving {saving:.3f} s, verifying {verifying:.3f} s; step with validation {step_s:.3f} s")
-    print(f"share of training time: {here:.2%} with {len(saves)} saves in {steps} steps, {quickstart:.3%} in the quickstart ", end="")
+    print(f"share of training time: {here:.2%} with {len(saves)} saves in {steps} steps, {quickstart:.3%} with train=quickstart ", end="")
     print(f"({QUICKSTART_SAVES} saves and a check in {QUICKSTART_STEPS} steps)", flush=True)
 
 

@@ -79,6 +79,7 @@ def test_texts_are_those_of_a_model_that_is_given_them_by_hand() -> None:
     assert template.passage_tokens([Passage(" ca ", "ce"), Passage("ca")]) == plain.passage_tokens(
         [Passage("bi ba ce - ca"), Passage("bi ca")]
     )
+    assert tensorizer_of("bert", TWICE).passage_tokens([Passage("ca", "ce")]) == plain.passage_tokens([Passage("ce ce ca")])
 
 
 def test_the_apostrophe_rule_is_the_models() -> None:
