@@ -98,14 +98,20 @@ function show(asked, answers, k) {
   const ranks = answers.map(({ hits }) => new Map(hits.map((hit, place) => [hit.id, place + 1])));
   asked.forEach((column, place) => {
     const { ms } = answers[place];
-    const isExact = indexes[$(column).selectedIndex].exact !== false;
-    $(`time-${column}`).textContent = `${isExact ? "" : "approximate, "}${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+    $(`time-${column}`).textContent = `${exactness(indexes[$(column).selectedIndex])}${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
     draw($(`hits-${column}`), answers[place].hits, asked.length > 1 ? ranks[1 - place] : null, label(COLUMNS[1 - place]));
   });
   if (asked.length < 2) return say("");
   const both = [...ranks[0].keys()].filter((id) => ranks[1].has(id)).length;
   const same = answers[0].hits[0] && answers[0].hits[0].id === answers[1].hits[0]?.id;
-  say(`${both} of the first ${k} passages are in both columns; the first one is ${same ? "the same" : "another"}.`);
+  say(`${both} of the first ${k} passages are in both columns; the first one ${same ? "is the same" : "differs"}.`);
+}
+
+// What is known about an index that does not find everything: its recall as it was measured when it was built.
+function exactness(index) {
+  if (index.exact !== false) return "";
+  const [name, value] = Object.entries(index.recall?.values ?? {})[0] ?? [];
+  return name ? `approximate, ${name} ${value.toFixed(3)}, ` : "approximate, ";
 }
 
 // Names above the columns.

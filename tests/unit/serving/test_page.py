@@ -117,6 +117,25 @@ def test_two_ways_of_searching_are_compared(page: Browser, address: str, world: 
     assert all(url.startswith(address) for url in page.requested)
 
 
+def test_an_index_that_is_not_exact_says_so(page: Browser, address: str, world: World) -> None:
+    approximate = {"exact": False, "recall": {"values": {"recall@10": 0.9375}}}
+    script = (
+        "const real = fetch; window.fetch = async (path, options) => { if (path !== 'info') return real(path, options); "
+        f"const info = await (await real(path)).json(); Object.assign(info.indexes[0], {json.dumps(approximate)}); "
+        "info.indexes[1].exact = false; return Response.json(info); };"
+    )
+    added = page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+    try:
+        page.open(address)
+        page.wait("document.querySelectorAll('#left option').length == 4")
+        page.look("document.querySelector('#left').value = 'run:dense'")
+        ask(page, world.questions[1].text)
+        assert page.look("document.querySelector('#time-right').textContent").startswith("approximate, recall@10 0.938, ")
+        assert page.look("document.querySelector('#time-left').textContent").startswith("approximate, ")
+    finally:
+        page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+
+
 def test_the_keyboard_is_enough(page: Browser, world: World) -> None:
     page.look("document.activeElement.blur()")
     page.press("/")
