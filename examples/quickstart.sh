@@ -73,5 +73,6 @@ $((SECONDS / 60)) min $((SECONDS % 60)) s.
 Look at it:       $Q/report.html in a browser: curves, ranks and example questions
 Search by hand:   $DPR search $Q "read a csv file"
                   $DPR search $Q --mode dense "read a csv file"      (or bm25, or hybrid)
-Your own text:    the files in $Q/data show the formats; docs/file_formats.md describes them.
+Your own folder:  $DPR quickstart path/to/folder
+Your own pairs:   the files in $Q/data show the formats; docs/file_formats.md describes them.
 END
