@@ -52,14 +52,14 @@ _VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" f
 
 def prepare(folder: Path, rng: random.Random) -> None:
     """Writes the files and the model that the cases read."""
-    _write_model(folder / "encoder", folder / "model", width=32, projection=SIZES.dimension)
+    write_model(folder / "encoder", folder / "model", width=32, projection=SIZES.dimension)
     _write_training_file(folder / "train.json", rng)
     _write_dev_file(folder / "dev.jsonl", rng)
 
 
 def prepare_corpora(folder: Path, rng: random.Random) -> None:
     """Writes the corpora and the model of the embedding cases."""
-    _write_model(folder / "encoder_64", folder / "model_64", width=64)
+    write_model(folder / "encoder_64", folder / "model_64", width=64)
     for count in SIZES.corpora:
         rows = (Passage(_text(rng, SIZES.short_words), "", str(number)) for number in range(count))
         write_passages(folder / f"corpus_{count}.tsv", rows)
@@ -98,7 +98,7 @@ def _write_dev_file(path: Path, rng: random.Random) -> None:
             out.write(json.dumps(record) + "\n")
 
 
-def _write_model(encoder: Path, checkpoint: Path, *, width: int, projection: int = 0) -> None:
+def write_model(encoder: Path, checkpoint: Path, *, width: int, projection: int = 0) -> None:
     encoder.mkdir()
     (encoder / "vocab.txt").write_text("\n".join(_VOCABULARY) + "\n", encoding="utf-8")
     BertConfig(

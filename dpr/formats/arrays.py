@@ -13,6 +13,7 @@ The scale s is float32, one per vector, in a file of its own.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,59 @@ def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray
     if not array.flags.c_contiguous:
         raise InputError("is in Fortran order", file=path, expected="the numbers of each vector side by side (numpy.ascontiguousarray)")
     return array
+
+
+def pack_ids(ids: Sequence[bytes]) -> np.ndarray:
+    """Ids as they are stored: whichever is smaller of fixed-width bytes (n,), and of uint8 numbers, all in one row: where each of the
+    ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first number on, and then their bytes."""
+    fixed, text = np.array(ids, dtype=bytes), b"".join(ids)
+    starts = 4 * (len(ids) + 1) + np.concatenate([[0], np.cumsum([len(key) for key in ids])])
+    if starts[-1] >= min(fixed.nbytes, 2**32):
+        return fixed
+    return np.frombuffer(starts.astype("<u4").tobytes() + text, dtype=np.uint8)
+
+
+class MappedIds:
+    """Ids that ``pack_ids`` stored, memory-mapped; a slice of them, or the ids of some rows, is an array (n,) of fixed-width bytes.
+
+    Raises:
+        InputError: the file cannot be read, or holds anything but texts of at most MAX_ID_BYTES bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, array = path, map_array(path)
+        if array.dtype != np.uint8 or array.ndim != 1:
+            self._fixed: np.ndarray | None = map_ids(path)
+            self._size = len(self._fixed)
+            return
+        self._fixed, self._bytes = None, array.view(np.ndarray)
+        first = int(self._bytes[:4].view("<u4")[0]) if len(array) >= 4 else 0
+        if first % 4 or not 4 <= first <= len(array):
+            raise InputError("holds no ids", file=path, expected="where each begins, and their bytes")
+        self._starts, self._size = self._bytes[:first].view("<u4"), first // 4 - 1
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
+        if self._fixed is not None:
+            return np.asarray(self._fixed[part])
+        starts = self._starts[:-1][part].astype(np.int64)
+        lengths = self._starts[1:][part] - starts
+        if not len(starts):
+            return np.empty(0, dtype="S1")
+        ends = starts + lengths
+        if lengths.min() < 1 or lengths.max() > MAX_ID_BYTES or starts.min() < 4 * (self._size + 1) or ends.max() > len(self._bytes):
+            raise InputError(
+                "an id does not begin where the one before it ends", file=self._path, expected=f"1 to {MAX_ID_BYTES} bytes each"
+            )
+        rows = np.zeros((len(starts), int(lengths.max())), dtype=np.uint8)
+        is_used = np.arange(rows.shape[1]) < lengths[:, None]
+        if isinstance(part, slice):
+            rows[is_used] = self._bytes[starts[0] : ends[-1]]
+        else:
+            rows[is_used] = self._bytes[(starts[:, None] + np.arange(rows.shape[1]))[is_used]]
+        return rows.view(f"S{rows.shape[1]}")[:, 0]
 
 
 def map_ids(path: Path) -> np.ndarray:

@@ -10,13 +10,14 @@ import json
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
-from dpr.formats.durable import CHECKSUM, MADE_OF, describe_file, durable_file
+from dpr.formats.durable import CHECKSUM, MADE_OF, describe_file, durable_file, verify_folder
 
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
 
@@ -65,8 +66,47 @@ def _cached_sha256(path: Path) -> str:
     return found
 
 
+def folder_problems(folder: Path) -> list[str]:
+    """As ``verify_folder``, but files that had no problems are read again only when their inodes, sizes or times have changed."""
+    try:
+        start, files = time.time_ns(), sorted([folder, *folder.rglob("*")])
+        statuses = [path.lstat() for path in files]
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or folder) from None
+    seen = [str(folder.resolve()), *(f"{path.name} {_stated(status)}" for path, status in zip(files, statuses, strict=True))]
+    if is_remembered("verified", seen):
+        return []
+    problems = verify_folder(folder)
+    if not problems and start - max(max(status.st_mtime_ns, status.st_ctime_ns) for status in statuses) > _SETTLED_NS:
+        remember("verified", seen)
+    return problems
+
+
+def is_remembered(fact: str, about: Sequence[str]) -> bool:
+    """Whether ``remember`` was called with the same arguments by any process with this cache."""
+    note, check = _note_of(fact, about)
+    with suppress(OSError, ValueError):
+        return note.read_text("ascii") == check
+    return False
+
+
+def remember(fact: str, about: Sequence[str]) -> None:
+    """Keeps in the cache that a fact was proved. Without a cache it will have to be proved again."""
+    note, check = _note_of(fact, about)
+    with suppress(OSError, InputError), durable_file(note) as out:
+        out.write(check)
+
+
+def _note_of(fact: str, about: Sequence[str]) -> tuple[Path, str]:
+    check = text_sha256(json.dumps([fact, *about]))
+    return cache_root(None) / "proved" / check[:32], check
+
+
 def _identity(descriptor: int) -> str:
-    status = os.fstat(descriptor)
+    return _stated(os.fstat(descriptor))
+
+
+def _stated(status: os.stat_result) -> str:
     return repr((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 

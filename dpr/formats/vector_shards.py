@@ -2,7 +2,7 @@
 
     X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of int8 or of single bits
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
-        ids-00000.npy      (n,) fixed-width bytes, UTF-8
+        ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes (pack_ids in dpr/formats/arrays.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
         chunk-00000.json   while unfinished: size and SHA-256 of the chunk's files
         shard.json         while unfinished: the metadata the chunks were made with
@@ -12,19 +12,24 @@ Several processes may write different chunks of one shard at the same time; one 
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
-from dpr.formats.arrays import DTYPES, array_names, decode, encode, is_coded, map_ids, map_vectors
+from dpr.formats.arrays import DTYPES, MappedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
+from dpr.formats.checksums import folder_problems, is_remembered, remember
 from dpr.formats.durable import (
     MANIFEST,
     describe_file,
@@ -37,25 +42,17 @@ from dpr.formats.durable import (
     writing,
 )
 from dpr.formats.leftovers import remove_leftovers
+from dpr.formats.shard_groups import Metadata, are_rows_of_one_corpus, require_compatible
 from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
-
-Metadata = dict[str, str | int | float | bool]
 
 _UNFINISHED = "shard.json"
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
 _MARKER = re.compile(r"chunk-(\d{5,})\.json")
 _COUNTS = ("num_vectors", "num_chunks")
 _DECODED_ROWS = 8192
+_PLAIN_ROWS = 65536
 _KEPT = "rerun the same command where it can be written; finished chunks are kept"
-_MUST_AGREE = {
-    "model_fingerprint": "made with another model",
-    "settings_fingerprint": "made with other tokenizer or encoder settings",
-    "encoder_type": "made with the other tower",
-    "similarity": "made for another similarity",
-    "dimension": "of another dimension",
-}
-_OF_CORPUS = ("corpus", "corpus_fingerprint", "id_prefix", "num_shards")
 
 
 class VectorShardWriter:
@@ -113,7 +110,7 @@ class VectorShardWriter:
         if len(set(ids)) != len(ids):
             ((repeated, _),) = Counter(ids).most_common(1)
             raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.target, expected="unique ids")
-        arrays["ids"] = np.array(encoded)
+        arrays["ids"] = pack_ids(encoded)
         with writing(self.target, hint=_KEPT):
             if self.is_complete():
                 self._reopen()
@@ -171,7 +168,7 @@ class VectorShardWriter:
         write_json(self.target / _UNFINISHED, self.metadata)
         for number, files in self._entries().items():
             with suppress(InputError):
-                rows = len(map_ids(self.target / _file("ids", number)))
+                rows = len(MappedIds(self.target / _file("ids", number)))
                 write_json(self.target / _marker(number), {"files": files, "rows": rows})
         (self.target / MANIFEST).unlink()
 
@@ -207,7 +204,7 @@ class VectorShardWriter:
 
 
 class VectorShard:
-    """A finished shard, memory-mapped. ``verify`` compares the SHA-256 of all files, which reads them once.
+    """A finished shard, memory-mapped. ``verify`` compares the SHA-256 of all files, which reads them unless an earlier verification did.
 
     Raises:
         InputError: unfinished, damaged, or not a vector shard.
@@ -229,7 +226,7 @@ class VectorShard:
         self._chunks = _by_chunk(manifest["files"], self.dtype)
         self._kept = lru_cache(1024)(self._arrays)
         self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows
-        problems = verify_folder(self.path) if verify else []
+        problems = folder_problems(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
         problems = [problem for problem in problems if not (problem.startswith(_UNFINISHED) or _MARKER.match(problem))]
         if sorted(self._chunks) != list(range(len(self._chunks))):
@@ -241,11 +238,15 @@ class VectorShard:
     def __len__(self) -> int:
         return self.num_vectors
 
+    def ids_sha256(self) -> str:
+        """A hash of the files that hold the ids."""
+        return text_sha256(json.dumps([files[_file("ids", number)]["sha256"] for number, files in self._chunks.items()]))
+
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, chunk by chunk; codes as float32, some rows at a time."""
+        """Ids (n,) of dtype 'S' and vectors (n, D) in order: memory-mapped, some rows at a time; codes as float32."""
         for number in self._chunks:
             ids, arrays = self._arrays(number)
-            rows = _DECODED_ROWS if is_coded(self.dtype) else len(ids)
+            rows = _DECODED_ROWS if is_coded(self.dtype) else _PLAIN_ROWS
             for start in range(0, len(ids), rows):
                 part = {name: array[start : start + rows] for name, array in arrays.items()}
                 yield ids[start : start + rows], decode(part, self.dtype, self.dimension)
@@ -253,7 +254,7 @@ class VectorShard:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
         if self._ends is None:
-            self._ends = np.cumsum([len(ids) for ids in self.id_chunks()])
+            self._ends = np.cumsum([len(ids) for ids in self._mapped_ids()])
         of, found = np.searchsorted(self._ends, rows, side="right"), []
         for number in np.unique(of).tolist():
             ids, arrays = self._kept(number)
@@ -261,9 +262,9 @@ class VectorShard:
             found.append((ids[part], decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension)))
         return np.concatenate([ids for ids, _ in found]), np.concatenate([vectors for _, vectors in found])
 
-    def _arrays(self, number: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _arrays(self, number: int) -> tuple[MappedIds, dict[str, np.ndarray]]:
         """Ids and arrays of a chunk, memory-mapped."""
-        ids = map_ids(self.path / _file("ids", number))
+        ids = MappedIds(self.path / _file("ids", number))
         files = {name: self.path / _file(name, number) for name in array_names(self.dtype)}
         arrays = {name: map_vectors(file, name, self.dtype, self.dimension) for name, file in files.items()}
         for name, array in arrays.items():
@@ -272,9 +273,12 @@ class VectorShard:
         return ids, arrays
 
     def id_chunks(self) -> Iterator[np.ndarray]:
-        """Ids (n,) of dtype 'S' of each chunk, in order."""
-        for number in self._chunks:
-            yield map_ids(self.path / _file("ids", number))
+        """Ids (n,) of dtype 'S', in order, some rows at a time."""
+        for ids in self._mapped_ids():
+            yield from (ids[start : start + _PLAIN_ROWS] for start in range(0, len(ids), _PLAIN_ROWS))
+
+    def _mapped_ids(self) -> Iterator[MappedIds]:
+        return (MappedIds(self.path / _file("ids", number)) for number in self._chunks)
 
 
 def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False) -> list[VectorShard]:
@@ -291,39 +295,23 @@ def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_mi
             raise InputError("no vectors found", file=pattern, hint="generate_embeddings.py writes them as <out_file>_<shard_id>")
         paths += sorted(found, key=_natural_key)
     paths = list(dict.fromkeys(paths))
-    shards = [VectorShard(path, verify=verify) for path in paths]
-    _require_compatible(shards, allow_missing=allow_missing)
-    if (duplicate := first_duplicate([shard.id_chunks for shard in shards])) is not None:
-        raise InputError(f"the passage id {duplicate!r} occurs twice in these vectors", file=", ".join(map(str, paths[:4])))
+    with ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1)) as pool:  # hashing works outside the interpreter's lock
+        shards = list(pool.map(partial(VectorShard, verify=verify), paths))
+    require_compatible([(shard.path, shard.metadata) for shard in shards], allow_missing=allow_missing)
+    if not are_rows_of_one_corpus([shard.metadata for shard in shards]):
+        _require_unique_ids(shards)
     return shards
 
 
-def _require_compatible(shards: Sequence[VectorShard], *, allow_missing: bool) -> None:
-    """Raises InputError unless shards may be searched together: of one model and encoding, none missing.
-
-    Scores of float32, float16 and int8 agree to within a fraction of a percent. The error of single bits is larger than the differences
-    between good passages, so they are compared with each other only.
-    """
-    first = shards[0].metadata
-    for path, metadata in ((shard.path, shard.metadata) for shard in shards[1:]):
-        for key, what in _MUST_AGREE.items():
-            if metadata.get(key) != first.get(key):
-                found = f"these vectors are {what} than {shards[0].path} ({key} {metadata.get(key)!r}, there {first.get(key)!r})"
-                raise InputError(found, file=path, hint="embed the corpus again with one model")
-        if (metadata.get("dtype") == "binary") != (first.get("dtype") == "binary"):
-            found = f"these vectors are {metadata.get('dtype')}, those of {shards[0].path} {first.get('dtype')}"
-            raise InputError(found, file=path, hint="binary vectors are searched with binary ones only; embed all with one out_dtype")
-    groups: dict[tuple[Any, ...], dict[int, Path]] = {}
-    for shard in shards:
-        number, of_corpus = shard.metadata.get("shard_id"), tuple(shard.metadata.get(key) for key in _OF_CORPUS)
-        if isinstance(number, int) and isinstance(of_corpus[-1], int):
-            groups.setdefault(of_corpus, {})[number] = shard.path
-    for group, members in groups.items():
-        missing = sorted(set(range(group[-1])) - set(members))
-        if missing and not allow_missing:
-            shown = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
-            found = f"of {group[-1]} shards, these are missing: {shown}"
-            raise InputError(found, file=next(iter(members.values())), hint="embed them, or pass all of them")
+def _require_unique_ids(shards: Sequence[VectorShard]) -> None:
+    """Raises InputError if an id occurs twice. What was proved once for the same files is not proved again."""
+    proved = [shard.ids_sha256() for shard in shards]
+    if is_remembered("unique ids", proved):
+        return
+    if (duplicate := first_duplicate([shard.id_chunks for shard in shards])) is not None:
+        shown = ", ".join(str(shard.path) for shard in shards[:4])
+        raise InputError(f"the passage id {duplicate!r} occurs twice in these vectors", file=shown)
+    remember("unique ids", proved)
 
 
 def _natural_key(path: Path) -> list[tuple[int, str]]:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
+from dpr.formats import checksums, vector_shards
+from dpr.formats.arrays import MappedIds
 from dpr.formats.durable import MANIFEST, verify_folder, write_manifest
 from dpr.formats.leftovers import temporary_beside
 from dpr.formats.sorted_hashes import hash_ids
@@ -287,3 +289,82 @@ def test_vectors_in_fortran_order_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"vectors-00000\.npy: is in Fortran order"):
         list(opened.chunks())
     assert len(list(VectorShard(replaced(tmp_path / "X_0", "vectors-00000.npy", npy("<f4", good.shape, good.tobytes()))).chunks())) == 2
+
+
+RAGGED = [["a", "b" * 900, "c"], ["\u00e9" * 3, "d"]]
+
+
+def test_ids_of_different_lengths_take_the_room_they_need(tmp_path: Path) -> None:
+    folder = shard(tmp_path / "X_0", ids=RAGGED)
+    opened = VectorShard(folder)
+    assert [key.decode() for ids, _ in opened.chunks() for key in ids.tolist()] == RAGGED[0] + RAGGED[1]
+    assert [key.decode() for ids in opened.id_chunks() for key in ids.tolist()] == RAGGED[0] + RAGGED[1]
+    assert np.load(folder / "ids-00000.npy").tobytes() == np.array([16, 17, 917, 918], "<u4").tobytes() + "".join(RAGGED[0]).encode()
+    assert np.load(folder / "ids-00001.npy").dtype == "S6"  # smaller than offsets
+    for start, stop in ((0, 1), (1, 3), (2, 3), (3, 3)):
+        assert MappedIds(folder / "ids-00000.npy")[start:stop].tolist() == [key.encode() for key in RAGGED[0][start:stop]]
+    assert [key.decode() for key in opened.take(np.array([1, 2, 4]))[0].tolist()] == [RAGGED[0][1], RAGGED[0][2], RAGGED[1][1]]
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("value", [0, 3, 15, 2**32 - 4, 4000])
+def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: int, value: int) -> None:
+    folder = shard(tmp_path / "X_0", ids=[RAGGED[0]])
+    content = bytearray((folder / "ids-00000.npy").read_bytes())
+    content[128 + 4 * place : 132 + 4 * place] = value.to_bytes(4, "little")
+    with pytest.raises(InputError, match=r"ids-00000\.npy|ids and"):
+        list(VectorShard(replaced(folder, "ids-00000.npy", bytes(content))).chunks())
+
+
+def rows(first: int, end: int, **more: Any) -> dict[str, Any]:
+    return {"corpus_fingerprint": "c", "id_col": 0, "id_prefix": "", "first_row": first, "end_row": end, **more}
+
+
+def test_ids_are_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    proofs: list[int] = []
+    real = vector_shards.first_duplicate
+    monkeypatch.setattr(vector_shards, "first_duplicate", lambda sources: proofs.append(len(sources)) or real(sources))
+    shard(tmp_path / "X_0", ids=[["a", "b"]], **rows(0, 2, shard_id=0, num_shards=3))
+    shard(tmp_path / "X_1", ids=[["c"], ["d"]], **rows(2, 4, shard_id=1, num_shards=3))
+    shard(tmp_path / "X_2", ids=[], **rows(4, 4, shard_id=2, num_shards=3))
+    open_shards([str(tmp_path / "X_*")])
+    assert not proofs  # embedding counted the corpus, whose rows these are
+    shard(tmp_path / "Y_0", ids=[["e"]], **rows(0, 1, id_prefix="y:"))
+    for _ in range(2):
+        open_shards([str(tmp_path / "X_*"), tmp_path / "Y_0"])
+    assert proofs == [4]
+    shard(tmp_path / "Z_0", ids=[["b", "z"]], **rows(1, 3))  # the same row twice
+    for _ in range(2):
+        with pytest.raises(InputError, match="'b' occurs twice"):
+            open_shards([str(tmp_path / "X_*"), tmp_path / "Z_0"])
+    shard(tmp_path / "W_0", ids=[["b", "z"]], **rows(5, 8))  # rows that it does not have
+    with pytest.raises(InputError, match="'b' occurs twice"):
+        open_shards([str(tmp_path / "X_*"), tmp_path / "W_0"])
+
+
+def test_a_verified_shard_is_read_again_only_when_a_file_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    folder, read = shard(tmp_path / "X_0"), []
+    real = checksums.verify_folder
+    monkeypatch.setattr(checksums, "verify_folder", lambda path: read.append(path) or real(path))
+    VectorShard(folder)
+    VectorShard(folder)
+    assert len(read) == 2  # files so young may change and keep their times
+    monkeypatch.setattr(checksums, "_SETTLED_NS", -(10**9))
+    for _ in range(3):
+        VectorShard(folder)
+    assert len(read) == 3
+    damaged = folder / "vectors-00001.npy"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    with open(damaged, "r+b") as file:
+        file.write(content)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"vectors-00001\.npy: content has changed"):
+            VectorShard(folder)
+    (tmp_path / "cache").rename(tmp_path / "old")
+    (tmp_path / "cache").write_text("not a folder")
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    VectorShard(folder)
