@@ -21,6 +21,7 @@ logger = get_logger(__name__)
 MAX_LINE_BYTES = 16 * 2**20
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 2**20
+_SHORT_BUFFER = 2**15  # where few rows may be wanted
 _NUL_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -67,7 +68,7 @@ def open_input(path: Path, place: LinePlace | None = None) -> Iterator[io.Buffer
     """
     try:
         with open(path, "rb", buffering=0) as raw:
-            stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER)
+            stream: io.BufferedReader[Any] = io.BufferedReader(raw, _BUFFER if place is None else _SHORT_BUFFER)
             if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), _BUFFER)
             if place is not None and place.offset:
