@@ -10,6 +10,7 @@ from dpr.assembly.sources import resolve_passage_source
 from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
+from dpr.core.progress import Progress
 from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.integrations.ray_cluster import share_out
@@ -30,7 +31,12 @@ def run(config: EmbedConfig) -> EmbedReport:
         logger.warning("num_shards=1 is one worker's work; set it to some times the number of workers")
     shards = [replace(config, shard_id=number, cluster=ClusterSettings()) for number in range(config.num_shards)]
     device = "cpu" if config.no_cuda else config.device
-    reports = [report for _, report in share_out(config.cluster, embed, shards, what="embedding", unit="shards", device=device)]
+    reports = []
+    progress = Progress("embedding", len(shards), unit="shards")
+    for _, report in share_out(config.cluster, embed, shards, what="embedding", device=device):
+        reports.append(report)
+        progress.advance(1, 0)
+    progress.close()
     counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded", "empty"))
     whole = EmbedReport(Path(f"{config.out_file}_*"), *counts)
     logger.info("%s: %d vectors in %d shards, %d from before", whole.folder, whole.passages, len(reports), whole.passages - whole.embedded)

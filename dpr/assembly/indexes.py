@@ -24,6 +24,7 @@ from dpr.indexer.recall import held_back
 from dpr.indexer.registry import Index, IndexChoice, Texts, index_class
 from dpr.indexer.settings import KINDS
 from dpr.indexer.vectors import PrefixedSource, RowSource
+from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
 from dpr.retrieval.passages import lexical_texts
@@ -99,8 +100,13 @@ def open_vector_index(
         InputError: the vectors are of another model, or the saved index is of other vectors.
     """
     patterns = config.vector_patterns()
-    shards = _open_vectors(patterns, model, f"model_file={config.model_file}", config.dimensions)
+    is_shared = config.cluster.kind != "none"
+    shards = _open_vectors(patterns, model, f"model_file={config.model_file}", config.dimensions, verify=not is_shared)
     vectors = _with_prefixes(shards, patterns, sources)
+    if is_shared:  # workers verify the shards that they search
+        where = "cpu" if config.no_cuda else config.device
+        shared = ClusterSearch(cluster_folder(config), config.cluster, config.indexer.block_rows, where)
+        return ClusterIndex.build(vectors, shared)
     folder = Path(config.index_path) if config.index_path else None
     if folder is not None and not choice.index_class.is_saved:
         raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
@@ -113,6 +119,12 @@ def open_vector_index(
     return index
 
 
+def cluster_folder(config: RetrievalConfig) -> Path:
+    """Where the machines of a cluster exchange files: beside the first output, until the command is done."""
+    first = Path(config.out_file or config.trec_run_file or config.metrics_file or "")
+    return first.with_name(f"{first.name}.searching")
+
+
 def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
     """An index of the corpus's words: opened from ``path`` if it exists, else built, and saved there."""
     if not sources:
@@ -122,12 +134,14 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
     return choice.open(lambda: Texts(*lexical_texts(sources)), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
 
 
-def _open_vectors(patterns: Sequence[str], model: BiEncoder, model_file: str, dimensions: int) -> list[VectorShard] | list[PickledVectors]:
+def _open_vectors(
+    patterns: Sequence[str], model: BiEncoder, model_file: str, dimensions: int, *, verify: bool
+) -> list[VectorShard] | list[PickledVectors]:
     """Shards, or the original's embedding files where all that is named are files."""
     found = [matching_paths(pattern) for pattern in patterns]
     paths = list(dict.fromkeys(path for matches in found for path in matches))
     if not all(found) or not paths or not all(path.is_file() for path in paths):
-        shards = open_shards(patterns) if patterns else []
+        shards = open_shards(patterns, verify=verify) if patterns else []
         check_vectors_are_of(model, shards, model_file=model_file, dimensions=dimensions)
         return shards
     files = [PickledVectors(path) for path in paths]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import warn_of_lost_space
+from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens
 from dpr.embedding.source import PassageSource
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.registry import IndexChoice
+from dpr.integrations.ray_cluster import share_out
 from dpr.mining.dense import DenseSearch
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import PairScorer
 from dpr.mining.search import Search
 from dpr.mining.settings import ModelSearchSettings
+from dpr.mining.work import Elsewhere
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.retrieval.retrievers import check_vectors_are_of
@@ -73,6 +77,13 @@ def open_cross_encoder(folder: str, *, device: str | None = None, precision: str
     """The cross-encoder in a folder; raises CheckpointError where there is none, or it cannot be used."""
     where = resolve_device(device)
     return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision)
+
+
+def workers_elsewhere(cluster: ClusterSettings, *, device: str | None, cross_encoder: Callable[[], PairScorer] | None) -> Elsewhere | None:
+    """The workers of a cluster; None without one. ``device``: cpu where neither model nor cross-encoder is used."""
+    if cluster.kind == "none":
+        return None
+    return Elsewhere(partial(share_out, cluster, what="mining", device=device), cross_encoder)
 
 
 def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.indexes import build_retriever, index_choice
+from dpr.assembly.indexes import build_retriever, cluster_folder, index_choice
 from dpr.assembly.sources import resolve_passage_sources, resolve_question_set
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
@@ -17,6 +17,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.core.settings import part_of
 from dpr.evaluation.ranking_metrics import format_table
+from dpr.formats.durable import remove_folder
 from dpr.formats.outputs import require_writable
 from dpr.formats.question_sets import read_qrels
 from dpr.formats.results import write_results, write_trec_run
@@ -66,6 +67,8 @@ def run(config: RetrievalConfig) -> float | None:
         write_report(Path(config.metrics_file), job.facts(weight) | index_facts(retriever), **asked, **found, note={})
     if config.search_folder:
         job.search_settings(weight).write(Path(config.search_folder))
+    if config.cluster.kind != "none":  # not before: a killed run finds there what was searched
+        remove_folder(cluster_folder(config))
     if judged.metrics:
         print(job.table(judged.metrics))
     return next((judged.metrics[name] for name in ("mrr@10", *reversed(judged.metrics)) if name in judged.metrics), None)

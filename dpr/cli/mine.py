@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.cli.plain_arguments import PlainParser
+from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import settings
@@ -39,7 +41,8 @@ def main(argv: list[str]) -> int:
     """
     options = _parser().parse(argv)
     _refuse_what_does_nothing(options)
-    from dpr.assembly.mining import open_cross_encoder
+    cluster = _cluster(options)
+    from dpr.assembly.mining import open_cross_encoder, workers_elsewhere
     from dpr.core.logs import configure_logging
     from dpr.formats.training_sets import open_training_set
     from dpr.mining.audit import audit_lines
@@ -51,9 +54,13 @@ def main(argv: list[str]) -> int:
         mining.veto_above = 0.5
     mining.check()
     search = _search(options)
-    scorer = open_cross_encoder(options.cross_encoder, **given(options, MODELS_ONLY)) if options.cross_encoder else None
+    open_scorer = partial(open_cross_encoder, options.cross_encoder, **given(options, MODELS_ONLY)) if options.cross_encoder else None
+    has_model = bool(options.model_file or options.cross_encoder)
+    elsewhere = workers_elsewhere(cluster, device=options.device if has_model else "cpu", cross_encoder=open_scorer)
     train = open_training_set(options.files, name="train", **given(options, ("on_bad_row", "max_bad_rows")))
-    audit = mine(train, options.out, mining, search=search, scorer=scorer, **given(options, ("corpus", "processes", "overwrite")))
+    scorer = open_scorer() if open_scorer else None
+    run = given(options, ("corpus", "processes", "overwrite"))
+    audit = mine(train, options.out, mining, search=search, scorer=scorer, elsewhere=elsewhere, **run)
     print("\n".join(audit_lines(audit)))
     print(f"{options.out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives")
     return 0
@@ -69,6 +76,14 @@ def _refuse_what_does_nothing(options: Namespace) -> None:
     for name, owner in idle.items():
         if not any(getattr(options, name) is nothing for nothing in (None, False)):
             raise ConfigError(f"{name} is a setting of {owner}")
+
+
+def _cluster(options: Namespace) -> ClusterSettings:
+    cluster = ClusterSettings(**{name: getattr(options, f"cluster_{name}") for name in ClusterSettings.__dataclass_fields__})
+    cluster.check("cluster.")
+    if cluster.kind != "none" and options.processes > 1:
+        raise ConfigError(f"processes={options.processes} and cluster=ray are mutually exclusive; cluster.workers limits its workers")
+    return cluster
 
 
 def given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
@@ -117,6 +132,9 @@ def _parser() -> PlainParser:
     parser.setting("indexer_options", also=("indexer.options",), type=_mapping, default={}, metavar="JSON", help=options)
     add_model_settings(parser)
     add_run_settings(parser, "search and filter")
+    for entry in settings(ClusterSettings, "cluster_"):
+        name = entry.key.removeprefix("cluster_")
+        parser.declared(entry, also=("cluster",) if name == "kind" else (f"cluster.{name}",))
     return parser
 
 

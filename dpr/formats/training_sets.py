@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
 from dpr.formats.checksums import cache_root, content_sha256
-from dpr.formats.durable import durable_folder, read_manifest
+from dpr.formats.durable import MANIFEST, durable_folder, read_manifest
 from dpr.formats.outputs import cache_key, ensure_built
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.json_formats import write_training_set as write_training_set
@@ -48,6 +49,15 @@ class TrainingSet(RowStore):
         self.unread: dict[str, str] = metadata["unread"]
         """Warnings about keys that are not read, by key."""
         self._folder = folder
+
+    def copied_to(self, folder: Path) -> TrainingSet:
+        """The same set in another folder, for machines without this one's cache; a copy that is there is taken."""
+        if not folder.is_dir():
+            with durable_folder(folder, metadata=read_manifest(self._folder)["metadata"]) as temporary:
+                for path in self._folder.iterdir():
+                    if path.name != MANIFEST:
+                        shutil.copyfile(path, temporary / path.name)
+        return TrainingSet(folder, self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (TrainingSet, (self._folder, self.name))

@@ -24,7 +24,6 @@ from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import configure_logging, get_logger
-from dpr.core.progress import Progress
 
 logger = get_logger(__name__)
 
@@ -69,7 +68,6 @@ def share_out(
     tasks: Sequence[Task],
     *,
     what: str,
-    unit: str,
     device: str | None = None,
 ) -> Iterator[tuple[Task, Result]]:
     """Calls ``function`` for each task on the cluster, and yields each with its result when it is done, in any order.
@@ -78,7 +76,7 @@ def share_out(
 
     Args:
         function: defined at the top of a module, so that workers find it by its name.
-        what, unit: the work and what it is counted in, for the log.
+        what: the name of the work, for Ray's messages.
         device: the setting: workers get no GPU where it is cpu.
 
     Raises:
@@ -92,7 +90,6 @@ def share_out(
         raise ConfigError(f"device={device} and cluster=ray are mutually exclusive; each worker gets GPUs of its own, cluster.gpus=1")
     if not tasks:
         return
-    progress = Progress(what, len(tasks), unit=unit)
     with _connected(settings) as ray:
         gpus = _gpus(ray, settings, device)
         home = _Home(os.getcwd(), _versions(), settings.cpus, gpus > 0)
@@ -105,10 +102,7 @@ def share_out(
                 task = waiting.pop()
                 running[remote.remote(home, function, task)] = task
             (done, *_), _ = ray.wait(list(running), num_returns=1)
-            result = _result(ray, done)
-            progress.advance(1, 0)
-            yield running.pop(done), result
-    progress.close()
+            yield running.pop(done), _result(ray, done)
 
 
 def _do(home: _Home, function: Callable[[Task], Result], task: Task) -> Result:

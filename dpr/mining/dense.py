@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
@@ -155,7 +156,8 @@ class DenseFinder:
 
     def open_index(self, questions: Callable[[], np.ndarray] | None = None) -> Index:
         folder = self.work / "index" if self.index.index_class.is_saved else None
-        return self.index.open(lambda: self._shards, folder=folder, device=self.device, questions=questions)
+        device = self.device if torch.cuda.is_available() else "cpu"  # a worker elsewhere may have no GPU; the result is the same
+        return self.index.open(lambda: self._shards, folder=folder, device=device, questions=questions)
 
     _opened = cached_property(open_index)
 

@@ -25,7 +25,7 @@ from dpr.mining.corpus import TRAINING_PASSAGES, MiningCorpus, write_training_pa
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import MiningSettings, PairScorer
 from dpr.mining.search import Search
-from dpr.mining.work import BLOCKS, BlockWriter, write_blocks
+from dpr.mining.work import BLOCKS, BlockWriter, Elsewhere, write_blocks
 
 logger = get_logger(__name__)
 
@@ -42,18 +42,20 @@ def mine(
     scorer: PairScorer | None = None,
     corpus: Path | None = None,
     processes: int = 1,
+    elsewhere: Elsewhere | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes ``train`` with mined hard negatives as JSON lines to ``out``, the audit to ``<out>.audit.json``, and returns the audit.
 
     Mined passages carry ``score``, ``rank`` and ``mined_by``. Positives that are in ``corpus`` get its ids, so that training recognises a
-    passage wherever it occurs. The result does not depend on ``processes`` or on interruptions. If ``out`` is already the finished
-    result of the same data and settings, nothing is done.
+    passage wherever it occurs. The result does not depend on who does the work, or on interruptions. If ``out`` is already the
+    finished result of the same data and settings, nothing is done.
 
     Args:
         search: BM25 by default.
         scorer: the cross-encoder that ``settings.veto_above`` is for.
         corpus: passages to mine from; None = those of the training set.
+        elsewhere: workers on other machines, in place of ``processes`` of this one.
 
     Raises:
         InputError: ``out`` exists, is something else, and ``overwrite`` is false; the corpus cannot be read.
@@ -72,7 +74,7 @@ def mine(
 
     facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
     job = BlockJob("mining", base, facts, search.block_rows, prepare, combine, scorer)
-    audit = run_job(job, train, out, processes=processes, overwrite=overwrite)
+    audit = run_job(job, train, out, processes=processes, overwrite=overwrite, elsewhere=elsewhere)
     warn_of_few(audit, out)
     return audit
 
@@ -94,7 +96,7 @@ class BlockJob:
     scorer: PairScorer | None = None
 
 
-def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, overwrite: bool) -> Facts:
+def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, overwrite: bool, elsewhere: Elsewhere | None = None) -> Facts:
     """Does what is left of a job and returns its audit; raises as ``mine`` does."""
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, ove
         writer = job.prepare(work, blocks)
         missing = [rows for rows in blocks if not writer.audit(rows).is_file()]
         progress = Progress(job.name, len(train), unit="questions", done=len(train) - sum(map(len, missing)))
-        for rows in write_blocks(writer, missing, processes=processes, scorer=job.scorer):
+        for rows in write_blocks(writer, missing, processes=processes, scorer=job.scorer, elsewhere=elsewhere):
             progress.advance(len(rows), 0)
         progress.close()
         return _finish(job, writer, blocks, out)

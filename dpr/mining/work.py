@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -57,14 +57,33 @@ class BlockWriter(ABC):
         """Writes the records of a block and its audit."""
 
 
-def write_blocks(writer: BlockWriter, blocks: Sequence[range], *, processes: int, scorer: PairScorer | None) -> Iterator[range]:
-    """Writes the blocks and yields each when it is written, in any order.
+@dataclass(frozen=True)
+class Elsewhere:
+    """Workers on machines that share the work folder.
 
-    A cross-encoder stays in this process with all its threads; the other processes only search, and rest while it scores.
+    ``each`` calls a function there for every task and yields the tasks as they are done, each with what the function returned.
+    ``open_scorer`` opens the cross-encoder there.
+    """
+
+    each: Callable[[Callable[[Any], None], Sequence[Any]], Iterator[tuple[Any, None]]]
+    open_scorer: Callable[[], PairScorer] | None = None
+
+
+def write_blocks(
+    writer: BlockWriter, blocks: Sequence[range], *, processes: int, scorer: PairScorer | None, elsewhere: Elsewhere | None = None
+) -> Iterator[range]:
+    """Writes the blocks and yields each when it is written, in any order: in this process, in ``processes`` of them, or elsewhere.
+
+    In processes of this machine a cross-encoder stays in this one with all its threads; the others only search, and rest while it scores.
 
     Raises:
         LostRankError: a process was killed.
     """
+    if elsewhere is not None:
+        sent = _Sent(os.urandom(8).hex(), replace(writer, train=writer.train.copied_to(writer.work / "train")), elsewhere.open_scorer)
+        for (_, rows), _ in elsewhere.each(_write_there, [(sent, rows) for rows in blocks]):
+            yield rows
+        return
     if processes <= 1:
         for rows in blocks:
             writer.write(rows, writer.find(rows), scorer)
@@ -90,6 +109,27 @@ def write_blocks(writer: BlockWriter, blocks: Sequence[range], *, processes: int
         raise LostRankError("a mining process was killed, possibly because memory ran out; rerun the same command to resume") from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What workers elsewhere get with every block."""
+
+    key: str
+    writer: BlockWriter
+    open_scorer: Callable[[], PairScorer] | None
+
+
+_opened: dict[str, tuple[BlockWriter, PairScorer | None]] = {}
+
+
+def _write_there(task: tuple[_Sent, range]) -> None:
+    sent, rows = task
+    if sent.key not in _opened:  # a worker opens indexes and models once
+        _opened.clear()
+        _opened[sent.key] = sent.writer, sent.open_scorer and sent.open_scorer()
+    writer, scorer = _opened[sent.key]
+    writer.write(rows, writer.find(rows), scorer)
 
 
 _writer: BlockWriter | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
@@ -133,6 +134,7 @@ class RetrievalConfig(Settings):
     """DPR's key; true is the same as device=cpu."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
     """Catalogue: name -> options of a question set (file, special_query_token, ...)."""
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
@@ -164,6 +166,8 @@ class RetrievalConfig(Settings):
                 raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
             if not self.vector_patterns() and (kind in NEED_VECTORS or not self.index_path):
                 raise ConfigError("encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]")
+        if self.cluster.kind != "none":
+            self._check_cluster()
         if self.index_path and kind in ("exact", "bm25"):
             instead = "use bm25_index_path" if kind == "bm25" else "exact search needs no index"
             raise ConfigError(f"index_path is not for indexer={kind}; {instead}")
@@ -177,6 +181,13 @@ class RetrievalConfig(Settings):
             raise ConfigError("tune_hybrid_weight=true and hybrid_weight are mutually exclusive; leave one of them out")
         if self.hybrid == "rrf" and self.hybrid_weight is not None:
             raise ConfigError("hybrid=rrf has no weight; leave hybrid_weight out, or use hybrid=linear")
+
+    def _check_cluster(self) -> None:
+        if self.indexer.kind != "exact":
+            raise ConfigError(f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually exclusive")
+        if not (self.out_file or self.trec_run_file or self.metrics_file):
+            found = "a cluster exchanges files beside the output"
+            raise ConfigError(f"{found}; set out_file, trec_run_file or metrics_file, e.g. trec_run_file=runs/first/run.trec")
 
     def _check_judging(self) -> None:
         if self.match == "qrels" and not self.qrels:

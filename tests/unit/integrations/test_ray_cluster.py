@@ -16,49 +16,68 @@ from typing import Any
 import pytest
 import torch
 
+from dpr.assembly import retrieval
 from dpr.cli.main import main
-from dpr.core.records import Passage
+from dpr.core.records import Passage, Question
 from dpr.formats.corpora import write_passages
 from dpr.formats.durable import durable_folder
+from dpr.formats.question_sets import write_questions
+from dpr.formats.training_sets import write_training_set
+from tests.architecture.source_files import REPOSITORY
+from tests.helpers.gate import FOLDER
 from tests.helpers.patience import patient
-from tests.helpers.tiny import sentence, tiny_model
+from tests.helpers.tiny import make_samples, sentence, tiny_model
 
-SHARDS, PASSAGES, CHUNK = 3, 240, 2
-SMALL_STORE = {"object_store_memory": 80_000_000, "num_cpus": 1}
+SHARDS, PASSAGES, CHUNK = 3, 150, 2
+SMALL = {"object_store_memory": 80_000_000, "num_cpus": 1}
 SOON = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
-    "health_check_timeout_ms": 1000,
+    "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
 }
+POOLING, INDEX = "tests.helpers.gate:GatedPooling", "tests.helpers.gate:GatedBm25"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of an open gate; remove the file ``open`` to close it."""
+    folder = tmp_path_factory.mktemp("gate")
+    (folder / "open").touch()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(FOLDER, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def cluster(gate: Path) -> Iterator[Any]:
     """Three nodes with a CPU each; the second and the third may be killed. Its address is in $RAY_ADDRESS."""
     pytest.importorskip("ray")
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", OMP_NUM_THREADS="1")
-    from ray.cluster_utils import Cluster
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}.items():
+            patched.setenv(name, value)
+        patched.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ["PYTHONPATH"]]))
+        from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={**SMALL_STORE, "include_dashboard": False, "_system_config": SOON})
-    for _ in range(2):
-        made.add_node(**SMALL_STORE)
-    os.environ["RAY_ADDRESS"] = made.address
-    session = made.head_node.get_session_dir_path()
-    yield made
-    del os.environ["RAY_ADDRESS"]
-    made.shutdown()
-    shutil.rmtree(session, ignore_errors=True)
+        made = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False, "_system_config": SOON})
+        for _ in range(2):
+            made.add_node(**SMALL)
+        patched.setenv("RAY_ADDRESS", made.address)
+        session = made.head_node.get_session_dir_path()
+        yield made
+        (gate / "open").touch()
+        made.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(gate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``model``, ``corpus.tsv`` and ``vectors_0`` ..., which this process embeds."""
     folder = tmp_path_factory.mktemp("cluster")
     rng = random.Random(0)
     write_passages(folder / "corpus.tsv", [Passage(sentence(rng, 8), sentence(rng, 1), f"p{number}") for number in range(PASSAGES)])
     with durable_folder(folder / "model") as target:
-        tiny_model(folder / "encoder", dtype=torch.float32).write_to(target)
+        tiny_model(folder / "encoder", dtype=torch.float32, pooling=POOLING).write_to(target)
     torch.set_num_threads(1)
     for shard in range(SHARDS):
         assert main([*embedding(folder, "vectors"), f"shard_id={shard}"]) == 0
@@ -67,23 +86,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def embedding(folder: Path, out: str) -> list[str]:
     inputs = [f"model_file={folder / 'model'}", f"ctx_src={folder / 'corpus.tsv'}", f"out_file={folder / out}", "no_cuda=true"]
-    return ["embed", *inputs, f"chunk_size={CHUNK}", f"num_shards={SHARDS}"]
+    return ["embed", *inputs, f"encoder.pooling={POOLING}", f"chunk_size={CHUNK}", f"num_shards={SHARDS}"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
+def close(gate: Path) -> None:
+    for path in gate.iterdir():
+        path.unlink()
+
+
+def wait_for_workers(gate: Path, count: int, *, driver: Callable[[], bool]) -> None:
+    """Waits until so many workers stand at the gate, while the driver is alive."""
     deadline = time.monotonic() + patient(40)
-    while not is_so():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
-
-
-def are_at_work(folder: Path, out: str) -> Callable[[], bool]:
-    """Whether each shard has some chunks and none is finished yet."""
-    return lambda: all(len(list((folder / f"{out}_{shard}").glob("chunk-*.json"))) >= 3 for shard in range(SHARDS))
+    while len(list(gate.glob("*.waits"))) < count:
+        assert driver() and time.monotonic() < deadline, f"not all workers came as far as the gate: {list(gate.iterdir())}"
+        time.sleep(0.02)
 
 
 def workers_of(node: Any) -> list[Any]:
@@ -93,17 +113,22 @@ def workers_of(node: Any) -> list[Any]:
     return [child for child in psutil.Process(raylet.process.pid).children() if "ray::embedding" in " ".join(child.cmdline())]
 
 
-def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(cluster: Any, world: Path) -> None:
+def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(cluster: Any, world: Path, gate: Path) -> None:
     kept: dict[Path, int] = {}
+    command = threading.main_thread()
 
     def lose() -> None:
-        wait_for(are_at_work(world, "lost"))
-        _, second, third = cluster.list_all_nodes()
-        (worker,) = workers_of(second)
-        kept.update({path: path.stat().st_mtime_ns for path in world.glob("lost_*/vectors-00000.npy")})
-        cluster.remove_node(third, allow_graceful=False)
-        worker.kill()
+        try:
+            wait_for_workers(gate, 3, driver=command.is_alive)
+            kept.update({path: path.stat().st_mtime_ns for path in world.glob("lost_*/vectors-00000.npy")})
+            _, second, third = cluster.list_all_nodes()
+            (worker,) = workers_of(second)
+            cluster.remove_node(third, allow_graceful=False)
+            worker.kill()
+        finally:
+            (gate / "open").touch()
 
+    close(gate)
     thread = threading.Thread(target=lose)
     thread.start()
     code = main([*embedding(world, "lost"), "cluster=ray"])
@@ -115,23 +140,57 @@ def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(cluster: Any, w
         assert contents(world / f"lost_{shard}") == contents(world / f"vectors_{shard}")
 
 
-def test_after_a_lost_driver_the_same_command_finishes(cluster: Any, world: Path) -> None:
-    command = [*embedding(world, "driven"), "cluster=ray", f"cluster.address={cluster.address}"]
-    with subprocess.Popen([sys.executable, "-m", "dpr", *command], stderr=subprocess.PIPE, text=True) as driver:
-        wait_for(lambda: driver.poll() is not None or any(world.glob("driven_*/chunk-00003.json")))
+def test_after_a_lost_driver_the_same_command_finishes(cluster: Any, world: Path, gate: Path) -> None:
+    """Of mining: each of the two workers that are left has written a block and is in its second one."""
+    write_training_set(world / "train.json", make_samples(2000))
+    mining = ["mine", str(world / "train.json"), "per_question=2", "to_rank=10", f"indexer={INDEX}"]
+    assert main([*mining, f"out={world / 'here.jsonl'}"]) == 0
+    command = [*mining, f"out={world / 'there.jsonl'}", "cluster=ray"]
+    close(gate)
+    with subprocess.Popen([sys.executable, "-m", "dpr", *command]) as driver:
+        wait_for_workers(gate, 2, driver=lambda: driver.poll() is None)
         driver.kill()
-    assert driver.returncode == -9
-    assert main(command) == 0
-    for shard in range(SHARDS):
-        assert contents(world / f"driven_{shard}") == contents(world / f"vectors_{shard}")
+    blocks = world / "there.jsonl.mining" / "blocks"
+    assert len(list(blocks.glob("audit-*.json"))) == 2
+    (gate / "open").touch()
+    assert main([*command, "cluster.workers=1"]) == 0
+    assert (world / "there.jsonl").read_bytes() == (world / "here.jsonl").read_bytes()
+    assert not blocks.exists()
 
 
-def test_what_a_task_raises_ends_the_command_as_without_a_cluster(cluster: Any, world: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (world / "bad.tsv").write_text("id\ttext\ttitle\n1\tone\t\n1\ttwice\t\n")
-    command = [word.replace("corpus.tsv", "bad.tsv") for word in embedding(world, "bad")]
-    assert main([*command, "cluster=ray", "cluster.workers=1"]) == 3
+def test_a_search_is_that_of_one_process_and_goes_on_after_a_fault(cluster: Any, world: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_questions(world / "questions.jsonl", [Question(sample.question, f"q{row}") for row, sample in enumerate(make_samples(20))])
+    inputs = [
+        f"model_file={world / 'model'}",
+        f"encoder.pooling={POOLING}",
+        f"encoded_ctx_files=[{world}/vectors_*]",
+        f"qa_dataset={world / 'questions.jsonl'}",
+    ]
+    search = ["retrieve", *inputs, "no_cuda=true", "n_docs=30"]
+    assert main([*search, f"trec_run_file={world / 'here.run'}"]) == 0
+    shared = [*search, f"trec_run_file={world / 'there.run'}", "cluster=ray", "cluster.workers=1"]
+    damaged = world / f"vectors_{SHARDS - 1}" / "vectors-00000.npy"
+    intact = damaged.read_bytes()
+    damaged.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+    assert main(shared) == 3
     shown = capfd.readouterr().err
-    assert "bad.tsv" in shown and "Traceback" not in shown
+    assert "vectors-00000.npy" in shown and "Traceback" not in shown
+    damaged.write_bytes(intact)
+    found = {path: path.stat().st_mtime_ns for path in world.glob("there.run.searching/found-*/ids.npy")}
+    assert len(found) == SHARDS - 1
+    seen: dict[Path, int] = {}
+    real, before = retrieval.remove_folder, found.keys()
+
+    def remove(folder: Path) -> None:
+        seen.update((path, path.stat().st_mtime_ns) for path in before)
+        real(folder)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(retrieval, "remove_folder", remove)
+        assert main(shared) == 0
+    assert seen == found, "a shard that was searched is not searched again"
+    assert (world / "there.run").read_bytes() == (world / "here.run").read_bytes()
+    assert not (world / "there.run.searching").exists()
 
 
 @pytest.mark.parametrize(
@@ -144,4 +203,17 @@ def test_what_a_task_raises_ends_the_command_as_without_a_cluster(cluster: Any, 
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*embedding(tmp_path, "x"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["retrieve", "model_file=m", "qa_dataset=q.jsonl", "encoded_ctx_files=v_0"], "exchanges files beside the output"),
+        (["retrieve", "indexer=bm25", "qa_dataset=q.jsonl", "ctx_datasets=c.tsv", "out_file=x"], "searches exactly"),
+        (["mine", "train.json", "out=x.jsonl", "processes=2"], "processes=2 and cluster=ray are mutually exclusive"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "cluster=ray"]) == 2
     assert message in capsys.readouterr().err
