@@ -82,7 +82,7 @@ def share_out(
     Raises:
         ConfigError: Ray is not installed or there is no such cluster, a device with a number, workers with other versions, torchrun.
         DprError: what a task raised; the others are given up.
-        LostRankError: the workers of one task were lost again and again.
+        LostRankError: the workers of one task were lost again and again, or Ray did not start.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("cluster=ray and torchrun are mutually exclusive; start the command without torchrun")
@@ -149,7 +149,10 @@ def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, logging_level=logging.ERROR, **own)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of many classes, among them Exception itself
+        ray.shutdown()
+        if own:
+            raise LostRankError(f"Ray could not be started on this machine ({first_line(error)}); rerun the same command") from error
         hint = "give the head's host:port as cluster.address, or leave it out for a cluster of this machine"
         raise ConfigError(f"no Ray cluster at {address} ({first_line(error)}); {hint}") from error
     try:
