@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -38,6 +39,6 @@ class GatedPooling(MeanPooling):
 
 
 class GatedBm25(Bm25Index):
-    def search_beside(self, question: str, k: int, rows: list[int]) -> tuple[Ranking, list[float]]:
+    def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[Ranking, list[float]]:
         pass_gate(free=600)
         return super().search_beside(question, k, rows)
