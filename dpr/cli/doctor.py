@@ -29,6 +29,9 @@ _EXTRAS = {
     "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
     "mteb": ("mteb", "mteb's tasks (dpr evaluate suite=mteb:...)"),
     "pytest": ("dev", "the tests (make test)"),
+    "pypdf": ("pdf", "PDFs among the documents of a folder (dpr quickstart, dpr prepare-folder)"),
+    "ray": ("ray", "a cluster of machines (dpr embed cluster=ray)"),
+    "fastapi": ("serve", "the service and its page (dpr serve)"),
 }
 
 
