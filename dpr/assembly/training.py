@@ -35,8 +35,9 @@ from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.user_classes import user_data
-from dpr.training.validations.dev_sets import DevSet, usual_validations
+from dpr.training.validations.dev_sets import DevSet
 from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
@@ -50,9 +51,9 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     if config.as_dpr:
         # The original put special tokens before training questions only.
         dev_sources = [replace(source, options=replace(source.options, special_token=None)) for source in dev_sources]
-    if not train_sources and (config.model_file is None or not dev_sources):
+    if not train_sources and (config.model_file is None or not (dev_sources or config.train.validation)):
         raise ConfigError(
-            "nothing to do: set train_datasets to train, or model_file and dev_datasets to evaluate\n"
+            "nothing to do: set train_datasets to train, or model_file and dev_datasets (or train.validation) to evaluate\n"
             "e.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
         )
     if train_sources and config.output_dir is None:
@@ -241,7 +242,8 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
-    """Evaluation only: NLL, then average rank, on the objects training uses. Prints a table; output_dir gets metrics.json and a report."""
+    """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json and a report. Returns the NLL, or without
+    dev sets the first metric."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]
     metrics = run_validations(usual_validations(sets, config), model)
     if current_ranks().is_main:
@@ -256,4 +258,4 @@ def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -
             write_report(folder)
 
         on_main(write)
-    return metrics["eval/nll_loss"]
+    return metrics.get("eval/nll_loss", next(iter(metrics.values())))

@@ -37,15 +37,13 @@ class TokenCache:
 
     def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
         self._folder, self._tensorizer = folder, tensorizer
-        cut = [tensorizer.sequence_length, tensorizer.tokenizer.truncation_side]
-        facts = {name: value for name, value in tensorizer.text.stored_facts(None).items() if name in ("passage_prompt", "title_template")}
-        self._rules = json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
+        self._rules = token_rules(tensorizer)
         self._is_writable = True
 
     def tokens(self, passages: Sequence[Passage]) -> TokenBatch:
         """Exactly what ``tokenize_passages`` gives."""
         folder = self._folder / f"passages-{self._key(passages)}"
-        found = _read(folder)
+        found = read_tokens(folder) if folder.is_dir() else None
         if found is None:
             found = tokenize_passages(self._tensorizer, passages)
             self._write(folder, found)
@@ -63,16 +61,28 @@ class TokenCache:
             return
         try:
             with durable_folder(folder, overwrite=True, metadata={"kind": "passage tokens"}) as temporary:
-                np.save(temporary / "tokens.npy", batch.tokens.numpy().astype(token_dtype(self._tensorizer.largest_id)))
-                np.save(temporary / "lengths.npy", batch.lengths.numpy().astype("<u4"))
+                save_tokens(temporary, batch, self._tensorizer)
         except (OSError, InputError) as error:
             self._is_writable = False
             logger.warning("tokens are not kept, since %s cannot be written (%s)", self._folder, error)
 
 
-def _read(folder: Path) -> TokenBatch | None:
-    """The tokens stored there; None if they are missing or damaged."""
-    if not folder.is_dir() or verify_folder(folder):
+def token_rules(tensorizer: Tensorizer) -> str:
+    """Everything that decides the tokens of a passage, as text."""
+    cut = [tensorizer.sequence_length, tensorizer.tokenizer.truncation_side]
+    facts = {name: value for name, value in tensorizer.text.stored_facts(None).items() if name in ("passage_prompt", "title_template")}
+    return json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
+
+
+def save_tokens(folder: Path, batch: TokenBatch, tensorizer: Tensorizer) -> None:
+    """Writes ``tokens.npy`` and ``lengths.npy``."""
+    np.save(folder / "tokens.npy", batch.tokens.numpy().astype(token_dtype(tensorizer.largest_id)), allow_pickle=False)
+    np.save(folder / "lengths.npy", batch.lengths.numpy().astype("<u4"), allow_pickle=False)
+
+
+def read_tokens(folder: Path) -> TokenBatch | None:
+    """The tokens stored there; None if anything in the folder is missing or damaged."""
+    if verify_folder(folder):
         return None
     tokens, lengths = (
         torch.from_numpy(np.load(folder / name, allow_pickle=False).astype(np.int64)) for name in ("tokens.npy", "lengths.npy")

@@ -80,24 +80,50 @@ class ExactIndex(Index):
             InputError: a query or passage vector holds NaN or infinity, or is so long that a float32 score overflows.
         """
         queries = check_queries(queries, self.dimension)
-        best = RunningTopK(queries.shape[0], min(k, max(self.num_passages, 1)))
-        if not queries.shape[0]:
-            return best.result()
-        tiles = [slice(start, min(start + self.query_rows, len(queries))) for start in range(0, queries.shape[0], self.query_rows)]
-        products = Products(
-            torch.from_numpy(queries).to(self.device),
-            best.k,
-            block_rows=min(self.block_rows, max(self.num_passages, 1)),
-            tile_rows=min(self.query_rows, len(queries)),
-        )
-        for number, (ids, vectors) in enumerate(blocks(self.sources, self.block_rows)):
-            products.load(as_tensor(vectors).to(self.device), self._lengths[number])
-            for tile in tiles:
-                least = torch.from_numpy(best.least(tile).copy()).to(self.device)
-                try:
-                    rows, columns = products.candidates(tile, least)
-                except InputError:
-                    check_finite(ids, vectors)  # names the vector, if it is one
-                    raise
-                best.add(rows + tile.start, paired_dots(queries[tile], rows, vectors, columns), ids[columns])
-        return best.result()
+        most = max(self.num_passages, 1)
+        sizes = {"block_rows": min(self.block_rows, most), "query_rows": self.query_rows}
+        search = RunningSearch(queries, min(k, most), device=self.device, **sizes)
+        if len(queries):
+            for number, (ids, vectors) in enumerate(blocks(self.sources, self.block_rows)):
+                search.add(ids, vectors, self._lengths[number])
+        return search.best.result()
+
+
+class RunningSearch:
+    """The exact search of a corpus whose blocks come one after the other and are not kept; ``best`` is what it has found so far.
+
+    Args:
+        queries: (Q, D) float32, finite.
+        k: Passages to find for each query.
+        block_rows, query_rows: The largest block, and the queries that it is compared with at a time, as in ``ExactIndex``.
+    """
+
+    def __init__(
+        self, queries: np.ndarray, k: int, *, device: torch.device | str = "cpu", block_rows: int = 65536, query_rows: int = 512
+    ) -> None:
+        self.best = RunningTopK(len(queries), k)
+        self._queries, self._device = queries, torch.device(device)
+        self._tiles = [slice(start, min(start + query_rows, len(queries))) for start in range(0, len(queries), query_rows)]
+        if len(queries):
+            on_device = torch.from_numpy(queries).to(device)
+            self._products = Products(on_device, k, block_rows=block_rows, tile_rows=min(query_rows, len(queries)))
+
+    def add(self, ids: np.ndarray, vectors: np.ndarray, lengths: dict[bool, Tensor] | None = None) -> None:
+        """Compares the queries with a block: ids (n,) of fixed-width bytes, vectors (n, D) float32.
+
+        ``lengths``: what an earlier search has learned about the block, which this one adds to.
+
+        Raises:
+            InputError: a vector holds NaN or infinity, or is so long that a float32 score overflows.
+        """
+        if not self._tiles or not len(ids):
+            return
+        self._products.load(as_tensor(vectors).to(self._device), {} if lengths is None else lengths)
+        for tile in self._tiles:
+            least = torch.from_numpy(self.best.least(tile).copy()).to(self._device)
+            try:
+                rows, columns = self._products.candidates(tile, least)
+            except InputError:
+                check_finite(ids, vectors)  # names the vector, if it is one
+                raise
+            self.best.add(rows + tile.start, paired_dots(self._queries[tile], rows, vectors, columns), ids[columns])

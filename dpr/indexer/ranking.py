@@ -70,6 +70,15 @@ class RunningTopK:
         self._ids[touched[group[kept]], place[kept]] = ids[kept]
         self._counts[touched] = np.minimum(sizes, self.k)
 
+    def part(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of some queries what is held: scores (q, k), ids (q, k) of fixed-width bytes, and how many of them count (q,)."""
+        return self._scores[rows], self._ids[rows], self._counts[rows]
+
+    def add_part(self, first: int, scores: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> None:
+        """Offers what another search of the same queries holds of those from number ``first`` on, as ``part`` gives it."""
+        rows, places = np.nonzero(np.arange(scores.shape[1])[None, :] < counts[:, None])
+        self.add(rows + first, scores[rows, places], ids[rows, places])
+
     def result(self) -> SearchResult:
         longest = int(self._counts.max(initial=0))
         return self._scores[:, :longest].copy(), [decode_ids(row[:count]) for row, count in zip(self._ids, self._counts, strict=True)]

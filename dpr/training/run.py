@@ -26,6 +26,8 @@ class Progress:
     """Optimizer updates done."""
     schedule_start: int = 0
     """The step at which the learning-rate schedule began."""
+    validations: int = 0
+    """Validations done."""
     best_metric: str | None = None
     best_value: float | None = None
     best_checkpoint: str | None = None

@@ -180,11 +180,12 @@ class Periods(Settings):
     metrics: list[str] | None = setting(None, on_resume=WARNED)
     """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
     validation: Any = setting(None, on_resume=WARNED)
-    """User-defined validations, beside NLL and average rank: module:Class, or {use: module:Class, argument: value}, or a list of them."""
+    """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ..., qrels: ...} searches a whole
+    corpus (docs/training.md); user-defined ones are module:Class, or {use: module:Class, argument: value}."""
     best_metric: str | None = setting(None, on_resume=WARNED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
     best_is_highest: bool = setting(False, on_resume=WARNED)
-    """More is better, for best_metric."""
+    """More is better, for best_metric; known of metrics of retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     load_best_at_end: bool = setting(False, on_resume=NO_EFFECT)
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""

@@ -38,8 +38,9 @@ from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
 from dpr.training.user_classes import make_loss
-from dpr.training.validations.dev_sets import DevSet, usual_validations
-from dpr.training.validations.protocol import QuestionMetric, Validation, run_validations
+from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.protocol import QuestionMetric, Validation, higher_is_better, run_validations
+from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
@@ -247,7 +248,9 @@ class BiEncoderTrainer(Run):
         return metrics
 
     def validate(self) -> Metrics:
-        due = [validation for validation in self.validations if validation.is_due(self.epoch)]
+        self.progress.validations += 1
+        number, is_last = self.progress.validations, self.progress.step >= self.last_step
+        due = [each for each in self.validations if each.is_due(self.epoch) and (is_last or number % each.every == 0)]
         if not due:
             return {}
         metrics = run_validations(due, self.model)  # all of them: the best may be chosen by any metric of any
@@ -255,7 +258,8 @@ class BiEncoderTrainer(Run):
         if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
             self.progress.best_metric, self.progress.best_value = name, metrics[name]
             self.progress.best_checkpoint = f"{self.checkpoints.name}.step{self.progress.step}"
-        if name not in metrics and not self._warned_of_best:
+        is_later = any(each.higher_is_better(name) is not None for each in self.validations if each not in due)
+        if name not in metrics and not is_later and not self._warned_of_best:
             self._warned_of_best = True
             logger.warning(
                 "train.best_metric=%s is not a metric of the validation at step %d; the best checkpoint stays as it was. Choose one of %s",
@@ -268,7 +272,7 @@ class BiEncoderTrainer(Run):
     def best_by(self, metrics: Metrics) -> tuple[str, bool]:
         train = self.settings.train
         if train.best_metric is not None:
-            return train.best_metric, train.best_is_highest
+            return train.best_metric, train.best_is_highest or higher_is_better(self.validations, train.best_metric)
         return ("eval/avg_rank" if "eval/avg_rank" in metrics else "eval/nll_loss"), False
 
     def save(self) -> Path | None:

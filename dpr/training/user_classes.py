@@ -76,9 +76,10 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
     return loss
 
 
-def user_validations(entries: Any) -> list[Validation]:
-    """The validations that ``train.validation`` names."""
-    return [create_object(entry, Validation, setting="train.validation") for entry in listed(entries)]
+def user_validation(entry: Any) -> Validation:
+    """The user-defined validation that an entry of ``train.validation`` names."""
+    validation: Validation = create_object(entry, Validation, setting="train.validation")
+    return validation
 
 
 def user_metrics(paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None) -> dict[str, QuestionMetric]:

@@ -13,8 +13,9 @@ import torch
 from dpr.data.collator import SetOptions
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.dev_sets import DevSet, usual_validations
+from dpr.training.validations.dev_sets import DevSet
 from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.usual import usual_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model

@@ -13,6 +13,7 @@ from dpr.formats import checkpoints
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
+from dpr.training.validations.protocol import higher_is_better
 
 logger = get_logger(__name__)
 
@@ -36,7 +37,9 @@ class EarlyStopping(Callback):
         self._stop_if_due(run)
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
-        name, highest = (self.metric, self.highest) if self.metric else run.best_by(metrics)
+        name, highest = run.best_by(metrics)
+        if self.metric:
+            name, highest = self.metric, self.highest or higher_is_better(run.validations, self.metric)
         if name not in metrics:
             logger.warning("early stopping: this validation has no %s, only %s; it does not count", name, ", ".join(metrics))
             return

@@ -25,7 +25,6 @@ from dpr.losses.protocol import Pool
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
-from dpr.training.user_classes import user_metrics, user_validations
 from dpr.training.validations.protocol import QuestionMetric, Validation
 
 QUESTION_BLOCK = 1024
@@ -253,16 +252,3 @@ class _RankPool:
     def _chosen(self, row: int) -> list[AnyPassage]:
         """A question's positive, then its negatives, in the original's order."""
         return self._collator.select(data_row(self._dev.source, row, self._dev.options)).in_slot_order()
-
-
-def usual_validations(
-    dev_sets: Sequence[DevSet], settings: TrainingSettings, metrics: Mapping[str, QuestionMetric] | None = None, *, candidates: str = ""
-) -> list[Validation]:
-    """The average rank and the NLL over the dev sets, if there are any, and those that ``train.validation`` names.
-
-    ``metrics`` are added to those that ``train.metrics`` names.
-    """
-    metrics = user_metrics(settings.train.metrics, metrics)
-    kinds = (AverageRankValidation, NllValidation) if dev_sets else ()
-    usual = [kind(dev_sets, settings, candidates=candidates, metrics=metrics) for kind in kinds]
-    return [*usual, *user_validations(settings.train.validation)]

@@ -30,6 +30,9 @@ class Validation(ABC):
     * Equal models give equal metrics: a resumed run must choose the same best checkpoint.
     """
 
+    every: int = 1
+    """Every so many validations of a run include this one; the last one always does."""
+
     @abstractmethod
     def __call__(self, model: BiEncoder) -> Metrics:
         """The metrics of ``model``, each by its full name, e.g. ``eval/nll_loss``. Any of them can be ``train.best_metric``."""
@@ -44,6 +47,15 @@ class Validation(ABC):
     def is_due(self, epoch: int) -> bool:
         """Whether a validation in ``epoch`` (counted from 0) includes this one."""
         return True
+
+    def higher_is_better(self, name: str) -> bool | None:
+        """Whether more is better of a metric of this validation; None where it is another's, or left to ``train.best_is_highest``."""
+        return None
+
+
+def higher_is_better(validations: Sequence[Validation], name: str) -> bool:
+    """Whether one of the validations says so of the metric ``name``."""
+    return any(validation.higher_is_better(name) for validation in validations)
 
 
 def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0) -> Metrics:

@@ -24,6 +24,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
+        self.validations: list[object] = []
 
     def request_stop(self, reason: str) -> None:
         self.reasons.append(reason)

@@ -1,0 +1,226 @@
+"""Validation by retrieval: the metrics of ``dpr retrieve`` over the whole corpus, or their estimates, with the present model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from dpr.core.batch import TokenBatch
+from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ranks
+from dpr.core.errors import InputError
+from dpr.core.logs import get_logger
+from dpr.core.records import Question
+from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
+from dpr.embedding.source import PassageSource
+from dpr.evaluation.answer_match import match_hits
+from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.indexer.ranking import Ranking, to_rankings
+from dpr.models.biencoder import BiEncoder
+from dpr.training.metrics import Metrics
+from dpr.training.validations.corpus_pass import Asked, CorpusPass, Found
+from dpr.training.validations.estimates import ESTIMATED, Judged, Stratum, estimated
+from dpr.training.validations.protocol import Validation
+from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.stratified import open_stratum
+
+logger = get_logger(__name__)
+
+_CUTOFFS = (1, 5, 10, 20, 100)
+_SHOWN = {"accuracy": (1, 5, 20, 100), "recall": (20, 100), "mrr": (10,), "ndcg": (10,)}
+
+
+class Companion(Protocol):
+    """Further questions that are searched in the same pass over the corpus."""
+
+    def asked(self, model: BiEncoder, corpus: CorpusTokens) -> list[Asked]:
+        """What to search for this time, the same on all ranks; empty where nothing is due."""
+        ...
+
+    def take(self, found: list[Found]) -> None:
+        """What was found, on all ranks."""
+        ...
+
+
+@dataclass(frozen=True)
+class JudgedQuestions:
+    """The questions of a set, with what tells a right passage: judgements, answers, or both."""
+
+    questions: Sequence[Question]
+    qrels: dict[str, dict[str, int]]
+    answer_match: str | None
+    cutoffs: tuple[int, ...]
+
+    @classmethod
+    def read(cls, options: RetrievalValidationSettings) -> JudgedQuestions:
+        """Reads the files; questions that nothing is known about are left out.
+
+        Raises:
+            InputError: a row is bad, or no question has a relevant passage or an answer.
+        """
+        questions = read_questions(options.questions)
+        qrels = read_qrels(options.qrels) if options.qrels else {}
+        relevant = {key: grades for key, grades in qrels.items() if any(grade > 0 for grade in grades.values())}
+        match = "string" if options.match == "auto" and not options.qrels else options.match
+        by_answers = match if match in ("string", "regex") else None
+        kept = [question for question in questions if question.id in relevant or (by_answers and question.answers)]
+        if not kept or (by_answers and not any(question.answers for question in kept)):
+            missing = "has answers" if by_answers else f"has a passage judged relevant in {options.qrels}"
+            raise InputError(f"no question {missing}", file=options.questions, hint="question ids and judgements must belong together")
+        cutoffs = tuple(k for k in _CUTOFFS if k <= options.n_docs) or (options.n_docs,)
+        asked = {question.id for question in kept}
+        return cls(kept, {key: grades for key, grades in relevant.items() if key in asked}, by_answers, cutoffs)
+
+    @property
+    def answer_prefix(self) -> str:
+        """Before the metrics by answers: those by judgements keep the plain names."""
+        return "answer_" if self.qrels else ""
+
+    def names(self) -> list[str]:
+        """The metrics, without the set's name."""
+        by_qrels = [f"{kind}@{k}" for kind, listed in _SHOWN.items() for k in listed if k in self.cutoffs] if self.qrels else []
+        by_answers = [f"{self.answer_prefix}accuracy@{k}" for k in _SHOWN["accuracy"] if k in self.cutoffs] if self.answer_match else []
+        return by_qrels + by_answers
+
+    def metrics(self, rankings: Sequence[Ranking], source: PassageSource) -> Metrics:
+        """Those of a search of the whole corpus."""
+        found: Metrics = {}
+        if self.qrels:
+            run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
+            found = mean_metrics(evaluate_questions(run, self.qrels, self.cutoffs))
+        if self.answer_match:
+            right = self.right_by_answers(rankings, source)
+            for k in self.cutoffs:
+                found[f"{self.answer_prefix}accuracy@{k}"] = sum(any(flags[:k]) for _, flags, _ in right) / len(right)
+        return found
+
+    def right_by_answers(self, rankings: Sequence[Ranking], source: PassageSource) -> list[Judged]:
+        """For the questions that have answers, what was found and whether each passage holds one."""
+        pairs = [(question.answers, ranking) for question, ranking in zip(self.questions, rankings, strict=True) if question.answers]
+        hits = [[key for key, _ in ranking] for _, ranking in pairs]
+        wanted = {key for found in hits for key in found}
+        texts = {str(passage.id): passage.text for passage in source.read() if passage.id in wanted}
+        matched = match_hits([answers for answers, _ in pairs], hits, texts, kind=str(self.answer_match))
+        return [(ranking, flags, 1) for (_, ranking), flags in zip(pairs, matched, strict=True)]
+
+    def right_by_qrels(self, rankings: Sequence[Ranking]) -> list[Judged]:
+        """For the questions that are judged, what was found, whether each passage is relevant, and how many passages are."""
+        pairs = [(self.qrels.get(question.id, {}), ranking) for question, ranking in zip(self.questions, rankings, strict=True)]
+        right = [{key for key, grade in grades.items() if grade > 0} for grades, _ in pairs]
+        return [(ranking, [key in ids for key, _ in ranking], len(ids)) for (_, ranking), ids in zip(pairs, right, strict=True) if ids]
+
+
+class RetrievalValidation(Validation):
+    """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus; with ``sample`` estimates, ``eval/<name>/est_recall@20``.
+
+    The same bits for any number of ranks. ``companion``: further questions that are searched in the same pass.
+    """
+
+    def __init__(self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int = CHUNK_ROWS) -> None:
+        options.check("train.validation.")
+        self.options, self.name, self.every = options, options.set_name(), options.every
+        self.judged = JudgedQuestions.read(options)
+        self.companion: Companion | None = None
+        self._precision, self._chunk_size = precision, chunk_size
+        self._corpus: CorpusTokens | None = None
+        self._stratum: Stratum | None = None
+
+    def names(self) -> list[str]:
+        """The metrics by their full names."""
+        own = self.judged.names()
+        if self.options.sample:
+            own = [f"est_{name}{end}" for name in own if name.removeprefix("answer_") in ESTIMATED for end in ("", "_low", "_high")]
+        return [f"eval/{self.name}/{name}" for name in own]
+
+    def higher_is_better(self, name: str) -> bool | None:
+        return True if name.startswith(f"eval/{self.name}/") else None
+
+    def __call__(self, model: BiEncoder) -> Metrics:
+        return self._measured(model)
+
+    def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
+        """Over the first chunk of the corpus for each rank."""
+        return self._measured(model, num_chunks=current_ranks().world_size, is_trial=True)
+
+    def _measured(self, model: BiEncoder, *, num_chunks: int | None = None, is_trial: bool = False) -> Metrics:
+        corpus = self.corpus_of(model)
+        passes = CorpusPass(model, corpus, precision=self._precision)
+        others = [] if self.companion is None or is_trial else self.companion.asked(model, corpus)
+        # Of an estimate, rankings are so deep that drawing the sample again can move what lies below.
+        depth = self.options.n_docs * (2 if self.options.sample else 1)
+        own = Asked(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
+        found = passes.run([own, *others], num_chunks=num_chunks)
+        names = self.names()
+        values = torch.zeros(len(names), dtype=torch.float64)
+
+        def judge() -> None:
+            rankings = to_rankings(found[0].best.result())
+            metrics = self._judge(rankings, corpus.source)
+            values[:] = torch.tensor([metrics[name.removeprefix(f"eval/{self.name}/")] for name in names], dtype=torch.float64)
+
+        on_main(judge)
+        if others and self.companion is not None:
+            self.companion.take(found[1:])
+        if not is_trial:
+            encoding, searching = passes.seconds.encoding, passes.seconds.searching
+            logger.info(
+                "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s (%.1f %% of it)",
+                *(self.name, corpus.num_passages, encoding, sum(one.count for one in (own, *others)), searching),
+                100 * searching / max(encoding, 1e-9),
+            )
+        return dict(zip(names, sum_over_ranks(values).tolist(), strict=True))
+
+    def _judge(self, rankings: Sequence[Ranking], source: PassageSource) -> Metrics:
+        if self._stratum is None:
+            return self.judged.metrics(rankings, source)
+        right = {"": self.judged.right_by_qrels(rankings)} if self.judged.qrels else {}
+        if self.judged.answer_match:
+            right[self.judged.answer_prefix] = self.judged.right_by_answers(rankings, source)
+        return estimated(right, self._stratum, seed=self.options.seed)
+
+    def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
+        texts = [self.judged.questions[row].text for row in rows]
+        prefix = model.tensorizer.text.agreed_prefix(
+            self.options.query_prefix, model.tensorizer.text.question_prompt(self.options.prompt), key="query_prefix"
+        )
+        return TokenBatch.from_lists(model.tensorizer.question_tokens(texts, prompt=self.options.prompt, prefix=prefix))
+
+    def corpus_of(self, model: BiEncoder) -> CorpusTokens:
+        """The corpus, counted and checked when it is first asked for; all ranks call it together.
+
+        Raises:
+            InputError: it has a bad row or a repeated id, or holds no passage that is judged relevant.
+        """
+        if self._corpus is None:
+            source = PassageSource(Path(self.options.corpus), self.name, passage_prefix=self.options.passage_prefix)
+            counted = [0]
+
+            def count() -> None:
+                counted[0] = source.count_unique()
+                self._check_judgements(source)
+
+            on_main(count)
+            if self.options.sample:
+                self._stratum = open_stratum(source, from_main(counted[0]), self.judged.questions, self.judged.qrels, self.options)
+                source, counted[0] = self._stratum.source, self._stratum.num_passages
+            source = source.agreed(model.tensorizer.text)
+            self._corpus = CorpusTokens(source, from_main(counted[0]), model.tensorizer, chunk_size=self._chunk_size)
+        return self._corpus
+
+    def _check_judgements(self, source: PassageSource) -> None:
+        """Judgements of other passages than those of the corpus would give 0 for every metric, which is not a measurement."""
+        wanted = {key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0}
+        if not wanted:
+            return
+        ids = (str(passage.id) for passage in source.read())
+        first = next(ids, "")
+        missing = wanted.difference([first], ids)
+        if len(missing) == len(wanted):
+            found = f"none of the {len(wanted)} passages judged relevant is in it: one is {min(wanted)!r}, its first id is {first!r}"
+            raise InputError(found, file=source.file, hint="judgements and corpus must use the same ids")
+        if missing:
+            logger.warning("%s: %d of %d relevant passages are not in the corpus and cannot be found", self.name, len(missing), len(wanted))

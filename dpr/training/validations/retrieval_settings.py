@@ -1,0 +1,103 @@
+"""Settings of a validation by retrieval, an entry ``{kind: retrieval, ...}`` of ``train.validation``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings, listed, setting
+from dpr.core.suggestions import suggestion
+
+KIND = "retrieval"
+
+
+@dataclass
+class RetrievalValidationSettings(Settings):
+    """Questions that are searched in a whole corpus, or in a sample of it, with the present model."""
+
+    corpus: str = ""
+    """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
+    questions: str = ""
+    """Questions: TSV (question, answers), JSON lines, or BEIR's queries.jsonl."""
+    qrels: str | None = None
+    """Relevance judgements, BEIR's TSV or TREC's four columns."""
+    match: str = setting("auto", choices=("auto", "string", "regex", "qrels"))
+    """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where given, else string."""
+    name: str | None = None
+    """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
+    every: int = setting(1, unit="validations", least=1)
+    """Every so many validations include this one; the last one of a run always does."""
+    n_docs: int = setting(100, unit="passages", least=1)
+    """Passages per question."""
+    sample: int = setting(0, unit="passages", least=0)
+    """Estimate from so many passages drawn from those outside of the hard pool, and the hard pool; 0 = search the whole corpus."""
+    hard_runs: Any = None
+    """TREC runs on these questions, of BM25 or of an earlier checkpoint: the hard pool is what they rank highest, and all passages judged
+    relevant; absent = BM25, for which the corpus is indexed in memory once."""
+    hard_depth: int = setting(10, unit="passages", least=1)
+    """Passages that the hard pool takes from each ranking."""
+    seed: int = setting(0, least=0)
+    """Decides which passages are drawn."""
+    prompt: str | None = None
+    """Name of the model's prompt for these questions; absent = its query prompt."""
+    query_prefix: str | None = None
+    """Put before every question as it is, as in training; the model's own prompts need not be named."""
+    passage_prefix: str = ""
+    """The same before every passage."""
+    negatives: dict[str, Any] = field(default_factory=dict)
+    """With train.renew_negatives, the settings of dpr mine that decide what becomes a negative, e.g. {per_question: 5, to_rank: 100}."""
+
+    def check_together(self, prefix: str) -> None:
+        for key in ("corpus", "questions"):
+            if not getattr(self, key):
+                raise ConfigError(f"{prefix}{key} is not set; name a file")
+        for key in ("corpus", "questions", "qrels"):
+            file = getattr(self, key)
+            if file and not Path(file).expanduser().is_file():
+                raise ConfigError(f"{prefix}{key}={file} is not a file")
+        for run in self.runs():
+            if not isinstance(run, str) or not Path(run).expanduser().is_file():
+                raise ConfigError(f"{prefix}hard_runs={run} is not a file; name TREC runs, as dpr retrieve trec_run_file= writes them")
+        if self.match == "qrels" and not self.qrels:
+            raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
+        if self.hard_runs is not None and not self.sample:
+            raise ConfigError(f"{prefix}hard_runs is for an estimate; set {prefix}sample too, or leave it out to search the whole corpus")
+        if self.sample and self.n_docs < 20:
+            raise ConfigError(f"{prefix}n_docs={self.n_docs} is too little for an estimate of the first 20 and 100; set n_docs=100")
+        if self.negatives and self.sample:
+            raise ConfigError(f"{prefix}negatives and {prefix}sample are mutually exclusive; negatives are mined from the whole corpus")
+
+    def runs(self) -> list[Any]:
+        """``hard_runs`` as a list."""
+        return listed(self.hard_runs)
+
+    def set_name(self) -> str:
+        """The name in metrics."""
+        return self.name or Path(self.questions).name.partition(".")[0]
+
+
+def is_built_in(entry: Any) -> bool:
+    """Whether an entry of ``train.validation`` names a kind of this toolkit, in place of a user-defined class."""
+    return isinstance(entry, Mapping) and "kind" in entry
+
+
+def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSettings:
+    """The settings of such an entry; ``number`` counts the entries from 0.
+
+    Raises:
+        ConfigError: another kind, an unknown key, a wrong value, or a file that is not there.
+    """
+    key = f"train.validation[{number}]"
+    given = {str(name): value for name, value in entry.items() if name != "kind"}
+    if entry["kind"] != KIND:
+        raise ConfigError(f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use: module:Class")
+    known = [item.name for item in fields(RetrievalValidationSettings)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"unknown setting {key}.{name}" + suggestion(name, known, otherwise=f"; it has {', '.join(known)}"))
+    settings = RetrievalValidationSettings(**{name: value for name, value in given.items() if value is not None})
+    settings.check(f"{key}.")
+    return settings

@@ -1,0 +1,197 @@
+"""Validation by retrieval: exact over the whole corpus for any number of ranks, from stored tokens, and estimated from a sample.
+
+pytest tests/unit/training/test_retrieval_validation.py
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.embedding import corpus_tokens
+from dpr.evaluation.ranking_metrics import evaluate_run
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.models.biencoder import BiEncoder
+from dpr.training.metrics import Metrics
+from dpr.training.settings import TrainingSettings
+from dpr.training.validations import corpus_pass
+from dpr.training.validations.estimates import Stratum, estimated
+from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.retrieval import RetrievalValidation
+from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.usual import usual_validations
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import encoder_folder, sentence, tiny_model
+from tests.helpers.training import make_trainer
+
+PASSAGES, QUESTIONS = 150, 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus with ties (each fifth passage repeats one), questions with answers, and judgements, two of some questions."""
+    folder, rng = tmp_path_factory.mktemp("retrieval"), random.Random(3)
+    encoder_folder(folder / "encoder")
+    texts = [sentence(rng, rng.randint(3, 20)) for _ in range(PASSAGES)]
+    texts[5::5] = texts[4:-1:5]
+    ids = [f"p{number * 7919 % 1000}" for number in range(PASSAGES)]
+    rows = [f"{key}\t{text}\ttitle {number % 9}\n" for number, (key, text) in enumerate(zip(ids, texts, strict=True))]
+    (folder / "corpus.tsv").write_text("id\ttext\ttitle\n" + "".join(rows))
+    gold = [rng.sample(range(PASSAGES), 1 + number % 2) for number in range(QUESTIONS)]
+    questions = [
+        {"id": f"q{number}", "question": texts[rows[0]][:20], "answers": [texts[rows[0]].split()[0]]} for number, rows in enumerate(gold)
+    ]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    lines = [f"q{number}\t{ids[row]}\t{1 + place}\n" for number, rows in enumerate(gold) for place, row in enumerate(rows)]
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines) + "q_other\tp0\t1\n")
+    return folder
+
+
+def entry(folder: Path, **options: Any) -> dict[str, Any]:
+    named = {key: str(folder / name) for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))}
+    return {"kind": "retrieval", **named, "name": "own", **options}
+
+
+def model_of(folder: Path, seed: int = 0) -> BiEncoder:
+    import torch
+
+    return tiny_model(folder / "encoder", seed=seed, dtype=torch.float32)
+
+
+def validation(folder: Path, **options: Any) -> RetrievalValidation:
+    values = {key: value for key, value in entry(folder, **options).items() if key != "kind"}
+    return RetrievalValidation(RetrievalValidationSettings(**values), chunk_size=7)
+
+
+def measured(folder: Path, cache: Path, options: dict[str, Any]) -> Metrics:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DPR_CACHE", str(cache))
+    patch.setattr(corpus_pass, "BLOCK_ROWS", 20)
+    patch.setattr(corpus_pass, "_QUESTION_ROWS", 5)
+    patch.setattr(corpus_pass, "_MERGED_ROWS", 5)
+    try:
+        return run_validations([validation(folder, **options)], model_of(folder))
+    finally:
+        patch.undo()
+
+
+def truth(folder: Path) -> dict[str, float]:
+    """The metrics by all scores, in float64."""
+    model, questions = model_of(folder), read_questions(folder / "questions.jsonl")
+    from dpr.formats.corpora import read_passages
+
+    passages = list(read_passages(folder / "corpus.tsv"))
+    vectors = model.encode_passages(passages).astype(np.float64)
+    run = {}
+    for question, vector in zip(questions, model.encode_questions([question.text for question in questions]), strict=True):
+        scores = (vectors @ vector.astype(np.float64)).astype(np.float32)
+        order = sorted(range(len(passages)), key=lambda row: (-scores[row], passages[row].id))
+        run[question.id] = [(str(passages[row].id), float(scores[row])) for row in order[:100]]
+    qrels = {key: grades for key, grades in read_qrels(folder / "qrels.tsv").items() if key in run}
+    return evaluate_run(run, qrels)
+
+
+@pytest.mark.parametrize("options", [{"match": "string"}, {"sample": 40, "hard_depth": 3}], ids=["whole", "estimate"])
+def test_the_same_bits_for_any_number_of_ranks(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    alone = measured(folder, tmp_path / "one", options)
+    assert len(alone) == 12
+    for world_size in (2, 4):
+        for result in run_on_ranks(measured, world_size, folder, tmp_path / f"of {world_size}", options):
+            assert result == alone
+    assert measured(folder, tmp_path / "one", options) == alone
+
+
+def test_metrics_are_those_of_all_scores(folder: Path, tmp_path: Path) -> None:
+    found, expected = measured(folder, tmp_path, {}), truth(folder)
+    assert 0 < found["eval/own/ndcg@10"] < found["eval/own/recall@100"] < 1
+    for name, value in found.items():
+        assert value == pytest.approx(expected[name.removeprefix("eval/own/")], abs=1e-12), name
+
+
+def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = measured(folder, tmp_path, {})
+    made: list[int] = []
+    tokenize = corpus_tokens.tokenize_passages
+    monkeypatch.setattr(corpus_tokens, "tokenize_passages", lambda *given: made.append(len(given[1])) or tokenize(*given))
+    assert measured(folder, tmp_path, {}) == first
+    assert not made
+    damaged = next(tmp_path.glob("corpus-*/chunk-000003/tokens.npy"))
+    damaged.write_bytes(damaged.read_bytes()[:-2] + b"\1\1")
+    assert measured(folder, tmp_path, {}) == first
+    assert made == [7]
+
+
+def test_an_estimate_from_all_other_passages_is_exact(folder: Path, tmp_path: Path) -> None:
+    exact, found = measured(folder, tmp_path, {}), measured(folder, tmp_path, {"sample": PASSAGES})
+    for name in ("accuracy@20", "accuracy@100", "recall@20", "recall@100"):
+        assert found[f"eval/own/est_{name}"] == exact[f"eval/own/{name}"]
+    assert not [name for name in found if "mrr" in name or "@1_" in name or name.endswith(("@1", "@5"))]
+
+
+def test_an_estimated_rank_counts_each_drawn_passage_for_those_it_stands_for() -> None:
+    stratum = Stratum(None, 4, ["drawn"], 30.0)  # type: ignore[arg-type]
+    ranking = [("hard", 3.0), ("drawn", 2.0), ("right", 1.0)]
+    flags = [False, False, True]
+    found = estimated({"": [(ranking, flags, 2), (ranking[::2], flags[::2], 1)]}, stratum)
+    assert found["est_accuracy@20"] == 0.5  # ranks 32 and 2
+    assert (found["est_accuracy@100"], found["est_recall@100"], found["est_recall@20"]) == (1.0, 0.75, 0.5)
+    assert all(found[f"{name}_low"] <= found[name] <= found[f"{name}_high"] for name in found if "_" not in name[4:])
+
+
+def test_estimates_of_many_draws_surround_the_truth(folder: Path, tmp_path: Path) -> None:
+    exact = measured(folder, tmp_path, {})["eval/own/accuracy@20"]
+    draws = [measured(folder, tmp_path, {"sample": 60, "hard_depth": 1, "seed": seed})["eval/own/est_accuracy@20"] for seed in range(12)]
+    assert len(set(draws)) > 1
+    assert np.mean(draws) == pytest.approx(exact, abs=0.08)
+
+
+def test_the_best_is_the_highest_and_every_second_validation_searches(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.helpers.tiny import ListSource, make_samples
+
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    options = {"validation": [entry(folder, every=2)], "best_metric": "eval/own/mrr@10", "num_train_epochs": 5, "learning_rate": 1e-2}
+
+    def train(output: Path, **more: Any) -> list[dict[str, Any]]:
+        trainer = make_trainer(model_of(folder), [ListSource(make_samples(16))], [], output, **{**options, **more})
+        trainer.train()
+        return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+    lines = train(tmp_path / "whole")
+    searched = {line["step"]: line["eval/own/mrr@10"] for line in lines if "eval/own/mrr@10" in line}
+    assert list(searched) == [4, 8, 10]  # the second, the fourth, and the last
+    run = json.loads((tmp_path / "whole" / "run.json").read_text())
+    assert run["best_value"] == max(searched.values())
+    train(tmp_path / "resumed", stop_at_epoch=3)
+    resumed = {line["step"]: line.get("eval/own/mrr@10") for line in train(tmp_path / "resumed") if line["step"] != 6}
+    assert {step: value for step, value in resumed.items() if value is not None} == searched
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "recall"}, r"train.validation\[0\].kind=recall is not known; choose retrieval"),
+        ({"corpse": "x"}, r"unknown setting train.validation\[0\].corpse; did you mean corpus"),
+        ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
+        ({"every": 0}, r"train.validation\[0\].every=0 is out of range; it must be at least 1"),
+        ({"sample": 5, "n_docs": 5}, "n_docs=5 is too little for an estimate"),
+        ({"hard_runs": ["bm25.trec"]}, "hard_runs=bm25.trec is not a file"),
+    ],
+)
+def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:
+    settings = TrainingSettings.of(None, validation=[entry(folder, **wrong)])
+    with pytest.raises(ConfigError, match=message):
+        usual_validations([], settings)
+
+
+def test_judgements_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\tother\t1\n")
+    with pytest.raises(InputError, match="none of the 1 passages judged relevant is in it"):
+        measured(folder, tmp_path, {"qrels": str(tmp_path / "qrels.tsv")})
