@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpr.assembly.catalogue import warn_of_lost_space
 from dpr.assembly.export_best import check_formats, check_model, export_best
+from dpr.assembly.renewal import Opened, RenewNegatives
 from dpr.assembly.sources import NamedSource, resolve_training_files
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
@@ -40,8 +42,6 @@ from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
-
-Opened = list[tuple[SampleSource, SetOptions]]
 
 
 def run(config: BiEncoderTrainConfig) -> float | None:
@@ -220,13 +220,15 @@ def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> O
 
 def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:
     """The trainer that the settings describe."""
+    reopen = partial(as_tokens, config=config, model=model)
+    renewal = [RenewNegatives(config, train_sets, reopen)] if config.train.renew_negatives else []
     return BiEncoderTrainer(
         model,
         train_sets,
         dev_sets,
         output_dir=str(config.output_dir),
         settings=config,
-        callbacks=make_trackers(config),
+        callbacks=[*renewal, *make_trackers(config)],
         config=asdict(config),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.distributed import Ranks
+from dpr.data.training_data import SampleSource
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
@@ -93,6 +95,10 @@ class Run(Protocol):
 
     def save(self) -> Path | None:
         """Writes a checkpoint; returns its folder, or None when the disk refused it. All ranks call it together."""
+        ...
+
+    def use_train_sets(self, sources: Sequence[SampleSource]) -> None:
+        """Reads the same questions, in the same order, from other sets from the next update on. All ranks call it together."""
         ...
 
     def request_stop(self, reason: str) -> None:

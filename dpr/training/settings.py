@@ -182,6 +182,9 @@ class Periods(Settings):
     validation: Any = setting(None, on_resume=WARNED)
     """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ..., qrels: ...} searches a whole
     corpus (docs/training.md); user-defined ones are module:Class, or {use: module:Class, argument: value}."""
+    renew_negatives: int = setting(0, unit="validations", least=0, on_resume=IDENTITY)
+    """Every so many validations, mine the hard negatives of all train sets anew with the present model, in the pass of the first validation
+    of kind retrieval over the corpus, and train on with them (docs/training.md); 0 = never."""
     best_metric: str | None = setting(None, on_resume=WARNED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
     best_is_highest: bool = setting(False, on_resume=WARNED)

@@ -14,6 +14,7 @@ from torch.profiler import record_function
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, on_main
+from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
@@ -64,6 +65,7 @@ class BiEncoderTrainer(Run):
     learning_rate = 0.0
     identity: RunIdentity | None = None
     is_stopping = False
+    _num_replaced = 0
     _is_open = False
     _warned_of_best = False
 
@@ -204,14 +206,26 @@ class BiEncoderTrainer(Run):
 
     def micro_batches(self) -> Generator[BiEncoderBatch, None, None]:
         """This rank's batches from the current step on, made by worker processes, which end when the generator is closed."""
-        train = self.settings.train
-        yield from pool_loader(
-            self.plan.dataset,
-            self.plan.order_from(self.progress.step),
-            num_workers=train.num_workers,
-            prefetch_batches=train.prefetch_batches,
-            pin_memory=self.device.type == "cuda",
-        )
+        train, number = self.settings.train, -1
+        while number != self._num_replaced:  # what was made ahead of other train sets is dropped
+            number = self._num_replaced
+            loader = pool_loader(
+                self.plan.dataset,
+                self.plan.order_from(self.progress.step),
+                num_workers=train.num_workers,
+                prefetch_batches=train.prefetch_batches,
+                pin_memory=self.device.type == "cuda",
+            )
+            for batch in loader:
+                yield batch
+                if number != self._num_replaced:
+                    break
+
+    def use_train_sets(self, sources: Sequence[SampleSource]) -> None:
+        if list(map(len, sources)) != list(map(len, self.plan.dataset.sources)):
+            raise ConfigError("train sets can only be replaced by sets of the same questions")
+        self.plan.dataset.sources = list(sources)
+        self._num_replaced += 1
 
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
         """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step, number, rank) alone."""

@@ -242,6 +242,10 @@ def all_callbacks(given: Sequence[Callback], settings: TrainSettings, output_dir
     left_out = settings.leave_out or []
     if unknown := [name for name in left_out if name not in usual]:
         raise ConfigError(f"train.leave_out={unknown[0]} is not a usual callback; choose of {', '.join(usual)}")
+    if settings.renew_negatives and not any(callback.renews_negatives for callback in given):
+        raise ConfigError(
+            "train.renew_negatives is for dpr train; from Python, pass callbacks=[RenewNegatives(...)] of dpr.assembly.renewal"
+        )
     kept = [[callback for callback in part if type(callback).__name__ not in left_out] for part in (before, after)]
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []
