@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ran
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.settings import listed
-from dpr.core.suggestions import suggestion
 from dpr.data.collator import SetOptions
 from dpr.data.tokens import StoredTokens
 from dpr.data.training_data import SampleSource
@@ -42,8 +41,9 @@ from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.validations.corpus_pass import Asked, Found
+from dpr.training.validations.entries import is_built_in, read_entry, settings_of
 from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings, is_built_in, read_entry
+from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 
 logger = get_logger(__name__)
 
@@ -239,12 +239,7 @@ def _searching(config: BiEncoderTrainConfig) -> tuple[int, RetrievalValidationSe
 
 
 def _mining_settings(given: Mapping[str, Any], prefix: str) -> MiningSettings:
-    known = [item.name for item in fields(MiningSettings)]
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"unknown setting {prefix}{name}" + suggestion(name, known, otherwise=f"; it has {', '.join(known)}"))
-    settings = MiningSettings(**given)
-    settings.check(prefix)
+    settings = settings_of(MiningSettings, given, prefix)
     if settings.veto_above is not None:
         raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder, which dpr mine and dpr ladder have; leave it out")
     return settings

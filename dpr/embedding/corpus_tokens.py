@@ -1,6 +1,6 @@
 """The ids and tokens of a corpus on disk, by chunks, for models that encode it again and again: a training run validates on it.
 
-corpus-<key>/
+corpus-tokens-<key>/
   chunk-000000/
     ids.npy       (n,) byte strings
     tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut to the model's length
@@ -59,7 +59,7 @@ class CorpusTokens:
         self.source, self.num_passages, self._tensorizer, self._chunk_size = source, num_passages, tensorizer, chunk_size
         self._identity = source.identity()
         facts = json.dumps([_LAYOUT, chunk_size, self._identity, token_rules(tensorizer)], sort_keys=True)
-        self._folder = cache_root(cache) / f"corpus-{text_sha256(facts)[:32]}"
+        self._folder = cache_root(cache) / f"corpus-tokens-{text_sha256(facts)[:32]}"
         self._is_writable = True
 
     @property

@@ -13,9 +13,9 @@ from dpr.core.batch import TokenBatch
 from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ranks
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
-from dpr.core.records import Question
+from dpr.core.records import Passage, Question
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
-from dpr.embedding.source import PassageSource
+from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import match_hits
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
@@ -102,8 +102,7 @@ class JudgedQuestions:
         """For the questions that have answers, what was found and whether each passage holds one."""
         pairs = [(question.answers, ranking) for question, ranking in zip(self.questions, rankings, strict=True) if question.answers]
         hits = [[key for key, _ in ranking] for _, ranking in pairs]
-        wanted = {key for found in hits for key in found}
-        texts = {str(passage.id): passage.text for passage in source.read() if passage.id in wanted}
+        texts = {key: passage.text for key, passage in found_in(source, {key for found in hits for key in found}).items()}
         matched = match_hits([answers for answers, _ in pairs], hits, texts, kind=str(self.answer_match))
         return [(ranking, flags, 1) for (_, ranking), flags in zip(pairs, matched, strict=True)]
 
@@ -112,6 +111,13 @@ class JudgedQuestions:
         pairs = [(self.qrels.get(question.id, {}), ranking) for question, ranking in zip(self.questions, rankings, strict=True)]
         right = [{key for key, grade in grades.items() if grade > 0} for grades, _ in pairs]
         return [(ranking, [key in ids for key, _ in ranking], len(ids)) for (_, ranking), ids in zip(pairs, right, strict=True) if ids]
+
+
+def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
+    """The passages with these ids; without a store all of the file is read."""
+    if isinstance(source, StoredSource):
+        return source.find(ids)
+    return {str(passage.id): passage for passage in source.read() if passage.id in ids}
 
 
 class RetrievalValidation(Validation):
@@ -200,10 +206,12 @@ class RetrievalValidation(Validation):
             counted = [0]
 
             def count() -> None:
-                counted[0] = source.count_unique()
-                self._check_judgements(source)
+                stored = with_store(source)  # made by rank 0; the others then find it in the cache
+                counted[0] = stored.count_unique()
+                self._check_judgements(stored)
 
             on_main(count)
+            source = with_store(source)
             if self.options.sample:
                 self._stratum = open_stratum(source, from_main(counted[0]), self.judged.questions, self.judged.qrels, self.options)
                 source, counted[0] = self._stratum.source, self._stratum.num_passages
@@ -216,11 +224,10 @@ class RetrievalValidation(Validation):
         wanted = {key for grades in self.judged.qrels.values() for key, grade in grades.items() if grade > 0}
         if not wanted:
             return
-        ids = (str(passage.id) for passage in source.read())
-        first = next(ids, "")
-        missing = wanted.difference([first], ids)
+        missing = wanted - found_in(source, wanted).keys()
         if len(missing) == len(wanted):
-            found = f"none of the {len(wanted)} passages judged relevant is in it: one is {min(wanted)!r}, its first id is {first!r}"
+            first = next(source.read())
+            found = f"none of the {len(wanted)} passages judged relevant is in it: one is {min(wanted)!r}, its first id is {first.id!r}"
             raise InputError(found, file=source.file, hint="judgements and corpus must use the same ids")
         if missing:
             logger.warning("%s: %d of %d relevant passages are not in the corpus and cannot be found", self.name, len(missing), len(wanted))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, setting
-from dpr.core.suggestions import suggestion
-
-KIND = "retrieval"
 
 
 @dataclass
@@ -77,27 +73,3 @@ class RetrievalValidationSettings(Settings):
     def set_name(self) -> str:
         """The name in metrics."""
         return self.name or Path(self.questions).name.partition(".")[0]
-
-
-def is_built_in(entry: Any) -> bool:
-    """Whether an entry of ``train.validation`` names a kind of this toolkit, in place of a user-defined class."""
-    return isinstance(entry, Mapping) and "kind" in entry
-
-
-def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSettings:
-    """The settings of such an entry; ``number`` counts the entries from 0.
-
-    Raises:
-        ConfigError: another kind, an unknown key, a wrong value, or a file that is not there.
-    """
-    key = f"train.validation[{number}]"
-    given = {str(name): value for name, value in entry.items() if name != "kind"}
-    if entry["kind"] != KIND:
-        raise ConfigError(f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use: module:Class")
-    known = [item.name for item in fields(RetrievalValidationSettings)]
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"unknown setting {key}.{name}" + suggestion(name, known, otherwise=f"; it has {', '.join(known)}"))
-    settings = RetrievalValidationSettings(**{name: value for name, value in given.items() if value is not None})
-    settings.check(f"{key}.")
-    return settings

@@ -9,7 +9,6 @@ stratum-<key>/
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dpr.core.distributed import on_main
@@ -63,7 +62,8 @@ def open_stratum(
 
     on_main(lambda: ensure_built(folder, build))
     numbers = read_json(folder / _NUMBERS)
-    stratum = Stratum(replace(source, file=folder / _PASSAGES), numbers["passages"], numbers["ids"], numbers["weight"])
+    part = PassageSource(folder / _PASSAGES, source.name, passage_prefix=source.passage_prefix)
+    stratum = Stratum(part, numbers["passages"], numbers["ids"], numbers["weight"])
     logger.info(
         "%s: estimates from %d passages of the hard pool and %d of the other %d of the corpus, drawn by seed %d",
         *(source.name, stratum.num_passages - len(stratum.sampled), len(stratum.sampled)),

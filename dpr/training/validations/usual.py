@@ -8,9 +8,9 @@ from dpr.core.settings import listed
 from dpr.training.settings import TrainingSettings
 from dpr.training.user_classes import user_metrics, user_validation
 from dpr.training.validations.dev_sets import AverageRankValidation, DevSet, NllValidation
+from dpr.training.validations.entries import is_built_in, read_entry
 from dpr.training.validations.protocol import QuestionMetric, Validation
 from dpr.training.validations.retrieval import RetrievalValidation
-from dpr.training.validations.retrieval_settings import is_built_in, read_entry
 
 
 def usual_validations(

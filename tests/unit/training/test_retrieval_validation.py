@@ -121,7 +121,7 @@ def test_the_second_pass_reads_stored_tokens_and_damage_is_repaired(folder: Path
     monkeypatch.setattr(corpus_tokens, "tokenize_passages", lambda *given: made.append(len(given[1])) or tokenize(*given))
     assert measured(folder, tmp_path, {}) == first
     assert not made
-    damaged = next(tmp_path.glob("corpus-*/chunk-000003/tokens.npy"))
+    damaged = next(tmp_path.glob("corpus-tokens-*/chunk-000003/tokens.npy"))
     damaged.write_bytes(damaged.read_bytes()[:-2] + b"\1\1")
     assert measured(folder, tmp_path, {}) == first
     assert made == [7]
