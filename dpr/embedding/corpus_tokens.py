@@ -27,10 +27,9 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.chunks import Chunk, chunk_rows, prepared_chunks
 from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.source import PassageSource
-from dpr.embedding.token_cache import read_tokens, save_tokens, token_rules
+from dpr.embedding.token_cache import read_tokens, token_rules, write_tokens
 from dpr.formats.arrays import map_ids
 from dpr.formats.checksums import cache_root
-from dpr.formats.durable import durable_folder
 
 logger = get_logger(__name__)
 
@@ -96,9 +95,7 @@ class CorpusTokens:
         if not self._is_writable:
             return
         try:
-            with durable_folder(self._of(chunk.number), overwrite=True, metadata={"kind": "corpus tokens"}) as folder:
-                np.save(folder / "ids.npy", ids, allow_pickle=False)
-                save_tokens(folder, chunk.tokens, self._tensorizer)
+            write_tokens(self._of(chunk.number), chunk.tokens, self._tensorizer, kind="corpus tokens", ids=ids)
         except (OSError, InputError) as error:
             self._is_writable = False
             logger.warning("tokens of the corpus are not kept, since %s cannot be written (%s)", self._folder, error)

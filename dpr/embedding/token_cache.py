@@ -60,8 +60,7 @@ class TokenCache:
         if not self._is_writable:
             return
         try:
-            with durable_folder(folder, overwrite=True, metadata={"kind": "passage tokens"}) as temporary:
-                save_tokens(temporary, batch, self._tensorizer)
+            write_tokens(folder, batch, self._tensorizer, kind="passage tokens")
         except (OSError, InputError) as error:
             self._is_writable = False
             logger.warning("tokens are not kept, since %s cannot be written (%s)", self._folder, error)
@@ -74,10 +73,13 @@ def token_rules(tensorizer: Tensorizer) -> str:
     return json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
 
 
-def save_tokens(folder: Path, batch: TokenBatch, tensorizer: Tensorizer) -> None:
-    """Writes ``tokens.npy`` and ``lengths.npy``."""
-    np.save(folder / "tokens.npy", batch.tokens.numpy().astype(token_dtype(tensorizer.largest_id)), allow_pickle=False)
-    np.save(folder / "lengths.npy", batch.lengths.numpy().astype("<u4"), allow_pickle=False)
+def write_tokens(folder: Path, batch: TokenBatch, tensorizer: Tensorizer, *, kind: str, **others: np.ndarray) -> None:
+    """Writes a folder with ``tokens.npy`` and ``lengths.npy``, and ``others`` by their names."""
+    with durable_folder(folder, overwrite=True, metadata={"kind": kind}) as temporary:
+        np.save(temporary / "tokens.npy", batch.tokens.numpy().astype(token_dtype(tensorizer.largest_id)), allow_pickle=False)
+        np.save(temporary / "lengths.npy", batch.lengths.numpy().astype("<u4"), allow_pickle=False)
+        for name, array in others.items():
+            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
 
 
 def read_tokens(folder: Path) -> TokenBatch | None:
