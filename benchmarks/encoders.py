@@ -164,5 +164,5 @@ def _if_installed(make: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {f"{RIVAL} {version(RIVAL)}": make()}
     except PackageNotFoundError:
-        print('sentence-transformers is not installed and left out: pip install "dpr[bench]"')
+        print('sentence-transformers is not installed and left out: pip install -e ".[bench]"')
         return {}

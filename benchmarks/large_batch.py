@@ -139,7 +139,7 @@ def _missed(figure: float, most: float) -> str:
 def against_rival(rounds: int) -> Section:
     """Our cached step against sentence-transformers' cached loss, where both take the same memory."""
     if find_spec("sentence_transformers") is None:
-        raise SystemExit('sentence-transformers is not installed: pip install "dpr[bench]"')
+        raise SystemExit('sentence-transformers is not installed: pip install -e ".[bench]"')
     budgets = {"dpr": equal_memory.GRAD_CACHE_TOKENS, RIVAL: equal_memory.MINI_BATCH_SIZE}
     with tempfile.TemporaryDirectory() as temporary:
         write_encoder(Path(temporary), load_texts(128), layers=4, width=256)
