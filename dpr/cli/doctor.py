@@ -27,7 +27,6 @@ _EXTRAS = {
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
     "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
-    "fastapi": ("serve", "a service and its page (dpr serve)"),
     "pypdf": ("pdf", "PDF files of a folder (dpr quickstart FOLDER)"),
     "ray": ("ray", "many machines (cluster=ray)"),
     "mteb": ("mteb", "mteb's tasks (dpr evaluate suite=mteb:...)"),
