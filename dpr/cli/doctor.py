@@ -27,8 +27,6 @@ _EXTRAS = {
     "wandb": ("wandb", "curves in Weights & Biases (tracking.wandb=true)"),
     "sentence-transformers": ("sentence-transformers", "the check of exported folders (dpr export)"),
     "lancedb": ("stores", "vector stores that are filled (dpr export vectors=...)"),
-    "pypdf": ("pdf", "PDF files of a folder (dpr quickstart FOLDER)"),
-    "ray": ("ray", "many machines (cluster=ray)"),
     "mteb": ("mteb", "mteb's tasks (dpr evaluate suite=mteb:...)"),
     "pytest": ("dev", "the tests (make test)"),
     "pypdf": ("pdf", "PDFs among the documents of a folder (dpr quickstart, dpr prepare-folder)"),
