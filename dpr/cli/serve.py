@@ -51,8 +51,9 @@ def main(argv: list[str]) -> int:
 
 
 def _is_labelled(token: str) -> bool:
-    name, _, folder = token.partition("=")
-    return name not in {item.name for item in fields(ServeSettings)} and os.path.isdir(folder)
+    name, is_pair, folder = token.partition("=")
+    is_path = "/" in folder or os.path.isdir(folder)
+    return bool(is_pair) and is_path and name not in {item.name for item in fields(ServeSettings)}
 
 
 def _named(given: Sequence[str]) -> dict[str, Path]:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpr.assembly.served_runs import open_runs
+from dpr.assembly.serving import Engine
 from dpr.core.records import Passage
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
@@ -18,6 +20,7 @@ from dpr.indexer.filtered import among
 from dpr.indexer.ranking import encode_ids, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
 
@@ -82,6 +85,16 @@ def test_filters_choose_by_ids_and_fields(client: Any, world: World, mode: str) 
             assert {key for key, _ in part} == expected
         else:
             assert part == [(key, pytest.approx(score, abs=1e-6)) for key, score in whole if key in expected]
+
+
+def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path, world: World) -> None:
+    engine = Engine(list(open_runs({"run": run_folder}, ServeSettings(modes="dense"))))
+    asked: dict[str, Any] = {"do": "search", "index": "run:dense", "queries": [world.questions[0].text], "texts": False, "explain": False}
+    jobs = [asked | {"k": 3}, asked | {"k": 2}, asked | {"k": 3, "filter": {"ids": ["p001", "p002"]}}, asked | {"k": 3, "index": "none"}]
+    together = engine.answer(jobs)
+    assert together == [engine.answer([job])[0] for job in jobs]
+    assert [status for status, _ in together] == [200, 200, 200, 404]
+    assert [len(json.loads(body)["results"][0]) for _, body in together[:3]] == [3, 2, 2]
 
 
 @pytest.mark.parametrize(

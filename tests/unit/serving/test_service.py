@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,41 @@ def test_info_names_what_is_served(client: Any) -> None:
     page = client.get("/")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_several_runs_are_served_beside_each_other(run_folder: Path) -> None:
+    with served({"first": run_folder, "second": run_folder}, modes="dense") as client:
+        names = [item["name"] for item in client.get("/info").json()["indexes"]]
+        assert names == ["first", "first:dense", "second", "second:dense"]
+        answers = [client.post("/search", json={"queries": ["ka no"], "index": index}).json() for index in names]
+        assert answers[0]["results"] == answers[2]["results"] != answers[1]["results"] == answers[3]["results"]
+        assert [answer["index"] for answer in answers] == names
+
+
+def test_an_explained_hit_says_where_it_is_from_and_why(client: Any, world: World) -> None:
+    question = world.questions[3].text
+    body = {"queries": [question], "index": "run", "k": 3, "explain": True, "texts": False}
+    hits = client.post("/search", json=body).json()["results"][0]
+    assert [hit["file"] for hit in hits] == ["corpus.tsv"] * 3
+    assert all(hit["sides"].keys() == {"dense", "bm25"} and "text" not in hit for hit in hits)
+    first = next(hit for hit in hits if hit["id"] == "p003")
+    assert first["pieces"][1::2] and set(first["pieces"][1::2]) | set(first["title_pieces"][1::2]) == set(first["words"])
+    assert "".join(first["pieces"]) == world.passages[3].text
+
+
+def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(run_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    with served({"run": folder}, modes="bm25") as client:
+        before = client.get("/info").json()
+        (folder / "corpus.tsv").write_text((folder / "corpus.tsv").read_text() + "new\tzebra crossing\troad\n")
+        (folder / "vectors_0" / "manifest.json").rename(folder / "away")
+        refused = client.post("/reload", json={})
+        assert refused.status_code == 503 and "vectors_0" in refused.json()["error"]
+        assert client.get("/info").json() == before
+        (folder / "away").rename(folder / "vectors_0" / "manifest.json")
+        after = client.post("/reload", json={}).json()
+        assert after["generation"] == before["generation"] + 1
+        assert [item["fingerprint"] for item in after["indexes"]] != [item["fingerprint"] for item in before["indexes"]]
+        found = client.post("/search", json={"queries": ["zebra"], "index": "run:bm25"}).json()["results"][0]
+        assert [hit["id"] for hit in found] == ["new"]
