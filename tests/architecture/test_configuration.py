@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 from collections.abc import Iterator
@@ -117,6 +119,13 @@ def test_documented_commands_exist(document: str, words: list[str]) -> None:
 
 def known_words() -> set[str]:
     words = set(legacy.REPLACED) | {"fp16", "key"}
+    for command in ("prepare-folder", "quickstart", "serve"):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+            entry_of(command)(["--help"])
+        options = re.findall(r"(?m)^  --([a-z][\w-]+)", shown.getvalue())
+        assert options, command
+        words |= {option.replace("-", "_") for option in options}
     for job in launched_jobs():
         words |= {entry.key for entry in settings(job.config_class)} | {name for name in sections(job.config_class) if name}
     return words
@@ -132,7 +141,7 @@ def test_settings_named_in_documents_exist(document: Path) -> None:
     for span in re.findall(r"`([^`\n]+)`", document.read_text(encoding="utf-8")):
         for key, equals in re.findall(r"(?<![\w./*<-])([a-z]\w*(?:\.[a-z_]\w*)*)(=?)", span):
             is_setting = (equals and "(" not in span and " " not in span.partition("=")[0]) or ("." in key and key.split(".")[0] in tops)
-            is_file = key.endswith((".py", ".md", ".yaml", ".json", ".jsonl", ".tsv"))
+            is_file = key.endswith((".py", ".md", ".yaml", ".json", ".jsonl", ".tsv", ".trec"))
             if is_setting and not is_file and key not in known and not key.startswith(catalogues):
                 missing.append(f"{key} in `{span}`")
     assert not missing, "\n".join(missing)
