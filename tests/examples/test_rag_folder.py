@@ -1,0 +1,64 @@
+"""The prompt of the RAG example holds the passages that the run finds, each with the file and the heading it stands under."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.endings import exit_code_of
+from dpr.cli.main import main
+from dpr.formats.durable import durable_folder, write_json
+from dpr.ladder.quickstart import QuickstartPlan, write_search
+from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from dpr.preparation.folder_data import CORPUS, FolderSettings, prepare_folder
+from examples.rag_folder import FolderRetriever
+from examples.rag_folder import main as rag
+from tests.helpers.tiny import sentence, static_folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``dpr quickstart`` leaves, with an encoder that has learned nothing."""
+    folder, rng = tmp_path_factory.mktemp("rag"), random.Random(3)
+    (folder / "manual" / "inner").mkdir(parents=True)
+    for number in range(4):
+        parts = [f"## Part {number}.{part}\n\n{sentence(rng, 12).capitalize()}. {sentence(rng, 12).capitalize()}." for part in range(10)]
+        text = f"# Page {number}\n\n{sentence(rng, 15).capitalize()}.\n\n" + "\n\n".join(parts)
+        (folder / "manual" / ("inner" if number == 3 else ".") / f"page{number}.md").write_text(text)
+    plan = QuickstartPlan(folder / "manual", folder / "run", FolderSettings())
+    prepare_folder(plan.folder, plan.data, plan.reading)
+    settings = EncoderSettings(shared=True, pooling="idf", normalize=True)
+    with durable_folder(plan.out / "model") as target:
+        BiEncoder.from_pretrained(str(static_folder(folder / "encoder")), settings, pretrained=False).write_to(target)
+    vectors = [f"model_file={plan.out / 'model'}", f"ctx_src={plan.data / CORPUS}", f"out_file={plan.out / 'vectors' / 'corpus'}"]
+    assert main(["embed", *vectors, "device=cpu"]) == 0
+    write_json(plan.metrics("weight"), {"hybrid_weight": 0.5})
+    write_search(plan)
+    return plan.out
+
+
+def test_sources_name_file_and_heading(run: Path) -> None:
+    records = [json.loads(line) for line in (run / "data" / "texts" / CORPUS).read_text().splitlines()]
+    retriever = FolderRetriever(run)
+    for record in (records[0], records[17], records[-1]):  # the first stands before the first heading
+        text, place = record["text"], record["metadata"]
+        first, *others = retriever.sources(text, k=3)
+        assert first == f"[1] {place['file']}: {place['heading'] or record['title']}\n{text}"
+        assert [other.split()[0] for other in others] == ["[2]", "[3]"]
+    assert records[0]["metadata"]["heading"] == "" and any(record["metadata"]["file"] == "inner/page3.md" for record in records)
+    found = [hit.passage.text for hit in retriever.searcher.search("ba be bi {question}", 3)]
+    prompt = retriever.prompt("ba be bi {question}", k=3)
+    assert [prompt.find(text) for text in found] == sorted(prompt.find(text) for text in found) and min(map(prompt.find, found)) > 0
+    assert prompt.endswith("Question: ba be bi {question}\nAnswer:")
+
+
+def test_the_command_prints_the_prompt_and_names_what_is_missing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rag([str(run), "ba be bi"]) == 0
+    assert "\n[5] " in capsys.readouterr().out
+    assert rag([str(run)]) == 2
+    assert exit_code_of(lambda: rag([str(run / "model"), "ba"])) == 3
+    assert "no search.json" in capsys.readouterr().err
