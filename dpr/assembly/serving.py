@@ -22,7 +22,7 @@ from dpr.assembly.served_runs import ServedIndex, open_runs
 from dpr.core.errors import DprError, first_line
 from dpr.core.logs import configure_logging, get_logger
 from dpr.core.records import MAX_ID_BYTES, Passage
-from dpr.indexer.ranking import encode_ids
+from dpr.indexer.ranking import encode_ids, is_among
 from dpr.retrieval.explaining import Found, QuestionWords, retrieve_with_sides
 from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
 from dpr.serving import frames
@@ -69,11 +69,11 @@ class Engine:
             questions = [question for job in jobs for question in job["queries"]]
             hits = iter(self._found(index, questions, jobs[0]["k"], jobs[0].get("filter")))
             return [_encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs]
-        except Refusal as refusal:
-            return [_encoded(refusal.status, {"error": str(refusal)})] * len(jobs)
         except Exception as error:
             if len(jobs) > 1:  # one of them must not fail the others
                 return [self._answer_alike([job])[0] for job in jobs]
+            if isinstance(error, Refusal):
+                return [_encoded(error.status, {"error": str(error)})]
             if isinstance(error, DprError):
                 return [_encoded(422, {"error": first_line(error)})]
             logger.exception("a search failed")
@@ -144,11 +144,13 @@ class Engine:
 
 def _ids(index: ServedIndex, wanted: Mapping[str, Any]) -> np.ndarray:
     """Ids (n,), ascending and distinct, of the passages that a filter lets through."""
-    ids = None if wanted.get("ids") is None else np.unique(encode_ids([item for item in wanted["ids"] if len(item) <= MAX_ID_BYTES]))
+    ids = None
+    if wanted.get("ids") is not None:  # fixed-width bytes would lose a zero at an id's end, which no id of a corpus has
+        ids = np.unique(encode_ids([item for item in wanted["ids"] if len(item) <= MAX_ID_BYTES and "\0" not in item]))
     if wanted.get("metadata") is None:
         return np.empty(0, dtype="S1") if ids is None else ids
     matching = index.fields.matching(wanted["metadata"])
-    return matching if ids is None else np.intersect1d(ids, matching, assume_unique=True)
+    return matching if ids is None else matching[is_among(matching, ids)]
 
 
 def _hits(
@@ -197,7 +199,9 @@ def main() -> int:
     options = argparse.ArgumentParser()
     options.add_argument("settings", type=json.loads)
     given = options.parse_args().settings
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends it by ending its input
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # these reach whole groups of processes; the service ends it by ending its input
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     configure_logging()

@@ -29,6 +29,8 @@ def decode_ids(ids: np.ndarray) -> list[str]:
 
 def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Which of ``ids`` (n,) are in ``chosen``, which is ascending; both of fixed-width bytes."""
+    if chosen.dtype.itemsize > ids.dtype.itemsize:  # comparing would make all of ``ids`` as wide
+        chosen = chosen[np.char.str_len(chosen) <= ids.dtype.itemsize].astype(ids.dtype)
     if not len(chosen):
         return np.zeros(len(ids), dtype=bool)
     return np.asarray(chosen[np.minimum(np.searchsorted(chosen, ids), len(chosen) - 1)] == ids)

@@ -132,10 +132,14 @@ def test_killed_workers_and_reloads_cost_no_answer(tmp_path: Path) -> None:
         status, told = served.ask("/reload", {})
         assert status == 503 and "corpus.tsv" in told["error"]
         assert served.ask("/readyz")[0] == 200
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as a terminal or systemd sends them to the whole group
+            os.kill(served.workers()[0], number)
+        time.sleep(0.2)
         is_over.set()
         for thread in threads:
             thread.join()
         assert wrong == []
+        assert "dpr_worker_restarts 1.0" in served.ask("/metrics")[1]
         assert answered[1] > 0
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(patient(30)) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dpr.core.records import Passage
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.filtered import among
-from dpr.indexer.ranking import encode_ids, to_rankings
+from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.serving.settings import ServeSettings
@@ -95,6 +96,23 @@ def test_requests_of_one_batch_keep_their_own_filter_and_depth(run_folder: Path,
     assert together == [engine.answer([job])[0] for job in jobs]
     assert [status for status, _ in together] == [200, 200, 200, 404]
     assert [len(json.loads(body)["results"][0]) for _, body in together[:3]] == [3, 2, 2]
+
+
+def test_ids_that_no_passage_has_find_nothing(client: Any, world: World) -> None:
+    for mode in ("dense", "bm25", "hybrid"):
+        for unknown in ("unknown", "p001\0", "x" * 1024, "é" * 1024):
+            body = {"queries": [world.questions[0].text], "index": f"run:{mode}", "filter": {"ids": [unknown]}}
+            assert client.post("/search", json=body).json()["results"] == [[]], (mode, unknown)
+
+
+def test_a_long_id_does_not_make_all_ids_as_long() -> None:
+    ids = encode_ids([f"p{number:05d}" for number in range(20_000)])
+    tracemalloc.start()
+    found = is_among(ids, encode_ids(["p00007", "p00008" + "x" * 1000]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.flatnonzero(found).tolist() == [7]
+    assert peak < 2 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from dpr.assembly.search import open_searcher, search_settings
+from dpr.assembly.served_runs import open_runs
+from dpr.assembly.serving import Engine
+from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
 
@@ -71,6 +74,14 @@ def test_info_names_what_is_served(client: Any) -> None:
     page = client.get("/")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_passages_asked_for_at_the_same_time_are_answered_each_for_itself(run_folder: Path) -> None:
+    engine = Engine(list(open_runs({"run": run_folder}, ServeSettings(modes="bm25"))))
+    jobs = [{"do": "doc", "index": "run", "id": name} for name in ("p003", "none", "p004")]
+    together = engine.answer(jobs)
+    assert [status for status, _ in together] == [200, 404, 200]
+    assert together == [engine.answer([job])[0] for job in jobs]
 
 
 def test_several_runs_are_served_beside_each_other(run_folder: Path) -> None:
