@@ -7,6 +7,7 @@ twice fails alone. A reload starts new workers beside the old ones and then swap
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from dpr.serving.workers import Worker, WorkerLost
 logger = get_logger(__name__)
 _MOST_DEATHS = 2
 _PAUSE_S = 1.0
+_LAST_S = 10.0
 
 
 @dataclass(eq=False)
@@ -69,6 +71,7 @@ class Service:
         self._reloading = asyncio.Lock()
         self._generation: _Generation | None = None
         self._pids: dict[asyncio.Task[None], int] = {}
+        self._watches: set[asyncio.Task[None]] = set()
         self.restarts = 0
 
     @property
@@ -107,26 +110,48 @@ class Service:
             if failed := [error for error in started if isinstance(error, BaseException)]:
                 await asyncio.gather(*(worker.close() for worker in workers))
                 raise failed[0]
+            if any(worker.indexes != workers[0].indexes for worker in workers):
+                await asyncio.gather(*(worker.close() for worker in workers))
+                raise DprError("the files changed while they were opened; reload again")
             old, self._generation = self._generation, _Generation(self.generation + 1, workers[0].indexes)
             self._generation.drivers = [asyncio.create_task(self._drive(worker, self._generation)) for worker in workers]
             for task, worker in zip(self._generation.drivers, workers, strict=True):
-                self._pids[task] = worker.pid
+                self._watch(task, worker)
             if old is not None:
                 await self._retire(old)
 
-    async def _retire(self, generation: _Generation) -> None:
-        generation.is_retired = True
+    def _watch(self, task: asyncio.Task[None], worker: Worker) -> None:
+        """Counts a worker until it ends, which its driver then hears even where nobody asks anything."""
+        self._pids[task] = worker.pid
+
+        async def watch() -> None:
+            await worker.ended()
+            if self._pids.get(task) == worker.pid:
+                del self._pids[task]
+            await self._notify()
+
+        self._watches.add(made := asyncio.create_task(watch()))
+        made.add_done_callback(self._watches.discard)
+
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+    async def _retire(self, generation: _Generation) -> None:
+        generation.is_retired = True
+        await self._notify()
         await asyncio.gather(*generation.drivers)
 
-    async def close(self) -> None:
-        """Ends the workers; what still waits is refused."""
+    async def close(self, patience: float = _LAST_S) -> None:
+        """Ends the workers, those that are still busy after ``patience`` seconds by force; what still waits is refused."""
         for job in self._waiting:
             _fail(job, Unavailable("the service is stopping"))
         self._waiting.clear()
         if self._generation is not None:
-            await self._retire(self._generation)
+            try:
+                await asyncio.wait_for(self._retire(self._generation), patience)
+            except TimeoutError:
+                logger.error("a worker was still busy after %g s and was killed", patience)
 
     async def ask(self, value: dict[str, Any], *, weight: int = 1, timeout: float) -> tuple[int, bytes]:
         """Status and body of the answer to a job.
@@ -136,19 +161,21 @@ class Service:
         """
         job = _Job(value, weight, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
-        async with self._changed:
-            self._changed.notify_all()
         try:
+            await self._notify()
             return await asyncio.wait_for(job.answer, timeout)
         except TimeoutError:
             raise Unavailable(f"there was no answer within {timeout:g} s") from None
+        finally:
+            with contextlib.suppress(ValueError):  # nobody waits for it any more
+                self._waiting.remove(job)
 
-    async def _take(self, generation: _Generation) -> list[_Job]:
-        """The next batch; none when the generation is retired."""
+    async def _take(self, worker: Worker, generation: _Generation) -> list[_Job]:
+        """The next batch of a worker; none when it has ended or the generation is retired."""
         async with self._changed:
-            await self._changed.wait_for(lambda: generation.is_retired or self._waiting)
+            await self._changed.wait_for(lambda: generation.is_retired or worker.has_ended or self._waiting)
         taken: list[_Job] = []
-        while self._waiting and not generation.is_retired:
+        while self._waiting and not generation.is_retired and not worker.has_ended:
             job = self._waiting[0]
             if not job.answer.done():  # otherwise whoever asked has left
                 if taken and (job.deaths or taken[0].deaths or sum(item.weight for item in taken) + job.weight > self._batch):
@@ -165,20 +192,19 @@ class Service:
             if worker is None:
                 worker = await self._replace(task, generation)
                 continue
-            jobs = await self._take(generation)
-            if not jobs:
+            jobs = await self._take(worker, generation)
+            if jobs:
+                self._observe_batch(jobs)
+            elif not worker.has_ended:
                 continue
-            start = time.perf_counter()
-            for job in jobs:
-                self._observe("queue", start - job.since)
-            self._observe("batch", sum(job.weight for job in jobs))
             try:
                 told, bodies = await worker.ask([job.value for job in jobs])
             except WorkerLost as lost:
                 logger.error("%s; it is started again", lost)
-                del self._pids[task]
+                self._pids.pop(task, None)
                 worker = None
                 self._return(jobs, str(lost))
+                await self._notify()  # another worker may be free
                 continue
             for name, seconds in told["seconds"].items():
                 self._observe(name, seconds)
@@ -188,6 +214,12 @@ class Service:
         self._pids.pop(task, None)
         if worker is not None:
             await worker.close()
+
+    def _observe_batch(self, jobs: list[_Job]) -> None:
+        start = time.perf_counter()
+        for job in jobs:
+            self._observe("queue", start - job.since)
+        self._observe("batch", sum(job.weight for job in jobs))
 
     async def _replace(self, task: asyncio.Task[None], generation: _Generation) -> Worker | None:
         """A new worker instead of one that died; None, after a pause, where it cannot be started."""
@@ -201,7 +233,7 @@ class Service:
         if worker.indexes != generation.indexes:
             logger.warning("the files have changed since the service opened them; POST /reload opens them for all workers")
             generation.indexes = worker.indexes
-        self._pids[task] = worker.pid
+        self._watch(task, worker)
         return worker
 
     def _return(self, jobs: list[_Job], reason: str) -> None:

@@ -25,6 +25,14 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    async def ended(self) -> None:
+        """Waits until the process has ended."""
+        await self._process.wait()
+
     @classmethod
     async def start(cls, command: Sequence[str]) -> Worker:
         """Starts a process and waits until it is ready.
@@ -32,7 +40,10 @@ class Worker:
         Raises:
             DprError: it says why it cannot open the indexes, or it died.
         """
-        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+        except OSError as error:  # no memory, no more files or processes
+            raise DprError(f"a worker cannot be started: {error.strerror or error}") from None
         assert process.stdout is not None
         try:
             hello, _ = await frames.receive(process.stdout)
@@ -61,6 +72,9 @@ class Worker:
         except (EOFError, ConnectionError):
             await self._process.wait()
             raise WorkerLost(f"worker {self.pid} ended with code {self._process.returncode}") from None
+        except asyncio.CancelledError:
+            self._process.kill()
+            raise
 
     async def close(self) -> None:
         """Lets the process end."""

@@ -21,6 +21,7 @@ class LocalWorker:
     """What ``dpr.serving.workers.Worker`` is, around an engine in this process. ``before`` is called with the jobs of each batch."""
 
     pid = 0
+    has_ended = False
 
     def __init__(self, engine: Engine, indexes: list[dict[str, Any]], before: Before) -> None:
         self.indexes, self._engine, self._before = indexes, engine, before
@@ -29,6 +30,9 @@ class LocalWorker:
         await asyncio.to_thread(self._before, jobs)
         found = await asyncio.to_thread(self._engine.answer, jobs)
         return {"statuses": [status for status, _ in found], "seconds": dict(self._engine.seconds)}, [body for _, body in found]
+
+    async def ended(self) -> None:
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         pass
@@ -78,11 +82,11 @@ def served(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: 
 @contextmanager
 def listening(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any) -> Iterator[str]:
     """The address of such a service, which is ready and listens at a free port of this machine."""
-    import uvicorn
+    from dpr.serving.server import Server
 
     app, service, failures = local_app(runs, before, token, settings)
     with socket.create_server(("127.0.0.1", 0)) as own:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+        server = Server(app, ServeSettings(**settings), service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
         thread.start()
         try:

@@ -1,0 +1,122 @@
+"""Processes that die, hang or cannot be started, as the queue before them handles it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpr.core.errors import DprError
+from dpr.serving.queueing import Service, Unavailable
+from dpr.serving.workers import Worker
+from tests.helpers.patience import patient
+
+SCRIPT = """
+import os, sys, time
+from dpr.serving.frames import packed, read
+
+def send(*frame):
+    sys.stdout.buffer.write(packed(*frame))
+    sys.stdout.buffer.flush()
+
+send({"indexes": [{"name": sys.argv[1]}]})
+while (frame := read(sys.stdin.buffer)) is not None:
+    for job in frame["jobs"]:
+        if job.get("hang"):
+            time.sleep(600)
+        if "die_once" in job and not os.path.exists(job["die_once"]):
+            open(job["die_once"], "w").close()
+            os._exit(1)
+    send({"statuses": [200] * len(frame["jobs"]), "seconds": {}}, [str(os.getpid()).encode()] * len(frame["jobs"]))
+"""
+
+
+def command(name: str = "index") -> list[str]:
+    return [sys.executable, "-c", SCRIPT, name]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(patient(60)):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Starts:
+    """Starts ``free`` workers, and further ones once the gate is open."""
+
+    def __init__(self, free: int) -> None:
+        self.free, self.gate = free, asyncio.Event()
+
+    async def __call__(self) -> Worker:
+        self.free -= 1
+        if self.free < 0:
+            await self.gate.wait()
+        return await Worker.start(command())
+
+
+def test_the_death_of_an_idle_worker_shows_and_it_is_started_again_before_anybody_asks() -> None:
+    async def check() -> None:
+        service = Service(starts := Starts(1))
+        await service.reload()
+        [first] = service.pids
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not service.is_ready)
+        starts.gate.set()
+        await until(lambda: service.is_ready)
+        assert service.restarts == 1
+        assert await service.ask({}, timeout=patient(60)) == (200, str(service.pids[0]).encode())
+        await service.close()
+        await until(lambda: not service.pids)
+
+    asyncio.run(check())
+
+
+def test_what_a_dead_worker_was_asked_goes_to_one_that_is_free(tmp_path: Path) -> None:
+    async def check() -> None:
+        service = Service(starts := Starts(2), workers=2)
+        await service.reload()
+        status, _ = await service.ask({"die_once": str(tmp_path / "died")}, timeout=patient(10))
+        assert (status, service.restarts) == (200, 1)
+        starts.gate.set()
+        await service.close()
+
+    asyncio.run(check())
+
+
+def test_what_nobody_waits_for_is_not_kept_and_a_worker_that_hangs_is_killed_at_the_end() -> None:
+    async def check() -> None:
+        service = Service(lambda: Worker.start(command()), batch=1)
+        await service.reload()
+        asked = [service.ask({"hang": True}, timeout=0.2) for _ in range(5)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Unavailable] * 5
+        assert service.num_waiting == 0
+        async with asyncio.timeout(patient(10)):
+            await service.close(patience=0.1)
+        await until(lambda: not service.pids)
+
+    asyncio.run(check())
+
+
+def test_workers_that_opened_different_files_do_not_answer_beside_each_other() -> None:
+    async def check() -> None:
+        names = iter(["old", "new", "new", "new"])
+        service = Service(lambda: Worker.start(command(next(names))), workers=2)
+        with pytest.raises(DprError, match="the files changed while they were opened"):
+            await service.reload()
+        assert not service.is_ready
+        await service.reload()
+        assert service.indexes == [{"name": "new"}]
+        await service.close()
+
+    asyncio.run(check())
+
+
+def test_a_process_that_the_system_cannot_start_is_an_error_in_a_sentence() -> None:
+    with pytest.raises(DprError, match="a worker cannot be started: No such file or directory"):
+        asyncio.run(Worker.start(["/nothing/here"]))
