@@ -19,7 +19,7 @@ from dpr.core.errors import DprError, first_line
 from dpr.core.logs import get_logger
 from dpr.serving.bodies import RetrieveBody, SearchBody, sentence
 from dpr.serving.figures import Figures
-from dpr.serving.guard import Guard
+from dpr.serving.guard import FAILED, Guard
 from dpr.serving.queueing import Service, Unavailable
 from dpr.serving.settings import ServeSettings
 
@@ -77,9 +77,13 @@ def make_app(
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return _error(422, sentence(error.errors()))
 
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return _error(500, FAILED)
+
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        known = {404: f"there is nothing at {request.url.path[:200]}", 405: f"{request.method} is not allowed here"}
+        known = {404: f"there is nothing at {request.scope['path'][:200]}", 405: f"{request.method} is not allowed here"}
         said = error.detail if error.detail != "Not Found" else None
         return _error(error.status_code, said or known.get(error.status_code, str(error.detail)), error.headers)
 

@@ -37,7 +37,7 @@ class Figures:
 
     def answered(self, path: str, status: int) -> None:
         """An answer; paths that are not ours are one, so that nobody can fill the memory with names."""
-        first = "/" + path.split("/")[1]
+        first = "/" + path.partition("/")[2].partition("/")[0]  # OPTIONS has a path without one: *
         self._requests.labels(first if first in _PATHS else "other", str(status)).inc()
 
     def text(self, **gauges: float) -> bytes:

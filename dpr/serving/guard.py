@@ -24,6 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 logger = get_logger(__name__)
 HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
+FAILED = "the service has failed at this request; its log says why"
 _UNCOUNTED = (*HEALTH, "/metrics")  # a full service must be able to say so
 _PAGE = re.compile(r"/|/page/[^?]*")
 _HEADERS = [
@@ -72,7 +73,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500
+        status: int | None = None
 
         async def answer(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -86,16 +87,18 @@ class Guard:
         try:
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._check(scope, headers)
-            await self._app(scope, _once(await self._body(receive, headers)), answer)
+            # A body is read only where it is looked at: other paths are open to anybody, or not counted.
+            is_read = scope["method"] == "POST" and not _is_open(scope["path"]) and is_counted
+            await self._app(scope, _once(await self._body(receive, headers) if is_read else b""), answer)
         except Refused as refused:
             await _refuse(answer, refused)
         except Exception:
             logger.exception("a request failed")
-            if status == 500:
-                await _refuse(answer, Refused(500, "the service has failed at this request; its log says why"))
+            if status is None:
+                await _refuse(answer, Refused(500, FAILED))
         finally:
             self.num_requests -= is_counted
-            self._observe(scope["path"], status)
+            self._observe(scope["path"], status or 500)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raises Refused by what the head of a request says."""
@@ -107,7 +110,9 @@ class Guard:
         # A page of another site may have its name point here; it cannot know a token, but without one only the name tells.
         if self._loopback_only and not _names_this_machine(headers.get(b"host", b"")):
             raise Refused(421, "this service answers to localhost only; start it with another host= or with token_file=")
-        if self._token is not None and not _PAGE.fullmatch(path):
+        if self._loopback_only and not _is_open(path) and _is_of_another_page(headers):
+            raise Refused(403, "a page of another address asks; this service answers to its own page")
+        if self._token is not None and not _is_open(path):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
                 found = "another token" if given else "no token"
@@ -147,6 +152,16 @@ def _names_this_machine(host: bytes) -> bool:
     name = host.decode("latin-1").lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
     return is_loopback(name)
+
+
+def _is_open(path: str) -> bool:
+    return path in HEALTH or _PAGE.fullmatch(path) is not None
+
+
+def _is_of_another_page(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser says so. Such a page could read no answer, but make the service work; a link that is followed is fine."""
+    is_other = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+    return is_other and headers.get(b"sec-fetch-dest") != b"document"
 
 
 def _once(body: bytes) -> Receive:

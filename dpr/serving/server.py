@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -14,7 +16,7 @@ from dpr.core.errors import ConfigError, DprError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.serving.app import make_app
 from dpr.serving.figures import Figures
-from dpr.serving.guard import is_loopback
+from dpr.serving.guard import Guard, is_loopback
 from dpr.serving.queueing import Service
 from dpr.serving.settings import ServeSettings
 from dpr.serving.workers import Worker
@@ -45,15 +47,7 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
         server.should_exit = True
 
     app = make_app(settings, service, figures=figures, token=token, on_failure=fail)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.timeout) + 1,
-        ws="none",
-    )
-    server = _Server(config, service)
+    server = Server(app, settings, service)
     logger.info("opening %s", _url(settings, listening))
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes the signal on once everything is answered
     try:
@@ -67,17 +61,39 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
     return 0
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, which also reloads at SIGHUP."""
+class Server(uvicorn.Server):
+    """uvicorn's server, which also reloads at SIGHUP, and ends connections that stand still."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, app: Guard, settings: ServeSettings, service: Service) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(settings.timeout) + 1,
+            ws="none",
+            http="h11",  # it limits the size of headers
+        )
         super().__init__(config)
         self._service = service
         self._reload: asyncio.Task[None] | None = None
+        self._ticks = max(1, round(settings.timeout / 0.1))  # uvicorn's are 0.1 s apart
+        self._still: dict[Any, Any] = {}
+
+    async def on_tick(self, counter: int) -> bool:
+        """Once per ``timeout``, ends connections without a request at work on which no request and no byte of an answer got through."""
+        if counter % self._ticks == 0:
+            connections: list[Any] = list(self.server_state.connections)
+            seen = {one: (one.cycle, one.transport.get_write_buffer_size()) for one in connections if _is_idle(one)}
+            for connection, state in seen.items():
+                if self._still.get(connection) == state:
+                    connection.transport.abort()
+            self._still = seen
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if hasattr(signal, "SIGHUP"):
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
     def _hang_up(self) -> None:
@@ -89,6 +105,11 @@ class _Server(uvicorn.Server):
             logger.info("the indexes were opened again")
         except DprError as error:
             logger.error("the indexes cannot be opened, the ones before go on answering: %s", first_line(error))
+
+
+def _is_idle(connection: Any) -> bool:
+    """Whether the other side is to send a request, or to read what was sent."""
+    return connection.cycle is None or connection.cycle.response_complete or connection.flow.write_paused
 
 
 def read_token(file: Path) -> str:

@@ -1,0 +1,87 @@
+"""What a service refuses by the head of a request, and connections that stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.patience import patient
+from tests.helpers.serving import listening, local_app, served
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
+
+
+def answered(path: str, method: str = "GET", host: str = "127.0.0.1", token: str | None = None) -> list[int]:
+    """Statuses of the answers to a request whose body never arrives."""
+    guard, _, _ = local_app({}, lambda jobs: None, token, {})
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError("the body is waited for")
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
+    scope |= {"scheme": "http", "server": ("127.0.0.1", 80), "http_version": "1.1"}
+    headers = [(b"host", host.encode()), (b"content-type", b"application/json"), (b"content-length", b"1000")]
+    asyncio.run(guard(scope | {"headers": headers}, receive, send))
+    return [message["status"] for message in sent if "status" in message]
+
+
+def test_odd_addresses_and_names_are_answered() -> None:
+    assert answered("*", "OPTIONS") == [404]
+    assert answered("/nothing", host="[::1x") == [404]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/page/page.js", "/", "/metrics"])
+def test_bodies_are_read_only_where_they_are_looked_at(path: str) -> None:
+    assert answered(path, "POST") == [405]
+    assert answered(path, "POST", token="secret") == [401 if path == "/metrics" else 405]
+
+
+def test_a_page_of_another_address_cannot_make_it_work(run_folder: Path) -> None:
+    with served({"run": run_folder}, modes="bm25") as client:
+        for site in ("cross-site", "same-site"):
+            other = {"sec-fetch-site": site, "sec-fetch-dest": "empty"}
+            assert client.get("/v1/run/search?query=ka", headers=other).status_code == 403
+            assert client.post("/reload", json={}, headers=other).status_code == 403
+            assert client.get("/", headers=other).status_code == 200
+            assert client.get("/info", headers=other | {"sec-fetch-dest": "document"}).status_code == 200
+        assert client.get("/info", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+
+def test_an_unexpected_failure_is_one_answer_in_one_sentence() -> None:
+    from starlette.testclient import TestClient
+
+    guard, service, _ = local_app({}, lambda jobs: None, None, {})
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    service.reload = fail
+    with TestClient(guard, base_url="http://127.0.0.1:8080", raise_server_exceptions=False) as client:
+        answer = client.post("/reload", json={})
+    assert answer.status_code == 500
+    assert "its log says why" in answer.json()["error"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_connection_that_stands_still_is_ended(run_folder: Path) -> None:
+    with listening({"run": run_folder}, modes="bm25", timeout=0.5) as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nG"):
+            with socket.create_connection(("127.0.0.1", port), timeout=patient(20)) as own:
+                own.sendall(sent)
+                try:
+                    while own.recv(65536):
+                        pass
+                except ConnectionResetError:
+                    pass
