@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dpr.serving.bodies import RetrieveBody, SearchBody, sentence
 from dpr.serving.figures import Figures
 from dpr.serving.guard import FAILED, Guard
 from dpr.serving.queueing import Service, Unavailable
-from dpr.serving.settings import ServeSettings
+from dpr.serving.settings import LimitSettings, ServeSettings
 
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
@@ -126,7 +127,7 @@ def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> No
 
 
 def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Callable[[], bytes]) -> None:
-    limits = {name: getattr(settings, name) for name in ("max_concurrent", "max_queries", "max_k", "max_question", "max_body", "timeout")}
+    limits = {item.name: getattr(settings, item.name) for item in fields(LimitSettings)}
 
     def described() -> dict[str, Any]:
         return {
@@ -183,6 +184,9 @@ def _check_limits(settings: ServeSettings, questions: list[str], k: int) -> None
         raise HTTPException(422, f"{len(questions)} questions in a request, expected at most max_queries={settings.max_queries}")
     if k > settings.max_k:
         raise HTTPException(422, f"{k} passages per question, expected at most max_k={settings.max_k}")
+    if len(questions) * k > settings.max_passages:
+        said = f"{k} passages for each of {len(questions)} questions, expected at most max_passages={settings.max_passages} together"
+        raise HTTPException(422, said)
     if (longest := max(map(len, questions))) > settings.max_question:
         raise HTTPException(422, f"a question of {longest} characters, expected at most max_question={settings.max_question}")
     if any(not question.strip() for question in questions):

@@ -134,10 +134,10 @@ class Guard:
                     if len(body) > most:
                         raise too_large
                     if not message.get("more_body"):
-                        break
+                        return bytes(body)
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {self._settings.timeout:g} s") from None
-        return bytes(body)
+        raise Refused(400, "the other side has left before its body was complete")
 
 
 def is_loopback(host: str) -> bool:

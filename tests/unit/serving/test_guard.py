@@ -18,13 +18,15 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 
-def answered(path: str, method: str = "GET", host: str = "127.0.0.1", token: str | None = None) -> list[int]:
-    """Statuses of the answers to a request whose body never arrives."""
+def answered(path: str, method: str = "GET", host: str = "127.0.0.1", token: str | None = None, *messages: dict[str, Any]) -> list[int]:
+    """Statuses of the answers to a request of whose body only ``messages`` arrive."""
     guard, _, _ = local_app({}, lambda jobs: None, token, {})
     sent: list[MutableMapping[str, Any]] = []
+    arriving = list(messages)
 
     async def receive() -> MutableMapping[str, Any]:
-        raise AssertionError("the body is waited for")
+        assert arriving, "the body is waited for"
+        return arriving.pop(0)
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
@@ -45,6 +47,11 @@ def test_odd_addresses_and_names_are_answered() -> None:
 def test_bodies_are_read_only_where_they_are_looked_at(path: str) -> None:
     assert answered(path, "POST") == [405]
     assert answered(path, "POST", token="secret") == [401 if path == "/metrics" else 405]
+
+
+def test_half_a_body_is_no_request() -> None:
+    half = {"type": "http.request", "body": b"{}", "more_body": True}
+    assert answered("/reload", "POST", "127.0.0.1", None, half, {"type": "http.disconnect"}) == [400]
 
 
 def test_a_page_of_another_address_cannot_make_it_work(run_folder: Path) -> None:

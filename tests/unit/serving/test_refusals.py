@@ -18,7 +18,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def client(run_folder: Path) -> Iterator[Any]:
-    with served({"run": run_folder}, max_queries=4, max_k=50, max_question=100, max_body=2000, modes="bm25") as found:
+    with served({"run": run_folder}, max_queries=4, max_k=50, max_passages=100, max_question=100, max_body=2000, modes="bm25") as found:
         yield found
 
 
@@ -34,6 +34,7 @@ BAD_BODIES = [
     ('{"queries": [null]}', "queries.0"),
     ('{"queries": ["ka"], "k": 0}', "k: "),
     ('{"queries": ["ka"], "k": 51}', "max_k=50"),
+    ('{"queries": ["ka", "ka", "ka"], "k": 34}', "34 passages for each of 3 questions, expected at most max_passages=100"),
     ('{"queries": ["ka"], "k": 1e9}', "k: "),
     ('{"queries": ["ka"], "k": true}', "k: "),
     ('{"queries": ["ka"], "top": 3}', "top is not known"),
