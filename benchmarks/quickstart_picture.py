@@ -1,4 +1,4 @@
-"""``python -m benchmarks.quickstart_picture runs/quickstart > docs/quickstart.svg``: the first picture of the quickstart's report, for README."""
+"""``python -m benchmarks.quickstart_picture runs/quickstart > docs/quickstart.svg``: the first picture of its report, for README."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def picture(folder: Path) -> str:
             tag("rect", x=LEFT, y=y + 5, width=round(scale * bar["share"], 1), height=ROW - 10, rx=2, class_="bar"),
             tag("line", x1=round(low, 1), y1=middle, x2=round(high, 1), y2=middle, class_="spread"),
             tag("text", f"{bar['share']:.1%}", x=WIDTH - RIGHT + 8, y=middle, dy="0.35em", class_="head" if bar["is_best"] else "plain"),
-            tag("text", f"{bar['low']:.1%} to {bar['high']:.1%}", x=WIDTH - MARGIN, y=middle, dy="0.35em", text_anchor="end", class_="soft"),
+            tag("text", f"{bar['low']:.1%} to {bar['high']:.1%}", x=WIDTH - RIGHT + 74, y=middle, dy="0.35em", class_="soft"),
         ]
     parts.append(tag("text", shown["title"], x=LEFT, y=height - MARGIN, class_="soft"))
     drawing: Markup = tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH, height=height)

@@ -7,7 +7,9 @@ cd "$(dirname "$0")/.."
 Q=runs/quickstart
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-say() { printf '\n\033[1m# %s\033[0m\n' "$*"; }
+BOLD='' PLAIN=''
+if [ -t 1 ]; then BOLD=$'\033[1m' PLAIN=$'\033[0m'; fi
+say() { printf '\n%s# %s%s\n' "$BOLD" "$*" "$PLAIN"; }
 
 run() { # shows a command as one would type it, then runs it
     printf '$'

@@ -23,6 +23,7 @@ import torch
 from dpr.core.errors import InputError
 from dpr.formats.arrays import map_ids
 from dpr.formats.durable import durable_file, read_json, write_json
+from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import FlatSettings, GraphSettings
@@ -101,14 +102,8 @@ class FlatIndex(Index):
     @classmethod
     def open(cls, folder: Path, settings: Any) -> FlatIndex:
         """The saved index. faiss loads most damaged files silently, so everything its search relies on is checked here."""
-        import faiss
-
         file = folder / _INDEX_FILE
-        faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
-        try:
-            engine = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-        except RuntimeError as error:
-            raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=file) from None
+        engine = read_engine(file)
         ids = map_ids(folder / _IDS_FILE)
         if len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)

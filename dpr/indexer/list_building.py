@@ -18,6 +18,7 @@ from dpr.core.seeding import generator_for
 from dpr.formats.arrays import map_ids
 from dpr.formats.durable import durable_file
 from dpr.formats.resumed_folders import ResumedFolder
+from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.list_files import HeldLists, ListFile, read_sizes, write_lists
 from dpr.indexer.settings import ListSettings
 from dpr.indexer.vectors import AllRows, check_finite, refuse_overflow
@@ -149,13 +150,7 @@ def read_trained(file: Path, make_empty: MakeEmpty) -> Any:
     Raises:
         InputError: faiss cannot read it, or it is another index.
     """
-    import faiss
-
-    faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
-    try:
-        engine = faiss.read_index(str(file))
-    except RuntimeError as error:
-        raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=file) from None
+    engine = read_engine(file, mapped=False)
     problems = [f"it is {type(engine).__name__}"] if not hasattr(engine, "nlist") else _differences(engine, make_empty)
     for problem in problems:
         raise InputError(f"is not what lists of this kind are searched with: {problem}", file=file)

@@ -17,7 +17,7 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, rule_of
 from dpr.core.user_classes import load_class
-from dpr.formats.durable import durable_folder, read_manifest, verify_folder
+from dpr.formats.durable import durable_folder, read_manifest, verify_folder, writing
 from dpr.formats.leftovers import remove
 from dpr.formats.run_lock import held, lock_of
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
@@ -222,6 +222,8 @@ class IndexChoice:
             return index
         work = _unfinished(folder)
         made_of = self.facts() | {"source": dict(source), "num_vectors": sum(part.num_vectors for part in corpus)}
+        with writing(folder.parent):
+            folder.parent.mkdir(parents=True, exist_ok=True)
         with held(folder, file=lock_of(folder)):
             with durable_folder(folder, metadata=facts) as temporary:
                 self.index_class.build_in(temporary, corpus, self.settings, work=work, made_of=made_of)

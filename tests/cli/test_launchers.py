@@ -126,7 +126,7 @@ def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = run([*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(folder), str(folder / "source")], folder)
     assert build.returncode == 0, build.stderr
-    (wheel,) = folder.glob("dpr-*.whl")
+    (wheel,) = folder.glob("dpr_toolkit-*.whl")
     install = run([*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)], folder)
     assert install.returncode == 0, install.stderr
     shutil.rmtree(folder / "source")

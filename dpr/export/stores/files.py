@@ -19,7 +19,7 @@ from dpr.core.records import MAX_ID_BYTES
 from dpr.export.stores.rows import RowBatch, VectorRows
 from dpr.formats import vector_tables
 from dpr.formats.resumed_folders import ResumedFolder, resumed_folder
-from dpr.indexer.flat_file import flat_header, open_flat
+from dpr.indexer.faiss_files import flat_header, read_engine
 
 logger = get_logger(__name__)
 
@@ -168,7 +168,7 @@ class FaissFiles:
                     texts.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
 
     def count(self, folder: Path, rows: VectorRows) -> int:
-        counts = {open_flat(folder / "index").ntotal, _count_lines(folder / "docid"), _count_lines(folder / "passages.jsonl")}
+        counts = {read_engine(folder / "index").ntotal, _count_lines(folder / "docid"), _count_lines(folder / "passages.jsonl")}
         return int(counts.pop()) if len(counts) == 1 else -1
 
 

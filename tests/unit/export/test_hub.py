@@ -127,8 +127,9 @@ def test_nothing_is_sent_without_a_login_or_a_name(
 def test_what_the_hub_refuses_is_one_sentence(
     hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Its library's handler keeps the stderr of its first import, which was another test's.
-    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [])
+    # These handlers keep the stderr of another test, in which its library was imported or Hydra's logging set up.
+    for name in (None, "huggingface_hub"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     hub.is_refusing = True
     assert main([f"folder={folder}", "repo=me/model"]) == 3
     message = capsys.readouterr().err

@@ -264,7 +264,7 @@ def test_what_does_not_fit_together_is_reported(world: World, tmp_path: Path, ca
         ({"index_path": "x"}, 2, "index_path is not for indexer=exact"),
         ({"hybrid": "linear"}, 2, "ctx_datasets is not set"),
         ({"hybrid": "both"}, 2, "choose one of none, linear, rrf"),
-        ({"indexer": "ivf"}, 2, "no such option"),
+        ({"indexer": "ivfpq"}, 2, "no such option"),
         ({"encoder_path": "reader"}, 2, "question_model, ctx_model"),
         ({"n_doc": "3"}, 2, "did you mean n_docs"),
     ],

@@ -1,4 +1,4 @@
-"""A flat inner-product index in faiss's file format, written as a stream: faiss itself would hold all vectors in memory."""
+"""Index files of faiss: read, and a flat one written as a stream, of which faiss itself would hold all vectors in memory."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ def flat_header(dimension: int, num_vectors: int) -> bytes:
     return tag + counted + other + size
 
 
-def open_flat(file: Path) -> Any:
-    """The index, its vectors memory-mapped.
+def read_engine(file: Path, *, mapped: bool = True) -> Any:
+    """An index of faiss; ``mapped``: its vectors stay in the file. A damaged file that claims to hold more than it has is refused.
 
     Raises:
         InputError: faiss cannot read it.
     """
     import faiss
 
+    usual = faiss.get_deserialization_vector_byte_limit()  # of the whole process
+    faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
     try:
-        return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+        return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
         raise InputError(f"faiss cannot read it ({str(error).splitlines()[-1]})", file=file) from None
+    finally:
+        faiss.set_deserialization_vector_byte_limit(usual)
