@@ -167,6 +167,7 @@ def _hits(
         if words is not None:
             value |= {
                 "file": file,
+                "origin": _origin(passage),
                 "title_pieces": words.pieces(passage.title or hit.id),
                 "excerpt": words.excerpt(passage.text, _EXCERPT),
                 "pieces": words.pieces(passage.text),
@@ -174,6 +175,11 @@ def _hits(
             }
         hits.append(value)
     return hits
+
+
+def _origin(passage: Passage) -> dict[str, str] | None:
+    found = passage.origin
+    return None if found is None else {"place": found.place, "heading": found.heading, "url": found.url}
 
 
 def _for_trainers(hit: Found, passages: Mapping[str, Passage], with_scores: bool) -> dict[str, Any]:

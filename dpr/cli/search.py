@@ -92,11 +92,20 @@ def format_hit(rank: int, hit: FoundPassage, *, question: str, width: int, is_br
         lines = [
             "".join(f"\033[1m{piece}\033[0m" if place % 2 else piece for place, piece in enumerate(words.pieces(line))) for line in lines
         ]
-    facts = [_printable(hit.file.name)] if hit.file is not None else []
+    facts = [_printable(fact) for fact in _origin(hit)]
     facts += [_place_text(_SIDES.get(side, side), place) for side, place in hit.sides.items()] if len(hit.sides) > 1 else []
     common = words.in_common(title, text)
     facts.append(f"in common: {_printable(', '.join(common))}" if common else "no word in common")
     return "\n".join([heading, *(f"    {line}" for line in lines), *(f"    {line}" for line in textwrap.wrap(" | ".join(facts), inner))])
+
+
+def _origin(hit: FoundPassage) -> list[str]:
+    """Where the passage was taken from: place and heading, where the title does not end with it, and address; else the corpus."""
+    origin = hit.passage.origin
+    if origin is None:
+        return [] if hit.file is None else [hit.file.name]
+    heading = "" if hit.passage.title.endswith(origin.heading) else origin.heading
+    return [fact for fact in (origin.place, heading, origin.url) if fact]
 
 
 def _place_text(side: str, place: Place | None) -> str:

@@ -7,6 +7,29 @@ from dataclasses import dataclass, field
 MAX_ID_BYTES = 1024
 """Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as the longest."""
 
+_UNITS = {"pdf": "page", "csv": "row", "tsv": "row"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a passage was taken from, as its record says: texts, not to be trusted as paths, markup or commands."""
+
+    file: str = ""
+    heading: str = ""
+    """The headings it stands under."""
+    line: int | None = None
+    """In ``file``; of a PDF the page, of a table the row."""
+    url: str = ""
+    """http or https, or empty."""
+
+    @property
+    def place(self) -> str:
+        """File and line as a text: ``guide.md:12``, ``guide.pdf, page 3``; empty where no file is known."""
+        if self.line is None or not self.file:
+            return self.file
+        unit = _UNITS.get(self.file.lower().rpartition(".")[2])
+        return f"{self.file}, {unit} {self.line}" if unit else f"{self.file}:{self.line}"
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:
@@ -20,6 +43,8 @@ class Passage:
     teacher_score: float | None = field(default=None, compare=False, repr=False)
     """How relevant a teacher finds it for the question that lists it. It belongs to the pair, so the same passage may have another one
     beside another question, and it does not tell passages apart."""
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+    """Where it was taken from, where its corpus says so."""
 
 
 @dataclass(frozen=True, slots=True)

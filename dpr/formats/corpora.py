@@ -9,16 +9,17 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.core.records import MAX_ID_BYTES, Origin, Passage
 from dpr.formats.durable import durable_file
 from dpr.formats.json_records import describe, iter_json_objects
+from dpr.formats.origins import origin_of, origin_record
 from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
 from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, has_lone_surrogate, iter_lines, located
 from dpr.formats.training_records import checked_text
@@ -28,6 +29,7 @@ _HELD_HASHES = 1 << 20
 _SEPARATED = {"\t": "tab", ",": "comma"}
 DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
 Columns = tuple[int, int, int]
+_Row = tuple[int, str, str, str, Origin | None]  # line, id, text, title, where it was taken from
 
 
 def is_json_name(path: str | Path) -> bool:
@@ -59,11 +61,11 @@ def read_passages(
     """
     file = Path(path)
     rows = _record_rows(file, start, place) if has_records(file) else _tsv_rows(file, (id_col, text_col, title_col), place)
-    for line, key, text, title in islice(rows, start, stop):
+    for line, key, text, title, origin in islice(rows, start, stop):
         whole = id_prefix + key
         if 4 * len(whole) > MAX_ID_BYTES and (size := len(whole.encode(errors="replace"))) > MAX_ID_BYTES:
             raise InputError(f"a passage id of {size} bytes", file=file, line=line, expected=f"at most {MAX_ID_BYTES}")
-        yield Passage(text, title, whole)
+        yield Passage(text, title, whole, origin=origin)
 
 
 def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, title_col: int = 2) -> int:
@@ -98,10 +100,10 @@ def repeated_id(file: Path, key: str, line: int, first_line: int) -> InputError:
     return InputError(f"passage id {key!r} is already used at line {first_line}", file=file, line=line, expected="unique ids")
 
 
-def write_passages(path: str | Path, passages: Iterable[Passage], *, metadata: Iterable[Mapping[str, Any]] | None = None) -> int:
+def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     """Writes a corpus, TSV with header or, for names in .json/.jsonl, BEIR's JSON lines; ``.gz`` is packed. Returns how many.
 
-    ``metadata``, one object for each passage, can be written in JSON lines only, as BEIR has it.
+    Where a passage was taken from is written in JSON lines only, into BEIR's object ``metadata``.
 
     Raises:
         InputError: a passage that would not be read back the same (no id; in TSV also id ``id``, quotes around the text).
@@ -109,17 +111,17 @@ def write_passages(path: str | Path, passages: Iterable[Passage], *, metadata: I
     file = Path(path)
     count = 0
     is_json = is_json_name(file)
-    assert is_json or metadata is None, "a TSV has no place for metadata"
-    extra = repeat({}) if metadata is None else ({"metadata": dict(one)} for one in metadata)
     with write_text(file) as out:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         if not is_json:
             writer.writerow(("id", "text", "title"))
-        for count, (passage, more) in enumerate(zip(passages, extra, strict=False), 1):  # noqa: B007
+        for count, passage in enumerate(passages, 1):  # noqa: B007
             if not passage.id:
                 raise InputError(f"a passage without id cannot be written ({passage.text[:40]!r})", file=file)
             if is_json:
-                record = {"_id": passage.id, "title": passage.title, "text": passage.text, **more}
+                record: dict[str, Any] = {"_id": passage.id, "title": passage.title, "text": passage.text}
+                if passage.origin is not None:
+                    record["metadata"] = origin_record(passage.origin)
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 continue
             if passage.id == "id" or passage.text != passage.text.strip('"') or "\r" in f"{passage.id}{passage.text}{passage.title}":
@@ -238,7 +240,7 @@ def read_records(path: Path, place: LinePlace | None = None) -> Iterator[tuple[i
 def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -> Iterator[tuple[int, str]]:
     """Line and id of every passage from ``place`` on, which is kept at the row read last."""
     if not has_records(path):
-        yield from ((line, key) for line, key, _, _ in _tsv_rows(path, columns, place))
+        yield from ((line, key) for line, key, *_ in _tsv_rows(path, columns, place))
         return
     for line, value in read_records(path, place):
         with located(path, line):
@@ -246,8 +248,8 @@ def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -
         yield line, key
 
 
-def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator[tuple[int, str, str, str]]:
-    """Line, id, text and title of every data row."""
+def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator[_Row]:
+    """Every data row."""
     width = 0
     delimiter = _delimiter(path)
     rows = iter_csv_rows(path, delimiter, place)
@@ -272,7 +274,7 @@ def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator
             continue
         if not key:
             raise InputError("empty passage id", file=path, line=line, expected=f"an id in column {id_col}")
-        yield line, key, row[text_col].strip('"'), row[title_col] if has_titles else ""
+        yield line, key, row[text_col].strip('"'), row[title_col] if has_titles else "", None
 
 
 def _delimiter(path: Path) -> str:
@@ -291,15 +293,16 @@ def _named_columns(first: list[str], columns: Columns) -> tuple[Columns, bool]:
     return (names.index("id"), names.index("text"), names.index("title") if "title" in names else -1), True
 
 
-def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[tuple[int, str, str, str]]:
-    """Line, id, text and title of every record; before ``start`` only ids are checked."""
+def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[_Row]:
+    """Every record; before ``start`` only ids are checked."""
     for number, (line, value) in enumerate(read_records(path, place)):
         with located(path, line):
-            key, text, title = first_id(value, ("_id", "id")), "", ""
+            key, text, title, origin = first_id(value, ("_id", "id")), "", "", None
             if number >= start:
                 text = checked_text(value, "text")
                 title = "" if value.get("title") is None else checked_text(value, "title")
-        yield line, key, text, title
+                origin = origin_of(value)
+        yield line, key, text, title, origin
 
 
 def first_id(value: dict[str, Any], keys: tuple[str, ...], default: str | None = None) -> str:

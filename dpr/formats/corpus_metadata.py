@@ -9,6 +9,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.formats.corpora import has_records, read_records
 from dpr.formats.json_records import describe, is_finite_number
+from dpr.formats.origins import field_of
 from dpr.formats.text_input import has_lone_surrogate, located
 
 KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
@@ -25,15 +26,8 @@ def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, .
         hint = "write the corpus as .jsonl or .parquet, or leave metadata out"
         raise InputError("has no fields besides id, title and text", file=path, expected=f"a corpus with {', '.join(kinds)}", hint=hint)
     for line, value in read_records(path):
-        inner = value.get("metadata")
         with located(path, line):
-            yield tuple(_checked(name, kind, _field(value, inner, name)) for name, kind in kinds.items())
-
-
-def _field(value: Mapping[str, Any], inner: Any, name: str) -> Any:
-    if (found := value.get(name)) is None and isinstance(inner, Mapping):
-        return inner.get(name)
-    return found
+            yield tuple(_checked(name, kind, field_of(value, name)) for name, kind in kinds.items())
 
 
 def _checked(name: str, kind: str, found: Any) -> Any:

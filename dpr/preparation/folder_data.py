@@ -29,7 +29,7 @@ from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name
 from dpr.preparation.given_questions import find_answers, read_given
 from dpr.preparation.lexical_negatives import lexical_negatives
 from dpr.preparation.near_duplicates import find_near_duplicates
-from dpr.preparation.passages import SEPARATOR, Piece, cut
+from dpr.preparation.passages import Piece, cut
 from dpr.preparation.question_pairs import GIVEN, KINDS, Asked, made_questions, one_for_each_passage, without_questions
 from dpr.preparation.splits import TRAIN, split_by_group
 
@@ -167,12 +167,9 @@ def _heading(one: Asked) -> str:
 def _write(
     target: Path, pieces: Sequence[Piece], by_split: dict[str, list[Asked]], bad: Sequence[BadFile], settings: FolderSettings
 ) -> None:
-    origins = [
-        {"file": piece.file, "heading": SEPARATOR.join(text for _, text in piece.headings[1:]), "line": piece.line} for piece in pieces
-    ]
-    write_passages(target / CORPUS, (piece.passage() for piece in pieces), metadata=origins)
+    write_passages(target / CORPUS, (piece.passage() for piece in pieces))
     held_out = without_questions(pieces, [*by_split[DEV], *by_split[TEST]])
-    write_passages(target / EVALUATION_CORPUS, held_out, metadata=origins)
+    write_passages(target / EVALUATION_CORPUS, held_out)
     for split in (TRAIN, DEV):
         asked = by_split[split]
         positives = [one.positive() for one in asked]

@@ -16,7 +16,7 @@ from itertools import count, pairwise
 from pathlib import PurePosixPath
 
 from dpr.core.hashes import text_sha256
-from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.core.records import MAX_ID_BYTES, Origin, Passage
 from dpr.formats.documents.document import Block, Section
 from dpr.formats.documents.python_source import name_as_words
 from dpr.preparation.folder_files import ReadFile
@@ -50,7 +50,8 @@ class Piece:
         """The passage, without the headings whose numbers are ``hidden`` and, if so asked, without its first sentence."""
         title = SEPARATOR.join(text for number, text in self.headings if number not in hidden)
         text = "\n".join(part for part in (self.overlap, "" if hide_first else self.first, self.rest) if part)
-        return Passage(text, title, self.id)
+        heading = SEPARATOR.join(text for _, text in self.headings[1:])
+        return Passage(text, title, self.id, origin=Origin(self.file, heading, self.line))
 
 
 def cut(documents: Iterable[ReadFile], *, words: int, overlap: int) -> Iterator[Piece]:

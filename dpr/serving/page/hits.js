@@ -35,8 +35,24 @@ function facts(hit) {
     made.push(...sides.map(([side, place]) => `${SIDES[side] ?? side} ${place ? `#${place.rank} (${number(place.score)})` : "none"}`));
   }
   if (hit.words) made.push(hit.words.length ? `in common: ${hit.words.join(", ")}` : "no word in common");
-  made.push([hit.file, hit.id].filter(Boolean).join(" \u00b7 "));
-  return made.map((text) => element("span", "", text));
+  return [...made.map((text) => element("span", "", text)), origin(hit)];
+}
+
+// Where a passage was taken from: a link where the service gives an address of the web, else file and line, or the corpus; and its id.
+function origin(hit) {
+  const { place, heading, url } = hit.origin ?? {};
+  const shown = [place || hit.file, (hit.title ?? "").endsWith(heading ?? "") ? "" : heading, hit.id].filter(Boolean);
+  const made = element("span", "origin", ...shown.map((text, rank) => element("span", "", rank ? ` \u00b7 ${text}` : text)));
+  if (isWebAddress(url)) {
+    const link = element("a", "", new URL(url).hostname);
+    Object.assign(link, { href: url, target: "_blank", rel: "noopener noreferrer nofollow", title: url });
+    made.append(" \u00b7 ", link);
+  }
+  return made;
+}
+
+function isWebAddress(url) {
+  return Boolean(url) && URL.canParse(url) && ["http:", "https:"].includes(new URL(url).protocol);
 }
 
 function body(hit) {

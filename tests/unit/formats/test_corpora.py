@@ -4,6 +4,7 @@ import csv
 import errno
 import gzip
 import io
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -14,12 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
-from dpr.core.records import Passage
+from dpr.core.records import Origin, Passage
 from dpr.formats.corpora import check_unique_ids, iter_csv_rows, read_passages, write_passages
 from tests.helpers.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=15)
 IDS = st.lists(TEXT.filter(bool), unique=True, max_size=5)
+ORIGINS = st.none() | st.builds(
+    Origin, TEXT.filter(bool), TEXT, st.none() | st.integers(0, 9), st.sampled_from(["", "https://example.org/"])
+)
 
 
 def tsv(path: Path, text: str) -> Path:
@@ -31,7 +35,7 @@ def tsv(path: Path, text: str) -> Path:
 @given(ids=IDS, data=st.data(), name=st.sampled_from(["c.tsv", "c.tsv.gz", "c.jsonl", "c.jsonl.gz"]))
 def test_what_is_written_is_read_back(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch, ids: list[str], data: Any, name: str) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    passages = [Passage(data.draw(TEXT), data.draw(TEXT), key) for key in ids]
+    passages = [Passage(data.draw(TEXT), data.draw(TEXT), key, origin=data.draw(ORIGINS)) for key in ids]
     path = tmp_path_factory.mktemp("round") / name
     cannot = any(p.id == "id" or p.text != p.text.strip('"') or "\r" in f"{p.id}{p.text}{p.title}" for p in passages)
     if "tsv" in name and cannot:
@@ -39,7 +43,9 @@ def test_what_is_written_is_read_back(tmp_path_factory: Any, monkeypatch: pytest
             write_passages(path, passages)
         return
     assert write_passages(path, passages) == len(passages)
-    assert list(read_passages(path)) == passages
+    read = list(read_passages(path))
+    assert read == passages
+    assert [passage.origin for passage in read] == [passage.origin if "json" in name else None for passage in passages]
     assert check_unique_ids(path) == len(passages)
 
 
@@ -88,6 +94,24 @@ def test_beir_corpus_is_read(tmp_path: Path) -> None:
     path = tsv(tmp_path / "corpus.jsonl", '{"_id": 7, "title": null, "text": "a", "metadata": {}}\n{"_id": "x", "text": ""}\n')
     assert list(read_passages(path, id_prefix="p-")) == [Passage("a", "", "p-7"), Passage("", "", "p-x")]
     assert [p.id for p in read_passages(path, start=1)] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "origin"),
+    [
+        ({"metadata": {"file": "a.md", "heading": "H", "line": 3}}, Origin("a.md", "H", 3)),
+        ({"file": "a.md", "metadata": {"file": "b.md", "line": True}}, Origin("a.md")),
+        ({"file": ["a.md"], "metadata": {"url": " https://x.example"}}, None),
+        ({"metadata": {"url": "HTTPS://x.example/?a=<b>"}}, Origin(url="HTTPS://x.example/?a=<b>")),
+        ({"url": "javascript:alert(1)//http://x.example", "line": 3, "heading": "H"}, None),
+        ({"url": "https://[x", "file": "a\ud800"}, None),
+        ({"url": "https://"}, None),
+        ({"metadata": "file"}, None),
+    ],
+)
+def test_a_record_says_where_its_passage_was_taken_from(tmp_path: Path, fields: dict[str, Any], origin: Origin | None) -> None:
+    (passage,) = read_passages(tsv(tmp_path / "c.jsonl", json.dumps({"_id": "1", "text": "", **fields})))
+    assert passage.origin == origin
 
 
 @pytest.mark.parametrize(

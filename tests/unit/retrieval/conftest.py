@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from dpr.cli.jobs import retrieve
 from dpr.core.records import Passage, Question
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -59,3 +61,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
             EmbedConfig(out_file=str(folder / "vectors"), shard_id=shard, num_shards=2, chunk_size=16),
         )
     return World(folder, passages, questions)
+
+
+def searchable(world: World, folder: Path, *, weight: float) -> Path:
+    """Writes a copy of the world with a search.json: hybrid, with this share of the dense side."""
+    shutil.copytree(world.folder, folder)
+    arguments = [
+        f"model_file={folder / 'model'}",
+        f"encoded_ctx_files=[{folder / 'vectors_*'}]",
+        f"qa_dataset={folder / 'questions.jsonl'}",
+        f"ctx_datasets=[{folder / 'corpus.tsv'}]",
+    ]
+    assert retrieve([*arguments, "hybrid=linear", f"hybrid_weight={weight}", "n_docs=5", f"search_folder={folder}"]) == 0
+    return folder

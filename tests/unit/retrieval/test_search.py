@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,29 +15,20 @@ from dpr.cli.main import main as dpr
 from dpr.cli.search import format_hit
 from dpr.cli.verify import main as verify
 from dpr.core.errors import ConfigError, DprError, InputError
-from dpr.core.records import Passage
+from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
+from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.explaining import Place
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import QuestionForm
 from dpr.retrieval.search_folder import SearchSettings
-from tests.unit.retrieval.conftest import World
+from tests.unit.retrieval.conftest import World, searchable
 
 
 @pytest.fixture
 def run_folder(world: World, tmp_path: Path) -> Path:
-    """A copy of the world with a search.json: hybrid, words only."""
-    folder = tmp_path / "run"
-    shutil.copytree(world.folder, folder)
-    arguments = [
-        f"model_file={folder / 'model'}",
-        f"encoded_ctx_files=[{folder / 'vectors_*'}]",
-        f"qa_dataset={folder / 'questions.jsonl'}",
-        f"ctx_datasets=[{folder / 'corpus.tsv'}]",
-    ]
-    assert retrieve([*arguments, "hybrid=linear", "hybrid_weight=0", "n_docs=5", f"search_folder={folder}"]) == 0
-    return folder
+    return searchable(world, tmp_path / "run", weight=0)
 
 
 def main(arguments: list[str]) -> int:
@@ -196,8 +186,9 @@ def test_a_class_that_a_folder_names_is_not_run(run_folder: Path, tmp_path: Path
         search_settings(tmp_path)
 
 
-def test_a_corpus_cannot_drive_the_terminal() -> None:
-    hostile = Passage("bad \x1b[2J text\n\n" + "word " * 200, "ti\x07tle", "i\x1bd")
+@pytest.mark.parametrize("origin", [None, Origin("a\x1bb.md\n\u202e", "\x9b2J", 3)])
+def test_a_corpus_cannot_drive_the_terminal(origin: Origin | None) -> None:
+    hostile = Passage("bad \x1b[2J text\n\n" + "word " * 200, "ti\x07tle", "i\x1bd", origin=origin)
     hit = FoundPassage(0.5, hostile, {"dense": Place(1, 0.5), "bm25": None}, Path("a\x1bb.tsv"))
     shown = format_hit(1, hit, question="bad \x1b[2J word", width=60)
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
@@ -217,6 +208,20 @@ def test_a_hit_says_where_it_is_from_and_why(run_folder: Path, world: World, cap
     assert "in common: " in shown and world.questions[3].text.split()[-1].lower().rstrip("?") in shown.rpartition("in common: ")[2]
     assert main([str(run_folder), world.questions[3].text, "-k", "1", "--mode", "bm25"]) == 0
     assert "BM25 #" not in capsys.readouterr().out, "a single side has nothing to compare"
+
+
+def test_a_hit_names_the_file_its_passage_was_taken_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origins = [Origin("guide/a.md", "Start > Now", 12), Origin("b.pdf", "", 3), Origin(url="https://example.org/c"), None]
+    titles = ["Guide > Start > Now", "Book", "Page", "Other"]
+    write_passages(tmp_path / "c.jsonl", [Passage("zebra", title, title, origin=one) for title, one in zip(titles, origins, strict=True)])
+    assert main(["--corpus", str(tmp_path / "c.jsonl"), "zebra"]) == 0
+    shown = capsys.readouterr().out
+    assert sorted(line.strip() for line in shown.splitlines() if "in common" in line) == [
+        "b.pdf, page 3 | in common: zebra",
+        "c.jsonl | in common: zebra",
+        "guide/a.md:12 | in common: zebra",
+        "https://example.org/c | in common: zebra",
+    ]
 
 
 def test_large_corpora_are_looked_up_without_holding_them(world: World) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from dpr.core.records import Passage
+from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.retrieval.search_folder import SearchSettings
@@ -42,7 +43,10 @@ def browser() -> Iterator[Browser]:
 def address(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A run searched in three ways, and one whose texts are hostile."""
     folder = tmp_path_factory.mktemp("hostile")
-    passages = [Passage(f"zebra {text} {'stripe ' * 100}", text, f"{text} {number}") for number, text in enumerate(HOSTILE)]
+    origins = [Origin(text, f"under {text}", 3, f"https://example.org/{quote(text)}?'<b>\"") for text in HOSTILE]
+    passages = [
+        Passage(f"zebra {text} {'stripe ' * 100}", text, f"{text} {number}", origin=origins[number]) for number, text in enumerate(HOSTILE)
+    ]
     write_passages(folder / "corpus.jsonl", passages)
     settings = SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")])
     replace(settings, indexer={"kind": "bm25"}).write(folder)
@@ -180,13 +184,26 @@ def test_no_text_becomes_markup(page: Browser, address: str) -> None:
     page.look("document.querySelector('#hits-left .more').click()")
     assert page.look("document.querySelector('#hits-left .whole').textContent").startswith("zebra ")
     new = set(page.look("[...new Set([...document.querySelectorAll('body *')].map(one => one.tagName))]")) - set(tags)
-    assert new <= {"LI", "DIV", "SPAN", "H3", "P", "MARK", "BUTTON"}
+    assert new <= {"LI", "DIV", "SPAN", "H3", "P", "MARK", "BUTTON", "A"}
+    assert page.look("document.querySelector('#hits-left .origin').textContent").startswith(f"{HOSTILE[-1]}:3 \u00b7 under {HOSTILE[-1]}")
+    links = page.look("[...document.querySelectorAll('#hits-left a')].map(link => [link.protocol, link.host, link.rel, link.target])")
+    assert links == [["https:", "example.org", "noopener noreferrer nofollow", "_blank"]] * len(HOSTILE)
     assert page.look("document.querySelector('#name-left').textContent") == name
     page.open(f"{address}?q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&left=%3Cscript%3E&right=__proto__&k=constructor")
     page.wait("document.title.startsWith('<img')")
     assert page.look("document.querySelector('#k').value") == "10"
     assert page.problems == []
     assert all(url.startswith(address) for url in page.requested)
+
+
+def test_only_addresses_of_the_web_become_links(page: Browser) -> None:
+    urls = ["javascript:alert(1)", "JavaScript://x.org/%0aalert(1)", "data:text/html,x", "//x.org", "/reload", "file:///etc/passwd", "x", 7]
+    hits = [{"id": "1", "score": 1, "origin": {"place": "", "heading": "", "url": url}} for url in [*urls, "http://user@x.org:8/a"]]
+    draw = f"import('./page/hits.js').then(({{ draw }}) => draw(document.querySelector('#hits-left'), {json.dumps(hits)}, null))"
+    page.look(draw)
+    assert page.look("[...document.querySelectorAll('.hit a')].map(link => [link.href, link.textContent])") == [
+        ["http://user@x.org:8/a", "x.org"]
+    ]
 
 
 def luminance(colour: str) -> float:
