@@ -12,10 +12,11 @@ The scale s is float32, one per vector, in a file of its own.
 
 from __future__ import annotations
 
+import io
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ DTYPES = ("float32", "float16", "int8", "binary")
 _NUMBERS: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1", "u1"), strict=True)}
 _ROWS = 1024  # coded at a time: float64 takes more memory than the codes
 _LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
+_NARROW = 1 << 32  # bytes of ids up to which 32 bits name a place
 
 
 def is_coded(dtype: str) -> bool:
@@ -113,34 +115,74 @@ def map_vectors(path: Path, name: str, dtype: str, dimension: int) -> np.ndarray
     return array
 
 
-def pack_ids(ids: Sequence[bytes]) -> np.ndarray:
-    """Ids as they are stored: whichever is smaller of fixed-width bytes (n,), and of uint8 numbers, all in one row: where each of the
-    ids begins and where the last one ends, n + 1 little-endian uint32 counted from the first number on, and then their bytes."""
-    fixed, text = np.array(ids, dtype=bytes), b"".join(ids)
-    starts = 4 * (len(ids) + 1) + np.concatenate([[0], np.cumsum([len(key) for key in ids])])
-    if starts[-1] >= min(fixed.nbytes, 2**32):
-        return fixed
-    return np.frombuffer(starts.astype("<u4").tobytes() + text, dtype=np.uint8)
+IdChunks = Callable[[], Iterable[np.ndarray]]
+"""Gives ids in order, some (n,) of fixed-width bytes at a time, as often as it is called."""
 
 
-class MappedIds:
-    """Ids that ``pack_ids`` stored, memory-mapped; a slice of them, or the ids of some rows, is an array (n,) of fixed-width bytes.
+def write_ids(out: IO[bytes], chunks: IdChunks) -> None:
+    """Writes ids as a ``.npy`` file; one chunk is held at a time, and ``chunks`` is called three times.
+
+    They are stored as whichever is smaller: fixed-width bytes (n,), or uint8 numbers, all in one row: where each of the ids begins and
+    where the last one ends, n + 1 little-endian uint32 counted from the first number on, and then their bytes. Where these places exceed
+    32 bits, they are uint64, and a uint64 of 0 stands before them.
+    """
+    count = size = 0
+    width = 1
+    for ids in chunks():
+        lengths = np.char.str_len(ids)
+        count, size, width = count + len(ids), size + int(lengths.sum()), max(width, int(lengths.max(initial=1)))
+    kind, start = "<u4", 4 * (count + 1)
+    if start + size >= _NARROW:
+        kind, start = "<u8", 8 * (count + 2)
+    if start + size >= count * width:
+        np.lib.format.write_array_header_1_0(out, {"descr": f"|S{width}", "fortran_order": False, "shape": (count,)})
+        for ids in chunks():
+            out.write(ids.astype(f"S{width}").tobytes())
+        return
+    np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": (start + size,)})
+    out.write(np.array([0, start] if kind == "<u8" else [start], dtype=kind).tobytes())
+    for ids in chunks():
+        ends = start + np.cumsum(np.char.str_len(ids), dtype=np.int64)
+        out.write(ends.astype(kind).tobytes())
+        start = int(ends[-1]) if len(ends) else start
+    for ids in chunks():
+        out.write(b"".join(ids.tolist()))
+
+
+def pack_ids(chunks: IdChunks) -> np.ndarray:
+    """The array that ``write_ids`` writes, in memory."""
+    out = io.BytesIO()
+    write_ids(out, chunks)
+    out.seek(0)
+    return np.asarray(np.lib.format.read_array(out))
+
+
+class PackedIds:
+    """Ids as ``pack_ids`` gives them; a slice of them, or the ids of some rows, is an array (n,) of fixed-width bytes.
 
     Raises:
-        InputError: the file cannot be read, or holds anything but texts of at most MAX_ID_BYTES bytes.
+        InputError: the array holds anything but texts of at most MAX_ID_BYTES bytes; ``file`` is where it comes from.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, array = path, map_array(path)
+    def __init__(self, array: np.ndarray, *, file: Path | None = None) -> None:
+        self.array, self._file = array, file
         if array.dtype != np.uint8 or array.ndim != 1:
-            self._fixed: np.ndarray | None = map_ids(path)
-            self._size = len(self._fixed)
+            self._fixed: np.ndarray | None = _checked_ids(array, file)
+            self._size = len(array)
             return
         self._fixed, self._bytes = None, array.view(np.ndarray)
-        first = int(self._bytes[:4].view("<u4")[0]) if len(array) >= 4 else 0
-        if first % 4 or not 4 <= first <= len(array):
-            raise InputError("holds no ids", file=path, expected="where each begins, and their bytes")
-        self._starts, self._size = self._bytes[:first].view("<u4"), first // 4 - 1
+        kind, before = ("<u8", 8) if len(array) >= 16 and not self._bytes[:8].any() else ("<u4", 0)
+        width = np.dtype(kind).itemsize
+        first = int(self._bytes[before : before + width].view(kind)[0]) if len(array) >= width else 0
+        if first % width or not before + width <= first <= len(array):
+            raise InputError("holds no ids", file=file, expected="where each begins, and their bytes")
+        self._starts = self._bytes[before:first].view(kind)
+        self._first, self._size = first, len(self._starts) - 1
+
+    @classmethod
+    def mapped(cls, file: Path) -> PackedIds:
+        """Those of a file, memory-mapped; raises InputError also where it cannot be read."""
+        return cls(map_array(file), file=file)
 
     def __len__(self) -> int:
         return self._size
@@ -148,21 +190,19 @@ class MappedIds:
     def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
         if self._fixed is not None:
             return np.asarray(self._fixed[part])
-        starts = self._starts[:-1][part].astype(np.int64)
-        lengths = self._starts[1:][part] - starts
+        starts, ends = (places[part].astype(np.int64) for places in (self._starts[:-1], self._starts[1:]))
         if not len(starts):
             return np.empty(0, dtype="S1")
-        ends = starts + lengths
-        if lengths.min() < 1 or lengths.max() > MAX_ID_BYTES or starts.min() < 4 * (self._size + 1) or ends.max() > len(self._bytes):
+        lengths = ends - starts
+        if lengths.min() < 1 or lengths.max() > MAX_ID_BYTES or starts.min() < self._first or ends.max() > len(self._bytes):
             raise InputError(
-                "an id does not begin where the one before it ends", file=self._path, expected=f"1 to {MAX_ID_BYTES} bytes each"
+                "an id does not begin where the one before it ends", file=self._file, expected=f"1 to {MAX_ID_BYTES} bytes each"
             )
+        if not isinstance(part, slice):
+            text = self._bytes.data  # is sliced faster than an array
+            return np.array([text[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
         rows = np.zeros((len(starts), int(lengths.max())), dtype=np.uint8)
-        is_used = np.arange(rows.shape[1]) < lengths[:, None]
-        if isinstance(part, slice):
-            rows[is_used] = self._bytes[starts[0] : ends[-1]]
-        else:
-            rows[is_used] = self._bytes[(starts[:, None] + np.arange(rows.shape[1]))[is_used]]
+        rows[np.arange(rows.shape[1]) < lengths[:, None]] = self._bytes[starts[0] : ends[-1]]
         return rows.view(f"S{rows.shape[1]}")[:, 0]
 
 
@@ -172,8 +212,11 @@ def map_ids(path: Path) -> np.ndarray:
     Raises:
         InputError: the file cannot be read, or holds anything but texts of at most MAX_ID_BYTES bytes.
     """
-    ids = map_array(path)
+    return _checked_ids(map_array(path), path)
+
+
+def _checked_ids(ids: np.ndarray, file: Path | None) -> np.ndarray:
     if ids.ndim != 1 or ids.dtype.kind != "S" or not 1 <= ids.dtype.itemsize <= MAX_ID_BYTES:
         expected = f"one row of byte strings, at most {MAX_ID_BYTES} bytes each"
-        raise InputError(f"holds {ids.dtype} {ids.shape}", file=path, expected=expected)
+        raise InputError(f"holds {ids.dtype} {ids.shape}", file=file, expected=expected)
     return np.asarray(ids)

@@ -2,7 +2,7 @@
 
     X_0/vectors-00000.npy  (n, D) float32 or float16, readable with numpy.load(mmap_mode="r"); or codes of int8 or of single bits
         scales-00000.npy   (n,) float32, with codes only (dpr/formats/arrays.py)
-        ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes (pack_ids in dpr/formats/arrays.py)
+        ids-00000.npy      (n,) fixed-width bytes, UTF-8; or, where that is smaller, offsets and bytes (write_ids in dpr/formats/arrays.py)
         manifest.json      metadata, sizes and SHA-256 of all files; present means complete
         chunk-00000.json   while unfinished: size and SHA-256 of the chunk's files
         shard.json         while unfinished: the metadata the chunks were made with
@@ -28,7 +28,7 @@ import numpy as np
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
-from dpr.formats.arrays import DTYPES, MappedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
+from dpr.formats.arrays import DTYPES, PackedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
 from dpr.formats.checksums import folder_problems, is_remembered, remember
 from dpr.formats.durable import (
     MANIFEST,
@@ -110,7 +110,7 @@ class VectorShardWriter:
         if len(set(ids)) != len(ids):
             ((repeated, _),) = Counter(ids).most_common(1)
             raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.target, expected="unique ids")
-        arrays["ids"] = pack_ids(encoded)
+        arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
         with writing(self.target, hint=_KEPT):
             if self.is_complete():
                 self._reopen()
@@ -168,7 +168,7 @@ class VectorShardWriter:
         write_json(self.target / _UNFINISHED, self.metadata)
         for number, files in self._entries().items():
             with suppress(InputError):
-                rows = len(MappedIds(self.target / _file("ids", number)))
+                rows = len(PackedIds.mapped(self.target / _file("ids", number)))
                 write_json(self.target / _marker(number), {"files": files, "rows": rows})
         (self.target / MANIFEST).unlink()
 
@@ -262,9 +262,9 @@ class VectorShard:
             found.append((ids[part], decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension)))
         return np.concatenate([ids for ids, _ in found]), np.concatenate([vectors for _, vectors in found])
 
-    def _arrays(self, number: int) -> tuple[MappedIds, dict[str, np.ndarray]]:
+    def _arrays(self, number: int) -> tuple[PackedIds, dict[str, np.ndarray]]:
         """Ids and arrays of a chunk, memory-mapped."""
-        ids = MappedIds(self.path / _file("ids", number))
+        ids = PackedIds.mapped(self.path / _file("ids", number))
         files = {name: self.path / _file(name, number) for name in array_names(self.dtype)}
         arrays = {name: map_vectors(file, name, self.dtype, self.dimension) for name, file in files.items()}
         for name, array in arrays.items():
@@ -277,8 +277,8 @@ class VectorShard:
         for ids in self._mapped_ids():
             yield from (ids[start : start + _PLAIN_ROWS] for start in range(0, len(ids), _PLAIN_ROWS))
 
-    def _mapped_ids(self) -> Iterator[MappedIds]:
-        return (MappedIds(self.path / _file("ids", number)) for number in self._chunks)
+    def _mapped_ids(self) -> Iterator[PackedIds]:
+        return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)
 
 
 def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_missing: bool = False) -> list[VectorShard]:

@@ -21,13 +21,23 @@ import numpy as np
 import torch
 
 from dpr.core.errors import InputError
-from dpr.formats.arrays import map_ids
+from dpr.formats.arrays import PackedIds, pack_ids
 from dpr.formats.durable import durable_file, read_json, write_json
 from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import FlatSettings, GraphSettings
-from dpr.indexer.vectors import VectorSource, blocks, check_finite, check_queries, common_dimension, paired_dots, refuse_overflow
+from dpr.indexer.vectors import (
+    RowSource,
+    VectorSource,
+    blocks,
+    check_finite,
+    check_queries,
+    common_dimension,
+    id_chunks,
+    paired_dots,
+    refuse_overflow,
+)
 
 _INDEX_FILE, _IDS_FILE, _FACTS_FILE = "index.faiss", "ids.npy", "facts.json"
 
@@ -39,7 +49,7 @@ class FlatIndex(Index):
     _augments: ClassVar[bool] = False
     """Whether vectors have the extra coordinate."""
 
-    def __init__(self, engine: Any, ids: np.ndarray, settings: Any, longest: float) -> None:
+    def __init__(self, engine: Any, ids: PackedIds, settings: Any, longest: float) -> None:
         self._engine, self._ids, self._settings, self._longest = engine, ids, settings, longest
         self.dimension = int(engine.d) - self._augments
 
@@ -48,7 +58,7 @@ class FlatIndex(Index):
         return int(self._engine.ntotal)
 
     @classmethod
-    def build(cls, corpus: Sequence[VectorSource], settings: Any, *, device: torch.device | str = "cpu") -> FlatIndex:
+    def build(cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu") -> FlatIndex:
         """Indexes all vectors.
 
         With several threads a graph, and so what an approximate search misses, can differ between builds; a saved index does not change.
@@ -61,13 +71,11 @@ class FlatIndex(Index):
         engine = cls._engine_for(dimension, settings)
         if not engine.is_trained:
             engine.train(corners)  # the quantiser learns the range of each coordinate and nothing else
-        ids = []
-        for block_ids, vectors in blocks(corpus, settings.buffer_size):
-            check_finite(block_ids, vectors)
+        for ids, vectors in blocks(corpus, settings.buffer_size):
+            check_finite(ids, vectors)
             phi = max(phi, float(_squared_norms(vectors).max()))
             engine.add(_augmented(vectors, phi) if cls._augments else vectors)
-            ids.append(block_ids)
-        return cls(engine, np.concatenate(ids), settings, float(np.sqrt(phi)))
+        return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings, float(np.sqrt(phi)))
 
     def search(self, questions: np.ndarray, k: int, *, query_rows: int = 256) -> SearchResult:
         """Up to ``k`` passages per query (Q, D).
@@ -96,7 +104,7 @@ class FlatIndex(Index):
 
         faiss.write_index(self._engine, str(folder / _INDEX_FILE))
         with durable_file(folder / _IDS_FILE, "wb") as out:
-            np.save(out, self._ids, allow_pickle=False)
+            np.save(out, self._ids.array, allow_pickle=False)
         write_json(folder / _FACTS_FILE, {"dimension": self.dimension, "longest": self._longest})
 
     @classmethod
@@ -104,7 +112,7 @@ class FlatIndex(Index):
         """The saved index. faiss loads most damaged files silently, so everything its search relies on is checked here."""
         file = folder / _INDEX_FILE
         engine = read_engine(file)
-        ids = map_ids(folder / _IDS_FILE)
+        ids = PackedIds.mapped(folder / _IDS_FILE)
         if len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
         facts = read_json(folder / _FACTS_FILE) if (folder / _FACTS_FILE).is_file() else {}  # earlier versions wrote none

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from dpr.core.errors import InputError
-from dpr.formats.arrays import map_ids
+from dpr.formats.arrays import PackedIds, pack_ids
 from dpr.indexer.list_building import IDS_FILE, LISTS_FILE, QUANTISER_FILE, SIZES_FILE, build_in_steps, fill, read_trained, trained
 from dpr.indexer.list_files import ListFile, attach, read_sizes
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import ListSettings, SmallSettings
-from dpr.indexer.vectors import AllRows, RowSource, check_queries, common_dimension, paired_dots, refuse_overflow
+from dpr.indexer.vectors import AllRows, RowSource, check_queries, common_dimension, id_chunks, paired_dots, refuse_overflow
 
 _NO_BLAS = 16
 """faiss compares fewer than 20 questions with the centres one by one, so that what is near does not depend on who else asks."""
@@ -35,7 +35,7 @@ class IvfIndex(Index):
     is_built_in_steps = True
     _query_rows: ClassVar[int] = 256
 
-    def __init__(self, engine: Any, ids: np.ndarray | None, settings: Any) -> None:
+    def __init__(self, engine: Any, ids: PackedIds | None, settings: Any) -> None:
         self._engine, self._ids, self._settings = engine, ids, settings
         self.dimension = int(engine.d)
         self.search_with(settings.probes or max(8, engine.nlist // 4))
@@ -61,8 +61,9 @@ class IvfIndex(Index):
         """Lists of all vectors, in memory."""
         dimension, rows = common_dimension(corpus), AllRows(corpus)
         engine = trained(rows, dimension, settings, cls._empty)
-        ids = fill(engine, rows, range(rows.num_rows), settings.buffer_size)
-        index = cls(engine, None if cls.needs_vectors else ids, settings)
+        fill(engine, rows, range(rows.num_rows), settings.buffer_size)
+        ids = None if cls.needs_vectors else PackedIds(pack_ids(lambda: id_chunks(corpus)))
+        index = cls(engine, ids, settings)
         index.use_vectors(corpus)
         return index
 
@@ -75,7 +76,7 @@ class IvfIndex(Index):
             settings,
             train=lambda: trained(rows, dimension, settings, cls._empty),
             read=lambda file: read_trained(file, cls._empty),
-            with_ids=not cls.needs_vectors,
+            ids=None if cls.needs_vectors else lambda: id_chunks(corpus),
             work=work,
             made_of=made_of,
         )
@@ -85,7 +86,7 @@ class IvfIndex(Index):
         """The saved index, its lists memory-mapped."""
         engine = read_trained(folder / QUANTISER_FILE, cls._empty)
         attach(engine, ListFile(folder / LISTS_FILE, read_sizes(folder / SIZES_FILE, engine.nlist), engine.code_size))
-        ids = None if cls.needs_vectors else map_ids(folder / IDS_FILE)
+        ids = None if cls.needs_vectors else PackedIds.mapped(folder / IDS_FILE)
         if ids is not None and len(ids) != engine.ntotal:
             raise InputError(f"{len(ids)} ids for {engine.ntotal} vectors", file=folder)
         return cls(engine, ids, settings)

@@ -5,9 +5,9 @@ A folder is built in steps that are kept, so that a killed build continues with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.seeding import generator_for
-from dpr.formats.arrays import map_ids
+from dpr.formats.arrays import IdChunks, write_ids
 from dpr.formats.durable import durable_file
 from dpr.formats.resumed_folders import ResumedFolder
 from dpr.indexer.faiss_files import read_engine
@@ -29,7 +29,6 @@ QUANTISER_FILE, LISTS_FILE, SIZES_FILE, IDS_FILE = "quantiser.faiss", "lists.bin
 _MOST_LISTS = 1 << 16
 _SAMPLED_PER_LIST, _LEAST_SAMPLE = 64, 1 << 14
 _PART_BYTES = 1 << 29
-_COPIED_IDS = 1 << 16
 
 MakeEmpty = Callable[[int, int], Any]
 """(dimension, lists) -> an untrained faiss index."""
@@ -44,7 +43,7 @@ def trained(rows: AllRows, dimension: int, settings: ListSettings, make_empty: M
     sample = np.sort(generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False))
     engine = make_empty(dimension, lists)
     engine.cp.spherical, engine.cp.min_points_per_centroid, engine.cp.max_points_per_centroid = True, 1, 1 << 30
-    engine.train(_checked(rows, sample)[1])
+    engine.train(_checked(rows, sample))
     return engine
 
 
@@ -53,22 +52,18 @@ def usual_lists(num_vectors: int) -> int:
     return min(_MOST_LISTS, 1 << max(0, round(np.log2(2 * np.sqrt(num_vectors)))))
 
 
-def fill(engine: Any, rows: AllRows, part: range, at_once: int) -> np.ndarray:
-    """Adds a stretch of the rows; returns their ids."""
-    found = []
+def fill(engine: Any, rows: AllRows, part: range, at_once: int) -> None:
+    """Adds a stretch of the rows."""
     for start in range(part.start, part.stop, at_once):
         places = np.arange(start, min(start + at_once, part.stop))
-        ids, vectors = _checked(rows, places)
-        engine.add_with_ids(vectors, places)
-        found.append(ids)
-    return np.concatenate(found)
+        engine.add_with_ids(_checked(rows, places), places)
 
 
-def _checked(rows: AllRows, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _checked(rows: AllRows, places: np.ndarray) -> np.ndarray:
     ids, vectors = rows.take(places)
     check_finite(ids, vectors)
     refuse_overflow(float(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64).max()))
-    return ids, np.ascontiguousarray(vectors)
+    return np.ascontiguousarray(vectors)
 
 
 def build_in_steps(
@@ -78,7 +73,7 @@ def build_in_steps(
     *,
     train: Callable[[], Any],
     read: Callable[[Path], Any],
-    with_ids: bool,
+    ids: IdChunks | None,
     work: Path,
     made_of: Mapping[str, Any],
 ) -> None:
@@ -86,7 +81,7 @@ def build_in_steps(
 
     Args:
         train: makes the empty index; ``read`` reads it from a file.
-        with_ids: also write the ids.
+        ids: those of all rows, where they are to be written as well.
         made_of: what decides the parts; unfinished ones of something else are refused.
     """
     steps = ResumedFolder(work, made_of)
@@ -102,16 +97,15 @@ def build_in_steps(
     progress = Progress("indexing", rows.num_rows, unit="vectors", done=sum(map(len, parts[: steps.steps - 1])))
     for number in range(steps.steps - 1, len(parts)):
         engine = read(quantiser)
-        ids = fill(engine, rows, parts[number], settings.buffer_size)
+        fill(engine, rows, parts[number], settings.buffer_size)
         with steps.appended(f"{number}-{LISTS_FILE}") as out:
             sizes = write_lists([HeldLists(engine)], engine.nlist, out)
-        for name, array in ((SIZES_FILE, sizes), *([(IDS_FILE, ids)] if with_ids else [])):
-            with steps.appended(f"{number}-{name}") as out:
-                np.lib.format.write_array(out, array, allow_pickle=False)
+        with steps.appended(f"{number}-{SIZES_FILE}") as out:
+            np.lib.format.write_array(out, sizes, allow_pickle=False)
         steps.commit()
         progress.advance(len(parts[number]), 0)
     progress.close()
-    _merge(folder, work, len(parts), read(quantiser), with_ids)
+    _merge(folder, work, len(parts), read(quantiser), ids)
 
 
 def _serialized(engine: Any) -> memoryview:
@@ -120,7 +114,7 @@ def _serialized(engine: Any) -> memoryview:
     return faiss.serialize_index(engine).data
 
 
-def _merge(folder: Path, work: Path, num_parts: int, engine: Any, with_ids: bool) -> None:
+def _merge(folder: Path, work: Path, num_parts: int, engine: Any, ids: IdChunks | None) -> None:
     numbers = range(num_parts)
     sizes = [read_sizes(work / f"{number}-{SIZES_FILE}", engine.nlist) for number in numbers]
     files = [ListFile(work / f"{number}-{LISTS_FILE}", counted, engine.code_size) for number, counted in enumerate(sizes)]
@@ -130,18 +124,9 @@ def _merge(folder: Path, work: Path, num_parts: int, engine: Any, with_ids: bool
         np.lib.format.write_array(out, total, allow_pickle=False)
     with durable_file(folder / QUANTISER_FILE, "wb") as out:
         out.write((work / QUANTISER_FILE).read_bytes())
-    if with_ids:
+    if ids is not None:
         with durable_file(folder / IDS_FILE, "wb") as out:
-            _write_ids([map_ids(work / f"{number}-{IDS_FILE}") for number in numbers], out)
-
-
-def _write_ids(parts: Sequence[np.ndarray], out: IO[bytes]) -> None:
-    """One array of all parts, written without holding it."""
-    kind = f"|S{max(part.dtype.itemsize for part in parts)}"
-    np.lib.format.write_array_header_1_0(out, {"descr": kind, "fortran_order": False, "shape": (sum(map(len, parts)),)})
-    for part in parts:
-        for start in range(0, len(part), _COPIED_IDS):
-            out.write(part[start : start + _COPIED_IDS].astype(kind).tobytes())
+            write_ids(out, ids)
 
 
 def read_trained(file: Path, make_empty: MakeEmpty) -> Any:

@@ -40,6 +40,10 @@ class RowSource(VectorSource, Protocol):
         """Ids and vectors (n, D) at these rows, which ascend."""
         ...
 
+    def id_chunks(self) -> Iterator[np.ndarray]:
+        """Yields the ids alone, in order."""
+        ...
+
 
 @dataclass(frozen=True)
 class ArraySource:
@@ -61,6 +65,9 @@ class ArraySource:
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.ids[rows], self.vectors[rows]
+
+    def id_chunks(self) -> Iterator[np.ndarray]:
+        yield self.ids
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,9 @@ class PrefixedSource:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids, vectors = self.source.take(rows)
         return self._prefixed(ids), vectors
+
+    def id_chunks(self) -> Iterator[np.ndarray]:
+        return map(self._prefixed, self.source.id_chunks())
 
     def _prefixed(self, ids: np.ndarray) -> np.ndarray:
         prefix = self.prefix.encode()
@@ -111,6 +121,11 @@ class AllRows:
                 ids, vectors = self._sources[number].take(rows[low:high] - start)
                 found.append((ids, np.asarray(vectors, dtype=np.float32)))
         return _joined(found)
+
+
+def id_chunks(sources: Iterable[RowSource]) -> Iterator[np.ndarray]:
+    """Yields the ids of all sources in order."""
+    return (ids for source in sources for ids in source.id_chunks())
 
 
 def blocks(sources: Iterable[VectorSource], block_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -60,6 +60,10 @@ class PickledVectors:
         """Ids (n,) of dtype 'S' and vectors (n, D), all at once."""
         yield self.ids, self.vectors
 
+    def id_chunks(self) -> Iterator[np.ndarray]:
+        """The ids alone."""
+        yield self.ids
+
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and vectors (n, D) at these rows."""
         return self.ids[rows], self.vectors[rows]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats import checksums, vector_shards
-from dpr.formats.arrays import MappedIds
+from dpr.formats import arrays, checksums, vector_shards
+from dpr.formats.arrays import PackedIds, write_ids
 from dpr.formats.durable import MANIFEST, verify_folder, write_manifest
 from dpr.formats.leftovers import temporary_beside
 from dpr.formats.sorted_hashes import hash_ids
@@ -302,7 +302,7 @@ def test_ids_of_different_lengths_take_the_room_they_need(tmp_path: Path) -> Non
     assert np.load(folder / "ids-00000.npy").tobytes() == np.array([16, 17, 917, 918], "<u4").tobytes() + "".join(RAGGED[0]).encode()
     assert np.load(folder / "ids-00001.npy").dtype == "S6"  # smaller than offsets
     for start, stop in ((0, 1), (1, 3), (2, 3), (3, 3)):
-        assert MappedIds(folder / "ids-00000.npy")[start:stop].tolist() == [key.encode() for key in RAGGED[0][start:stop]]
+        assert PackedIds.mapped(folder / "ids-00000.npy")[start:stop].tolist() == [key.encode() for key in RAGGED[0][start:stop]]
     assert [key.decode() for key in opened.take(np.array([1, 2, 4]))[0].tolist()] == [RAGGED[0][1], RAGGED[0][2], RAGGED[1][1]]
 
 
@@ -314,6 +314,26 @@ def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: 
     content[128 + 4 * place : 132 + 4 * place] = value.to_bytes(4, "little")
     with pytest.raises(InputError, match=r"ids-00000\.npy|ids and"):
         list(VectorShard(replaced(folder, "ids-00000.npy", bytes(content))).chunks())
+
+
+def test_ids_beyond_32_bits_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [key.encode() for key in [*RAGGED[0], *RAGGED[1], *IDS]]
+    monkeypatch.setattr(arrays, "_NARROW", 64)
+    with open(tmp_path / "ids.npy", "wb") as out:
+        write_ids(out, lambda: [np.array(part, dtype=bytes) for part in (ids[:2], [], ids[2:])])
+    numbers = np.load(tmp_path / "ids.npy")[: 8 * (len(ids) + 2)].view("<u8").tolist()
+    assert numbers == [0, *(8 * (len(ids) + 2) + np.cumsum([0, *map(len, ids)])).tolist()]
+    found = PackedIds.mapped(tmp_path / "ids.npy")
+    assert len(found) == len(ids)
+    assert found[2:].tolist() == ids[2:]
+    assert found[np.array([7, 1, 1])].tolist() == [ids[7], ids[1], ids[1]]
+    whole = (tmp_path / "ids.npy").read_bytes()
+    for place, value in ((1, 2**63 + 8), (1, 4000), (1, 4), (3, 2**63), (3, 0), (5, 2**40)):
+        damaged = bytearray(whole)
+        damaged[128 + 8 * place : 136 + 8 * place] = value.to_bytes(8, "little")
+        (tmp_path / "ids.npy").write_bytes(bytes(damaged))
+        with pytest.raises(InputError, match=r"ids\.npy"):
+            PackedIds.mapped(tmp_path / "ids.npy")[:]
 
 
 def rows(first: int, end: int, **more: Any) -> dict[str, Any]:

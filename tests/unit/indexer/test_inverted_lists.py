@@ -92,11 +92,11 @@ def test_a_killed_build_continues_with_the_part_it_was_at(tmp_path: Path, monkey
     filled: list[range] = []
     fill = list_building.fill
 
-    def killed(engine: Any, rows: Any, part: range, at_once: int) -> np.ndarray:
+    def killed(engine: Any, rows: Any, part: range, at_once: int) -> None:
         if len(filled) == 3:
             raise KeyboardInterrupt
         filled.append(part)
-        return fill(engine, rows, part, at_once)
+        fill(engine, rows, part, at_once)
 
     monkeypatch.setattr(list_building, "fill", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -104,7 +104,7 @@ def test_a_killed_build_continues_with_the_part_it_was_at(tmp_path: Path, monkey
     assert not (tmp_path / "index").exists()
     with pytest.raises(InputError, match="of other inputs or settings"):
         index("ivf", tmp_path / "index", buffer_size=300, lists=8)
-    monkeypatch.setattr(list_building, "fill", lambda *arguments: (filled.append(arguments[2]), fill(*arguments))[1])
+    monkeypatch.setattr(list_building, "fill", lambda *arguments: (filled.append(arguments[2]), fill(*arguments)))
     index("ivf", tmp_path / "index", buffer_size=300)
     assert filled == [range(start, min(start + 300, 2000)) for start in range(0, 2000, 300)]
     assert read_manifest(tmp_path / "index")["files"] == read_manifest(tmp_path / "whole")["files"]
@@ -196,6 +196,22 @@ def test_a_changed_file_with_a_new_manifest_is_refused_or_harmless(kind: str, tm
                 refused += 1
         file.write_bytes(whole)
     assert refused > 20
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw32", "flat"])
+def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(kind: str, tmp_path: Path) -> None:
+    _, vectors, queries = make(300)
+    ids = [f"page/{'x' * (number % 50)}/{number}" for number in range(300)]
+    made = IndexChoice.of(kind, {"probes": 300} if kind == "ivf" else {}, key="indexer.")
+    built = made.open(lambda: sources(ids, vectors), folder=tmp_path / "index").search(queries, 10)[1]
+    file = tmp_path / "index" / "ids.npy"
+    assert np.load(file).nbytes == 4 * 301 + sum(map(len, ids))
+    np.save(file, encode_ids(ids))  # of one width
+    metadata = read_manifest(tmp_path / "index")["metadata"]
+    (tmp_path / "index" / "manifest.json").unlink()
+    write_manifest(tmp_path / "index", metadata)
+    assert made.open(None, folder=tmp_path / "index").search(queries, 10)[1] == built
+    assert recall_values(built, ExactIndex.from_arrays(ids, vectors).search(queries, 10)[1])["recall@10"] > 0.95
 
 
 @pytest.mark.parametrize("kind", KINDS)
