@@ -211,6 +211,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     configure_logging()
+    _send(answers, {"opening": True}, [])
     try:
         indexes = list(open_runs({name: Path(path) for name, path in given["runs"].items()}, ServeSettings(**given["settings"])))
     except (DprError, OSError) as error:

@@ -26,6 +26,7 @@ from dpr.serving.settings import LimitSettings, ServeSettings
 
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
+_OPENING = "the indexes are being opened"
 _TOPK = 3  # what trainers of search agents take where they state none
 
 
@@ -160,7 +161,7 @@ def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Ca
     @app.get("/readyz")
     async def readyz() -> Response:
         """Whether it can answer."""
-        return JSONResponse({"status": "ready"}) if service.is_ready else _error(503, "the indexes are being opened")
+        return JSONResponse({"status": "ready"}) if service.is_ready else _error(503, service.trouble or _OPENING)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -195,8 +196,8 @@ def _check_limits(settings: ServeSettings, questions: list[str], k: int) -> None
 
 async def _asked(service: Service, value: dict[str, Any], weight: int, timeout: float) -> Response:
     """Status and body come from the worker as they are."""
-    if not service.is_ready and not service.indexes:
-        return _error(503, "the indexes are being opened", {"Retry-After": "2"})
+    if not service.is_ready and (service.trouble or not service.indexes):
+        return _error(503, service.trouble or _OPENING, {"Retry-After": "2"})
     try:
         status, body = await service.ask(value, weight=weight, timeout=timeout)
     except Unavailable as error:

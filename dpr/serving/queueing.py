@@ -1,7 +1,9 @@
 """Requests wait in one queue; each worker takes what queued while it was busy. No timer, so that a lone request waits for nobody.
 
 A worker that dies is started again, and what it was working on is asked again, now one request at a time: a request that ends its worker
-twice fails alone. A reload starts new workers beside the old ones and then swaps them; the old ones finish what they have.
+twice fails alone. One that does not answer for longer than anybody waits is killed first. Pauses that grow come before the restarts of a
+worker that dies again and again soon after its start. A reload starts new workers beside the old ones and then swaps them; the old ones
+finish what they have.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from dpr.serving.workers import Worker, WorkerLost
 
 logger = get_logger(__name__)
 _MOST_DEATHS = 2
-_PAUSE_S = 1.0
+_SOON_S = 10.0
+_LONGEST_PAUSE_S = 30.0
 _LAST_S = 10.0
 
 
@@ -52,25 +55,34 @@ class Service:
     """The queue and its workers.
 
     Args:
-        start: starts a worker; raises DprError where it cannot open the indexes.
+        start: starts a worker, and calls what it is given before the worker looks at the files; raises DprError where it cannot open
+            the indexes.
+        patience: seconds that a batch may take; a worker that takes longer hangs.
+        pause: seconds before the second restart in a row of a worker that dies soon; twice as long before each further one.
         batch: questions of a batch at most, one request excepted.
         observe: called with the seconds of each stage of a batch, and with its number of questions as ``batch``.
     """
 
     def __init__(
         self,
-        start: Callable[[], Awaitable[Worker]],
+        start: Callable[[Callable[[], None]], Awaitable[Worker]],
         *,
+        patience: float,
+        pause: float = 1.0,
         workers: int = 1,
         batch: int = 64,
         observe: Callable[[str, float], None] = lambda name, value: None,
     ) -> None:
         self._start, self._num_workers, self._batch, self._observe = start, workers, batch, observe
+        self._patience, self._pause = patience, pause
         self._waiting: deque[_Job] = deque()
         self._changed = asyncio.Condition()
         self._reloading = asyncio.Lock()
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._next_reload: asyncio.Task[None] | None = None
         self._generation: _Generation | None = None
         self._pids: dict[asyncio.Task[None], int] = {}
+        self._troubles: dict[asyncio.Task[None], str] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self.restarts = 0
 
@@ -78,6 +90,11 @@ class Service:
     def is_ready(self) -> bool:
         """Whether a worker is there to answer."""
         return bool(self._pids)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a worker is not there and will not be for a while; None where none is in trouble."""
+        return next(iter(self._troubles.values()), None)
 
     @property
     def pids(self) -> list[int]:
@@ -101,11 +118,30 @@ class Service:
     async def reload(self) -> None:
         """Opens the indexes as they are on disk now, in new processes, and lets them answer instead. Also the first start.
 
+        All who ask before the new processes look at the files share one reload. Who asks later may have changed a file since, and shares
+        the next.
+
         Raises:
             DprError: they cannot be opened; the old ones go on.
         """
+        if self._next_reload is None:
+            self._next_reload = made = asyncio.create_task(self._reload())
+            self._reloads.add(made)
+            made.add_done_callback(self._reloads.discard)
+        await asyncio.shield(self._next_reload)
+
+    async def _reload(self) -> None:
+        task = asyncio.current_task()
+
+        def begin() -> None:
+            if self._next_reload is task:
+                self._next_reload = None
+
         async with self._reloading:
-            started = await asyncio.gather(*(self._start() for _ in range(self._num_workers)), return_exceptions=True)
+            try:
+                started = await asyncio.gather(*(self._start(begin) for _ in range(self._num_workers)), return_exceptions=True)
+            finally:
+                begin()
             workers = [worker for worker in started if not isinstance(worker, BaseException)]
             if failed := [error for error in started if isinstance(error, BaseException)]:
                 await asyncio.gather(*(worker.close() for worker in workers))
@@ -147,6 +183,9 @@ class Service:
         for job in self._waiting:
             _fail(job, Unavailable("the service is stopping"))
         self._waiting.clear()
+        for task in self._reloads:
+            task.cancel()
+        await asyncio.gather(*self._reloads, return_exceptions=True)
         if self._generation is not None:
             try:
                 await asyncio.wait_for(self._retire(self._generation), patience)
@@ -188,9 +227,11 @@ class Service:
         """Lets a worker, and those that take its place, answer batches."""
         task = asyncio.current_task()
         assert task is not None
+        failures, since = 0, time.monotonic()
         while not generation.is_retired:
             if worker is None:
-                worker = await self._replace(task, generation)
+                worker = await self._replace(task, generation, failures)
+                failures, since = failures + (worker is None), time.monotonic()
                 continue
             jobs = await self._take(worker, generation)
             if jobs:
@@ -198,12 +239,15 @@ class Service:
             elif not worker.has_ended:
                 continue
             try:
-                told, bodies = await worker.ask([job.value for job in jobs])
-            except WorkerLost as lost:
+                told, bodies = await asyncio.wait_for(worker.ask([job.value for job in jobs]), self._patience)
+            except (WorkerLost, TimeoutError) as error:
+                hangs = f"worker {worker.pid} has not answered for timeout={self._patience:g} s and was killed"
+                lost = str(error) if isinstance(error, WorkerLost) else hangs
+                failures = failures + 1 if time.monotonic() - since < _SOON_S else 1
                 logger.error("%s; it is started again", lost)
                 self._pids.pop(task, None)
                 worker = None
-                self._return(jobs, str(lost))
+                self._return(jobs, lost)
                 await self._notify()  # another worker may be free
                 continue
             for name, seconds in told["seconds"].items():
@@ -212,6 +256,7 @@ class Service:
                 if not job.answer.done():
                     job.answer.set_result((status, body))
         self._pids.pop(task, None)
+        self._troubles.pop(task, None)
         if worker is not None:
             await worker.close()
 
@@ -221,25 +266,39 @@ class Service:
             self._observe("queue", start - job.since)
         self._observe("batch", sum(job.weight for job in jobs))
 
-    async def _replace(self, task: asyncio.Task[None], generation: _Generation) -> Worker | None:
-        """A new worker instead of one that died; None, after a pause, where it cannot be started."""
+    async def _replace(self, task: asyncio.Task[None], generation: _Generation, failures: int) -> Worker | None:
+        """A new worker instead of one that died, after a pause where ``failures`` in a row came soon; None where it cannot be started."""
+        if failures > 1:
+            pause = min(self._pause * 2.0 ** (failures - 2), _LONGEST_PAUSE_S)
+            self._troubles[task] = f"a worker has ended soon after its start, {failures} times in a row; the service's log says why"
+            logger.error("a worker has ended soon after its start, %d times in a row; it is started again in %g s", failures, pause)
+            if await self._is_retired_within(generation, pause):
+                return None
         self.restarts += 1
         try:
-            worker = await self._start()
+            worker = await self._start(lambda: None)
         except DprError as error:
             logger.error("a worker cannot be started: %s", first_line(error))
-            await asyncio.sleep(_PAUSE_S)
             return None
+        self._troubles.pop(task, None)
         if worker.indexes != generation.indexes:
             logger.warning("the files have changed since the service opened them; POST /reload opens them for all workers")
             generation.indexes = worker.indexes
         self._watch(task, worker)
         return worker
 
+    async def _is_retired_within(self, generation: _Generation, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: generation.is_retired)
+        return generation.is_retired
+
     def _return(self, jobs: list[_Job], reason: str) -> None:
-        """Puts what a worker was asked before it died first in the queue again."""
+        """Puts what a worker was asked before it died, and somebody still waits for, first in the queue again."""
         for job in reversed(jobs):
             job.deaths += 1
+            if job.answer.done():
+                continue
             if job.deaths < _MOST_DEATHS:
                 self._waiting.appendleft(job)
             else:

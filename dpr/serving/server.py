@@ -40,7 +40,13 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
     listening = _socket(settings)
     failures: list[Exception] = []
     figures = Figures()
-    service = Service(lambda: Worker.start(command), workers=settings.workers, batch=settings.batch, observe=figures.stage)
+    service = Service(
+        lambda began: Worker.start(command, began, limit=settings.open_timeout),
+        patience=settings.timeout,
+        workers=settings.workers,
+        batch=settings.batch,
+        observe=figures.stage,
+    )
 
     def fail(error: Exception) -> None:
         failures.append(error)

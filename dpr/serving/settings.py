@@ -27,7 +27,8 @@ class LimitSettings(Settings):
     max_body: int = setting(2 * 2**20, unit="bytes", least=1024)
     """Size of a request's body; larger ones are answered 413."""
     timeout: float = setting(30.0, unit="seconds", above=0.0)
-    """How long a request may wait for its answer, which is then 503, and how long its body may take to arrive."""
+    """How long a request may wait for its answer, which is then 503, and how long its body may take to arrive. A worker that is busy with
+    one batch for longer is killed and started again."""
 
 
 @dataclass
@@ -44,6 +45,8 @@ class ServeSettings(LimitSettings):
     """Processes that search. Each opens the model and the indexes; memory-mapped files are shared."""
     batch: int = setting(64, unit="questions", least=1)
     """Questions searched at a time: those that arrived while the worker was busy, at most so many. 1 = one request after another."""
+    open_timeout: float = setting(1800.0, unit="seconds", above=0.0)
+    """How long a worker may take to open the indexes, at the start, at a reload and after a death. What takes longer has failed."""
     modes: str = "dense,bm25,hybrid"
     """Which ways of searching to open, of those that a run folder has the files for. Its own is always there."""
     metadata: str | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpr.core.errors import DprError
 from dpr.serving import frames
+
+_LAST_S = 5.0
 
 
 class WorkerLost(Exception):
@@ -34,11 +36,15 @@ class Worker:
         await self._process.wait()
 
     @classmethod
-    async def start(cls, command: Sequence[str]) -> Worker:
+    async def start(cls, command: Sequence[str], began: Callable[[], None] = lambda: None, *, limit: float | None = None) -> Worker:
         """Starts a process and waits until it is ready.
 
+        Args:
+            began: called before the process looks at the files.
+            limit: seconds it may take; None = any.
+
         Raises:
-            DprError: it says why it cannot open the indexes, or it died.
+            DprError: it says why it cannot open the indexes, it died, or it is not ready in time.
         """
         try:
             process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
@@ -46,12 +52,18 @@ class Worker:
             raise DprError(f"a worker cannot be started: {error.strerror or error}") from None
         assert process.stdout is not None
         try:
-            hello, _ = await frames.receive(process.stdout)
+            async with asyncio.timeout(limit):
+                hello, _ = await frames.receive(process.stdout)
+                if "opening" in hello:
+                    began()
+                    hello, _ = await frames.receive(process.stdout)
         except EOFError:
             raise DprError(f"a worker ended with code {await process.wait()} before it was ready") from None
+        except TimeoutError:
+            await _kill(process)
+            raise DprError(f"a worker was not ready within {limit:g} s; open_timeout= gives it more time") from None
         except asyncio.CancelledError:
-            process.kill()
-            await process.wait()
+            await _kill(process)
             raise
         if "error" in hello:
             await process.wait()
@@ -62,7 +74,7 @@ class Worker:
         """What the worker says about a batch (``statuses``, ``seconds``), and the answer to each job.
 
         Raises:
-            WorkerLost: it died.
+            WorkerLost: it died. Where the call is cancelled, the process is killed.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -82,7 +94,13 @@ class Worker:
         with contextlib.suppress(ConnectionError, OSError):
             self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), 5)
+            await asyncio.wait_for(self._process.wait(), _LAST_S)
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            await _kill(self._process)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """Ends a process by force. One that the system cannot end yet, as it waits for a disk, is not waited for."""
+    process.kill()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _LAST_S)

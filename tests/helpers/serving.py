@@ -48,21 +48,22 @@ Before = Callable[[list[dict[str, Any]]], None]
 
 
 def local_app(runs: dict[str, Path], before: Before, token: str | None, settings: dict[str, Any]) -> tuple[Any, Any, list[Exception]]:
-    """The application, its service, and where failures of its start go."""
+    """The application, its service, and where failures of its start go. ``pause`` is the queue's; the other settings are the service's."""
     from dpr.serving.app import make_app
     from dpr.serving.figures import Figures
     from dpr.serving.queueing import Service
 
+    pause = settings.pop("pause", 0.01)
     given = ServeSettings(**settings)
     given.check()
 
-    async def start() -> Any:
+    async def start(began: Callable[[], None]) -> Any:
         indexes = await asyncio.to_thread(lambda: list(open_runs(runs, given)))
         return LocalWorker(Engine(indexes), [dict(index.facts) for index in indexes], before)
 
     figures = Figures()
     failures: list[Exception] = []
-    service = Service(start, workers=given.workers, batch=given.batch, observe=figures.stage)
+    service = Service(start, patience=given.timeout, pause=pause, workers=given.workers, batch=given.batch, observe=figures.stage)
     return make_app(given, service, figures=figures, token=token, on_failure=failures.append), service, failures
 
 

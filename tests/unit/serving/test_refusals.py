@@ -152,6 +152,15 @@ def test_a_question_that_ends_its_worker_fails_alone(run_folder: Path, world: Wo
         assert "dpr_worker_restarts 2.0" in client.get("/metrics").text
 
 
+def test_a_worker_that_dies_again_and_again_is_said_to(run_folder: Path) -> None:
+    with served({"run": run_folder}, before=die, pause=3600, modes="bm25") as client:
+        assert client.post("/search", json={"queries": ["deadly"]}).status_code == 503
+        said = "a worker has ended soon after its start, 2 times in a row; the service's log says why"
+        for answer in (client.get("/readyz"), client.post("/search", json={"queries": ["ka"]})):
+            assert (answer.status_code, answer.json()["error"]) == (503, said)
+        assert client.get("/healthz").status_code == 200
+
+
 def test_a_slow_answer_is_refused_in_time(run_folder: Path) -> None:
     gate = threading.Event()
     with served({"run": run_folder}, before=lambda jobs: gate.wait(20) and None, timeout=0.05, modes="bm25") as client:
