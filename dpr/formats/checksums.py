@@ -17,7 +17,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
-from dpr.formats.durable import CHECKSUM, MADE_OF, describe_file, durable_file, verify_folder
+from dpr.formats.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, verify_folder
 
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
 
@@ -68,16 +68,18 @@ def _cached_sha256(path: Path) -> str:
 
 def folder_problems(folder: Path) -> list[str]:
     """As ``verify_folder``, but files that had no problems are read again only when their inodes, sizes or times have changed."""
+    start, last, seen = time.time_ns(), 0, [str(folder.resolve())]
     try:
-        start, files = time.time_ns(), sorted([folder, *folder.rglob("*")])
-        statuses = [path.lstat() for path in files]
+        for name in ("", *names_below(folder)):
+            status = (folder / name).lstat()
+            seen.append(f"{name.rpartition('/')[2] or folder.name} {_stated(status)}")
+            last = max(last, status.st_mtime_ns, status.st_ctime_ns)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or folder) from None
-    seen = [str(folder.resolve()), *(f"{path.name} {_stated(status)}" for path, status in zip(files, statuses, strict=True))]
     if is_remembered("verified", seen):
         return []
     problems = verify_folder(folder)
-    if not problems and start - max(max(status.st_mtime_ns, status.st_ctime_ns) for status in statuses) > _SETTLED_NS:
+    if not problems and start - last > _SETTLED_NS:
         remember("verified", seen)
     return problems
 

@@ -226,8 +226,8 @@ def verify_folder(path: Path) -> list[str]:
         return [str(error)]
     problems = []
     present: set[str] = set()
-    for found in sorted(path.rglob("*")):
-        name = found.relative_to(path).as_posix()
+    for name in names_below(path):
+        found = path / name
         if found.is_symlink():
             problems.append(f"{name}: is a symbolic link")
         elif found.is_dir():
@@ -238,6 +238,15 @@ def verify_folder(path: Path) -> list[str]:
             problems.append(f"{name}: is not in the manifest")
         present.add(name)
     return problems + [f"{name}: is missing" for name in listed if name not in present]
+
+
+def names_below(folder: Path) -> list[str]:
+    """Names of all files and folders in a folder, relative to it, sorted; links to folders are not followed."""
+    names: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        place = Path(parent).relative_to(folder).as_posix()
+        names += (name if place == "." else f"{place}/{name}" for name in (*folders, *files))
+    return sorted(names)
 
 
 def _differences(path: Path, entry: dict[str, Any]) -> list[str]:

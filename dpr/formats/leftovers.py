@@ -51,7 +51,9 @@ def remove_leftovers(parent: Path) -> None:
     A folder that was moved aside to be replaced is restored if the replacement never arrived.
     """
     with suppress(OSError):
-        for path in sorted(Path(parent).iterdir()):
+        with os.scandir(parent) as entries:  # a folder of vectors may have a million, which are not held
+            found = sorted(entry.name for entry in entries if entry.name.startswith((_TEMPORARY, REPLACED)))
+        for path in (Path(parent, name) for name in found):
             owned = _OWNED.fullmatch(path.name)
             if owned is None or owned["host"] != _in_a_name(_host()):
                 continue

@@ -254,13 +254,23 @@ class VectorShard:
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
         if self._ends is None:
-            self._ends = np.cumsum([len(ids) for ids in self._mapped_ids()])
+            self._ends = self._chunk_ends()
         of, found = np.searchsorted(self._ends, rows, side="right"), []
         for number in np.unique(of).tolist():
             ids, arrays = self._kept(number)
-            part = rows[of == number] - (self._ends[number] - len(ids))
+            start, end = self._ends[number - 1] if number else 0, self._ends[number]
+            if len(ids) != end - start:
+                raise InputError(f"chunk {number} has {len(ids)} ids", file=self.path, expected=str(end - start))
+            part = rows[of == number] - start
             found.append((ids[part], decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension)))
         return np.concatenate([ids for ids, _ in found]), np.concatenate([vectors for _, vectors in found])
+
+    def _chunk_ends(self) -> np.ndarray:
+        """The rows where chunks end. In an embedding all but the last are of one size; otherwise each is looked into."""
+        size, num_chunks = self.metadata.get("chunk_size"), len(self._chunks)
+        if isinstance(size, int) and size > 0 and num_chunks == -(-self.num_vectors // size):
+            return np.minimum(size * np.arange(1, num_chunks + 1), self.num_vectors)
+        return np.cumsum([len(ids) for ids in self._mapped_ids()])
 
     def _arrays(self, number: int) -> tuple[PackedIds, dict[str, np.ndarray]]:
         """Ids and arrays of a chunk, memory-mapped."""

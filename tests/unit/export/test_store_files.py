@@ -135,7 +135,7 @@ def test_a_killed_run_is_finished_by_the_same_command(inputs: Path, tmp_path: Pa
     load_and_die(WRITE, inputs, 20, name, str(target))
     load_and_die(WRITE, inputs, 150, name, str(target))
     unfinished = tmp_path / "out.unfinished"
-    assert json.loads((unfinished / "progress.json").read_text())["steps"] == 2 and not target.exists()
+    assert len((unfinished / "progress.jsonl").read_text().splitlines()) == 2 and not target.exists()
     read: list[int] = []
     monkeypatch.setattr(type(FILE_FORMATS[name]), "write", _counted(type(FILE_FORMATS[name]).write, read))
     assert contents(written(inputs, target, name)) == whole and not unfinished.exists()
@@ -154,6 +154,7 @@ def test_a_kill_before_the_name_leaves_only_the_name_to_be_given(inputs: Path, t
     whole = written(inputs, tmp_path / "whole", "parquet")
     before = contents(whole)
     (whole / "progress.json").write_text("{}")
+    (whole / "progress.jsonl").touch()
     whole.rename(tmp_path / "out.unfinished")
     assert contents(written(inputs, tmp_path / "out", "parquet")) == before
 

@@ -306,6 +306,27 @@ def test_ids_of_different_lengths_take_the_room_they_need(tmp_path: Path) -> Non
     assert [key.decode() for key in opened.take(np.array([1, 2, 4]))[0].tolist()] == [RAGGED[0][1], RAGGED[0][2], RAGGED[1][1]]
 
 
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 3, 3), (3, 2, 3), (8,), (1, 4, 1, 1)])
+def test_rows_are_found_without_looking_into_the_chunks_before_them(
+    tmp_path: Path, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [[f"{number}-{row}" for row in range(size)] for number, size in enumerate(sizes)]
+    opened = VectorShard(shard(tmp_path / "X_0", ids=ids, chunk_size=3))
+    expected = [key for chunk in ids for key in chunk]
+    last = len(expected) - 1
+    if sizes == (3, 2, 3):  # as many chunks as there would be if all but the last were full
+        with pytest.raises(InputError, match=r"X_0: chunk 1 has 2 ids, expected 3"):
+            opened.take(np.arange(last))
+        return
+    if set(sizes[:-1]) == {3}:
+        monkeypatch.setattr(opened, "_mapped_ids", None)
+    for wanted in (np.arange(last + 1), np.array([0, last]), np.array([2, 3, 5])):
+        found, values = opened.take(wanted)
+        assert [key.decode() for key in found.tolist()] == [expected[row] for row in wanted]
+        every = np.concatenate([part for _, part in opened.chunks()])
+        np.testing.assert_array_equal(values, every[wanted])
+
+
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("value", [0, 3, 15, 2**32 - 4, 4000])
 def test_packed_ids_that_point_anywhere_else_are_refused(tmp_path: Path, place: int, value: int) -> None:
