@@ -78,6 +78,6 @@ def test_progress_of_another_shape_is_refused(tmp_path: Path) -> None:
         (tmp_path / "x" / "progress.jsonl").write_text(json.dumps({"steps": 1, "bytes": {}}) + f"\n{line}\n")
         with pytest.raises(InputError, match="does not say how far the output is"):
             ResumedFolder(tmp_path / "x", MADE_OF)
+    (tmp_path / "x" / "progress.jsonl").unlink()
     with pytest.raises(InputError, match="other inputs or settings"):
-        (tmp_path / "x" / "progress.jsonl").unlink()
         ResumedFolder(tmp_path / "x", {"of": [2]})
