@@ -13,7 +13,7 @@ import numpy as np
 
 from dpr.assembly.indexes import index_choice, open_vector_index
 from dpr.assembly.search import Searcher, open_searcher, retrieval_config, search_settings
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.formats.durable import MANIFEST, describe_file
@@ -46,12 +46,14 @@ class ServedIndex:
     """What its passages can be filtered by."""
     _opened: dict[str, Index] = field(default_factory=dict)
 
-    def among(self, ids: np.ndarray) -> Retriever:
-        """A retriever of the passages with these ids (n,), ascending and distinct, that takes every product.
+    @property
+    def can_filter(self) -> bool:
+        """Whether the vectors are there that a filter needs."""
+        dense = self.retriever.dense if isinstance(self.retriever, HybridRetriever) else self.retriever
+        return not isinstance(dense, DenseRetriever) or can_filter(dense.index) or bool(self.searcher.settings.encoded_ctx_files)
 
-        Raises:
-            InputError: the vectors that this needs are not there.
-        """
+    def among(self, ids: np.ndarray) -> Retriever:
+        """A retriever of the passages with these ids (n,), ascending and distinct, that takes every product; where ``can_filter``."""
         return self._narrowed(self.retriever, ids)
 
     def _narrowed(self, retriever: Retriever, ids: np.ndarray) -> Retriever:
@@ -68,8 +70,6 @@ class ServedIndex:
     def _exact(self, dense: DenseRetriever) -> Index:
         """Exact search beside an approximate index, opened when it is first needed."""
         stored = self.searcher.settings
-        if not stored.encoded_ctx_files:
-            raise InputError(f"{self.name} has an index but not the vectors, which a filter needs")
         if "index" not in self._opened:
             exact = replace(stored, indexer={"kind": "exact"}, index_path=None, hybrid="none", hybrid_weight=None)
             config = retrieval_config(exact)
@@ -96,6 +96,9 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         wanted = [mode for mode in MODES if mode == own or (mode in settings.mode_names() and mode in _possible(stored))]
         needs_both = len(wanted) > 1
         searcher = open_searcher(_as_hybrid(stored) if needs_both else stored, device=settings.device)
+        if (file := searcher.passages.reread) is not None:
+            hint = "as the cache cannot be written; set DPR_CACHE to a folder that can"
+            raise ConfigError(f"{file} would be read whole for each answer, {hint}")
         fields = PassageFields.read(stored.passages, settings.metadata_kinds())
         for mode in sorted(wanted, key=lambda mode: mode != own):
             retriever = _side(searcher.retriever, mode)

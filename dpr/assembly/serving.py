@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from dpr.assembly.served_runs import ServedIndex, open_runs
-from dpr.core.errors import DprError, first_line
-from dpr.core.logs import configure_logging, get_logger
+from dpr.core.errors import DprError, InputError, first_line
+from dpr.core.logs import configure_logging, get_logger, seldom
 from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.indexer.ranking import encode_ids, is_among
 from dpr.retrieval.explaining import Found, QuestionWords, retrieve_with_sides
@@ -74,8 +74,10 @@ class Engine:
                 return [self._answer_alike([job])[0] for job in jobs]
             if isinstance(error, Refusal):
                 return [_encoded(error.status, {"error": str(error)})]
-            if isinstance(error, DprError):
-                return [_encoded(422, {"error": first_line(error)})]
+            if isinstance(error, DprError | OSError):
+                logger.error("the files of an index are not what they were: %s", error)
+                said = f"the files of the index are not what they were ({first_line(error)}); POST /reload opens them as they are now"
+                return [_encoded(500, {"error": said})]
             logger.exception("a search failed")
             return [_encoded(500, {"error": "the search has failed; the service's log says why"})]
 
@@ -89,7 +91,12 @@ class Engine:
     def _found(self, index: ServedIndex, questions: Sequence[str], k: int, wanted: Mapping[str, Any] | None) -> list[list[Found]]:
         retriever = index.retriever
         if wanted is not None:
-            ids = _ids(index, wanted)
+            if not index.can_filter:
+                raise Refusal(422, f"{index.name} has an index but not the vectors, which a filter needs")
+            try:
+                ids = _ids(index, wanted)
+            except InputError as error:
+                raise Refusal(422, first_line(error)) from None
             if not len(ids):
                 return [[] for _ in questions]
             retriever = index.among(ids)
@@ -219,6 +226,7 @@ def main() -> int:
         _send(answers, {"error": str(error), "exit_code": code}, [])
         return 0
     engine = Engine(indexes)
+    seldom(get_logger("dpr"))
     _send(answers, {"indexes": [dict(index.facts) for index in indexes]}, [])
     while (frame := frames.read(sys.stdin.buffer)) is not None:
         found = engine.answer(frame["jobs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
@@ -62,6 +63,12 @@ class PassageLookup:
             self._held = {str(passage.id): passage for source in self._sources for passage in source.read()}
         else:
             self._sources = [with_store(source, least_bytes=0) for source in self._sources]
+
+    @property
+    def reread(self) -> Path | None:
+        """A large file that is read again at each call, as nothing can be kept in the cache."""
+        plain = (source.file for source in self._sources if not isinstance(source, StoredSource))
+        return next(plain, None) if self._held is None else None
 
     def get(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, those that are missing left out."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from dpr.core.errors import ConfigError, DprError, InputError, first_line
-from dpr.core.logs import get_logger
+from dpr.core.logs import get_logger, seldom
 from dpr.serving.app import make_app
 from dpr.serving.figures import Figures
 from dpr.serving.guard import Guard, is_loopback
@@ -31,12 +31,16 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
         command: starts a worker.
 
     Raises:
-        ConfigError: the address cannot be listened at, or the token file holds none.
+        ConfigError: the address cannot be listened at, or other machines reach it and nothing says that they may search.
+        InputError: the token file holds no token.
         DprError: the indexes cannot be opened.
     """
     token = None if settings.token_file is None else read_token(Path(settings.token_file))
-    if token is None and not is_loopback(settings.host):
-        logger.warning("host=%s: whoever reaches this machine can search; token_file=<file> asks for a token", settings.host)
+    if token is None and not settings.anyone and not is_loopback(settings.host):
+        what = "lets other machines search and reload without a token"
+        raise ConfigError(f"host={settings.host} {what}; ask for one with token_file=<file>, or allow it with anyone=true")
+    for name in ("dpr", "uvicorn.error"):
+        seldom(logging.getLogger(name))
     listening = _socket(settings)
     failures: list[Exception] = []
     figures = Figures()
@@ -54,14 +58,16 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
 
     app = make_app(settings, service, figures=figures, token=token, on_failure=fail)
     server = Server(app, settings, service)
+    handlers = {"SIGTERM": lambda *_: None, "SIGHUP": server.hang_up}  # SIGTERM is passed on once everything is answered
+    before = {name: signal.signal(getattr(signal, name), handler) for name, handler in handlers.items() if hasattr(signal, name)}
     logger.info("opening %s", _url(settings, listening))
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes the signal on once everything is answered
     try:
         server.run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
     if failures:
         raise failures[0]
     return 0
@@ -82,6 +88,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._reload: asyncio.Task[None] | None = None
         self._ticks = max(1, round(settings.timeout / 0.1))  # uvicorn's are 0.1 s apart
         self._still: dict[Any, Any] = {}
@@ -98,11 +105,15 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
 
-    def _hang_up(self) -> None:
+    def hang_up(self, *_: object) -> None:
+        """At SIGHUP: reloads. Before the start and at the end there is nothing to reload."""
+        if self._loop is not None and not self.should_exit:
+            self._loop.call_soon_threadsafe(self._start_reload)
+
+    def _start_reload(self) -> None:
         self._reload = asyncio.create_task(self._reloaded())
 
     async def _reloaded(self) -> None:

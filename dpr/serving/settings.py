@@ -41,6 +41,8 @@ class ServeSettings(LimitSettings):
     """Port to listen at; 0 = any that is free."""
     token_file: str | None = None
     """File with the token that requests must carry, Authorization: Bearer <token>. Absent = none is asked for."""
+    anyone: bool = False
+    """Let whoever reaches the machine search, where host= is no loopback address and no token is asked for."""
     workers: int = setting(1, unit="processes", least=1)
     """Processes that search. Each opens the model and the indexes; memory-mapped files are shared."""
     batch: int = setting(64, unit="questions", least=1)

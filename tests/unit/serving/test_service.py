@@ -12,6 +12,8 @@ import pytest
 from dpr.assembly.search import open_searcher, search_settings
 from dpr.assembly.served_runs import open_runs
 from dpr.assembly.serving import Engine
+from dpr.core.errors import ConfigError
+from dpr.retrieval.passages import PassageLookup
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
@@ -102,6 +104,33 @@ def test_an_explained_hit_says_where_it_is_from_and_why(client: Any, world: Worl
     first = next(hit for hit in hits if hit["id"] == "p003")
     assert first["pieces"][1::2] and set(first["pieces"][1::2]) | set(first["title_pieces"][1::2]) == set(first["words"])
     assert "".join(first["pieces"]) == world.passages[3].text
+
+
+def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PassageLookup.__init__.__kwdefaults__, "in_memory_bytes", 0)
+    shutil.copytree(run_folder, folder := tmp_path / "run")
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    corpus = folder / "corpus.tsv"
+    with served({"run": folder}, modes="bm25") as client:
+
+        def answered() -> tuple[int, str]:
+            answer = client.get("/v1/run:bm25/search?query=ka&hits=1")
+            return answer.status_code, answer.json().get("error", "")
+
+        assert answered() == (200, "")
+        corpus.write_text(corpus.read_text() + "new\tka ka\troad\n")
+        assert answered()[0] == 500 and "corpus.tsv: has changed since it was opened" in answered()[1]
+        assert client.post("/reload", json={}).status_code == 200
+        assert answered() == (200, "")
+        corpus.rename(folder / "away")
+        assert answered()[0] == 500 and "corpus.tsv: cannot be read: No such file" in answered()[1]
+        (folder / "away").rename(corpus)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ConfigError, match="read whole for each answer"):
+        list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
 
 
 def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(run_folder: Path, tmp_path: Path) -> None:
