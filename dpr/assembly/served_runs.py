@@ -104,7 +104,7 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
             retriever = _side(searcher.retriever, mode)
             facts = _facts(mode, stored, retriever)
             index_name = name if mode == own else f"{name}:{mode}"
-            facts = {"name": index_name, "run": name, "mode": mode, "default": mode == own} | facts
+            facts = {"name": index_name, "run": name, "mode": mode, "default": mode == own, "choices": fields.choices()} | facts
             yield ServedIndex(index_name, name, mode, retriever, searcher, facts, fields)
 
 

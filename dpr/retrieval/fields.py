@@ -12,6 +12,9 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpus_metadata import KINDS, read_metadata
 from dpr.indexer.ranking import encode_ids
 
+_MOST_CHOICES = 100
+_LONGEST_CHOICE = 200  # characters
+
 
 class PassageFields:
     """Of every passage the values of some fields, 4 bytes each."""
@@ -54,3 +57,11 @@ class PassageFields:
             codes = [code for value in accepted if (code := self._values[name].get(value)) is not None]
             is_chosen &= np.isin(self._codes[name], codes)
         return np.unique(self._ids[is_chosen])
+
+    def choices(self) -> dict[str, list[Any] | None]:
+        """Of every field its values, ascending, where these are few and short enough to choose from a list, else None."""
+        shown: dict[str, list[Any] | None] = {}
+        for name, values in self._values.items():
+            is_short = len(values) <= _MOST_CHOICES and all(len(str(value)) <= _LONGEST_CHOICE for value in values)
+            shown[name] = sorted(values) if is_short else None
+        return shown

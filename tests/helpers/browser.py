@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "ArrowDown": (40, ""), "ArrowUp": (38, ""), "ArrowLeft": (37, ""),
+KEYS = {"Enter": (13, "\r"), "Backspace": (8, ""), "Escape": (27, ""), "Tab": (9, ""),
+        "ArrowDown": (40, ""), "ArrowUp": (38, ""), "ArrowLeft": (37, ""),
         "ArrowRight": (39, "")}  # fmt: skip
 _PATIENCE_S = 60
 

@@ -23,6 +23,7 @@ export function shift(rank, other, name) {
   const text = moved > 0 ? `\u25b2 ${moved}` : moved < 0 ? `\u25bc ${-moved}` : "same rank";
   const made = element("span", `shift ${moved > 0 ? "up" : moved < 0 ? "down" : ""}`, text);
   made.title = `rank ${other} in ${name}`;
+  if (moved) made.setAttribute("aria-label", `${Math.abs(moved)} ${moved > 0 ? "higher" : "lower"} than in ${name}`), (made.role = "img");
   return made;
 }
 
@@ -61,16 +62,17 @@ function body(hit) {
   if (hit.pieces === undefined && (hit.text ?? "") === excerpt.textContent) return [excerpt];
   const whole = element("p", "text whole", ...marked(hit.pieces ?? [hit.text ?? ""]));
   whole.dir = "auto";
-  whole.hidden = true;
   const more = element("button", "more", "whole passage");
   more.type = "button";
-  more.setAttribute("aria-expanded", "false");
-  more.addEventListener("click", () => {
-    whole.hidden = !whole.hidden;
-    excerpt.hidden = !whole.hidden;
-    more.textContent = whole.hidden ? "whole passage" : "less";
-    more.setAttribute("aria-expanded", String(!whole.hidden));
-  });
+  const show = (isWhole) => {
+    whole.hidden = !isWhole;
+    excerpt.hidden = isWhole;
+    more.textContent = isWhole ? "less" : "whole passage";
+    more.setAttribute("aria-label", `${more.textContent}: ${hit.title || hit.id}`);
+    more.setAttribute("aria-expanded", String(isWhole));
+  };
+  more.addEventListener("click", () => show(whole.hidden));
+  show(false);
   return [excerpt, whole, more];
 }
 

@@ -1,5 +1,6 @@
 // The page of a service: one question, two ways of searching side by side.
 
+import { build, choose, chosen } from "./filters.js";
 import { draw } from "./hits.js";
 
 const $ = (id) => document.getElementById(id);
@@ -46,8 +47,8 @@ function refuse(error) {
 }
 
 // One column's answer, asked again where the service is busy or still opening its indexes.
-async function search(column, question, k, signal) {
-  const body = JSON.stringify({ queries: [question], index: $(column).value, k, explain: true });
+async function search(column, question, k, filter, signal) {
+  const body = JSON.stringify({ queries: [question], index: $(column).value, k, filter, explain: true });
   for (let again = 0; ; again += 1) {
     const start = performance.now();
     try {
@@ -74,37 +75,64 @@ async function run({ remember = true } = {}) {
   running?.abort();
   const question = $("question").value.trim();
   name();
-  if (remember) remembered(question);
-  if (!question || !$("left").options.length) return;
+  const filter = chosen();
+  const parts = filter ? Object.keys(filter.metadata ?? {}).length + ("ids" in filter) : 0;
+  $("filtered").textContent = parts ? ` (${parts})` : "";
+  if (remember) remembered(question, filter);
+  if (!$("left").options.length) return;
+  if (!question) return empty();
   document.title = `${question} - dpr search`;
   const own = (running = new AbortController());
   const k = Number($("k").value);
-  $("columns").classList.add("stale");
+  isStale(true);
   try {
     const asked = columns();
-    const answers = await Promise.all(asked.map((column) => search(column, question, k, own.signal)));
+    const answers = await Promise.all(asked.map((column) => search(column, question, k, filter, own.signal)));
     if (running !== own) return;
     $("login").hidden = true;
-    show(asked, answers, k);
+    show(asked, answers, k, Boolean(filter));
   } catch (error) {
     own.abort();
     if (running === own) refuse(error);
   } finally {
-    if (running === own) $("columns").classList.remove("stale");
+    if (running === own) isStale(false);
   }
 }
 
-function show(asked, answers, k) {
+function isStale(value) {
+  $("columns").classList.toggle("stale", value);
+  $("columns").setAttribute("aria-busy", String(value));
+}
+
+// No question, no hits.
+function empty() {
+  running = null;
+  isStale(false);
+  document.title = "dpr search";
+  for (const column of COLUMNS) {
+    $(`hits-${column}`).replaceChildren();
+    $(`time-${column}`).textContent = "";
+  }
+  greet();
+}
+
+function greet() {
+  const passages = Math.max(0, ...indexes.map((index) => index.passages ?? 0));
+  say(passages ? `${passages.toLocaleString("en")} passages. Press ? for the keys.` : "");
+}
+
+function show(asked, answers, k, isFiltered) {
   const ranks = answers.map(({ hits }) => new Map(hits.map((hit, place) => [hit.id, place + 1])));
   asked.forEach((column, place) => {
     const { ms } = answers[place];
     $(`time-${column}`).textContent = `${exactness(indexes[$(column).selectedIndex])}${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
     draw($(`hits-${column}`), answers[place].hits, asked.length > 1 ? ranks[1 - place] : null, label(COLUMNS[1 - place]));
   });
-  if (asked.length < 2) return say("");
+  const within = isFiltered ? " Searched among the passages that pass the filter." : "";
+  if (asked.length < 2) return say(within.trim());
   const both = [...ranks[0].keys()].filter((id) => ranks[1].has(id)).length;
   const same = answers[0].hits[0] && answers[0].hits[0].id === answers[1].hits[0]?.id;
-  say(`${both} of the first ${k} passages are in both columns; the first one ${same ? "is the same" : "differs"}.`);
+  say(`${both} of the first ${k} passages are in both columns; the first one ${same ? "is the same" : "differs"}.${within}`);
 }
 
 // What is known about an index that does not find everything: its recall as it was measured when it was built.
@@ -122,14 +150,22 @@ function name() {
   }
 }
 
-// The question and the choices as the page's address, so that a comparison can be sent and the back button works.
-function remembered(question) {
+// The question and the choices as the page's address, so that a comparison can be sent and the back button works. They stand behind its
+// "#", which browsers send to nobody: no length is too great, and no log of a proxy has the question.
+function remembered(question, filter) {
   const values = new URLSearchParams({ q: question, left: $("left").value, right: $("right").value, k: $("k").value });
-  if (`?${values}` !== location.search) history.pushState(null, "", `?${values}`);
+  if (filter) values.set("filter", JSON.stringify(filter));
+  if (`#${values}` !== location.hash) history.pushState(null, "", `#${values}`);
 }
 
 function recall() {
-  const values = new URLSearchParams(location.search);
+  const values = new URLSearchParams(location.hash.slice(1));
+  try {
+    choose(JSON.parse(values.get("filter")));
+  } catch {
+    choose(null);
+  }
+  if (values.has("filter")) $("filter").open = Boolean(chosen());
   $("question").value = values.get("q") ?? "";
   for (const id of ["left", "right", "k"]) {
     if ([...$(id).options].some((option) => option.value === values.get(id))) $(id).value = values.get(id);
@@ -171,8 +207,7 @@ async function open() {
   document.querySelector(".tabs").classList.toggle("single", isSingle);
   $("right").parentElement.hidden = $("swap").hidden = isSingle;
   $("question").maxLength = info.limits?.max_question ?? 8192;
-  const passages = Math.max(...indexes.map((index) => index.passages ?? 0));
-  say(passages ? `${passages.toLocaleString("en")} passages. Press ? for the keys.` : "");
+  $("filter").hidden = !build($("panel"), info.metadata, indexes);
   recall();
   run({ remember: false });
 }
@@ -220,6 +255,7 @@ const KEYS = {
   "/": () => $("question").select(),
   "?": () => $("help").showModal(),
   s: () => $("swap").hidden || swap(),
+  f: () => $("filter").hidden || ($("filter").open = true, $("panel").querySelector("input, textarea").focus()),
   j: (at) => (at ? go(at.column, at.rank + 1) : go($("columns").dataset.shown, 0)),
   k: (at) => (at?.rank ? go(at.column, at.rank - 1) : $("question").focus()),
   h: (at) => at && columns().length > 1 && go("left", at.rank),
@@ -235,10 +271,10 @@ Object.assign(KEYS, { ArrowDown: KEYS.j, ArrowUp: KEYS.k, ArrowLeft: KEYS.h, Arr
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
-  const isTyping = event.target.matches("input, select");
+  const isTyping = event.target.matches("input, select, textarea");
   const act = Object.hasOwn(KEYS, event.key) && KEYS[event.key];
   if (!act || (isTyping && !(event.target === $("question") && event.key === "ArrowDown"))) return;
-  if (event.key === "Enter" && event.target.matches("button")) return;
+  if (event.key === "Enter" && event.target.matches("button, a, summary")) return;
   event.preventDefault();
   act(place());
 });
@@ -246,6 +282,9 @@ $("columns").addEventListener("focusin", (event) => mark(event.target.closest(".
 $("columns").addEventListener("pointerover", (event) => mark(event.target.closest(".hit") ?? place()?.hit));
 $("form").addEventListener("submit", (event) => (event.preventDefault(), run()));
 for (const id of ["left", "right", "k"]) $(id).addEventListener("change", () => run());
+$("fields").addEventListener("change", () => run());
+$("fields").addEventListener("submit", (event) => event.preventDefault());
+$("clear").addEventListener("click", () => (choose(null), run()));
 $("swap").addEventListener("click", swap);
 $("keys").addEventListener("click", () => $("help").showModal());
 for (const column of COLUMNS) $(`show-${column}`).addEventListener("click", () => showColumn(column));

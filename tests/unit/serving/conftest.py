@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.browser import Browser, chromium
 from tests.unit.retrieval.conftest import World, searchable, world
 
 __all__ = ["world"]
@@ -15,3 +17,19 @@ __all__ = ["world"]
 def run_folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hybrid of equal shares."""
     return searchable(world, tmp_path_factory.mktemp("served") / "run", weight=0.5)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def empty_page(browser: Browser) -> Browser:
+    """A page as wide as a desk's, that has asked for nothing yet."""
+    browser.size(1200)
+    browser.open("about:blank")
+    browser.requested.clear()
+    browser.problems.clear()
+    return browser

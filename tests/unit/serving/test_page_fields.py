@@ -1,0 +1,210 @@
+"""The page of a service of three runs, whose passages have fields to filter by, no titles, and texts from right to left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpr.embedding.source import PassageSource
+from dpr.retrieval.search_folder import SearchSettings
+from tests.helpers.browser import Browser
+from tests.helpers.page import ask, contrast, ids, opened_again
+from tests.helpers.serving import listening
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+NAMES = ["one", "two", "three"]
+SHALOM, SOF = "\u05e9\u05dc\u05d5\u05dd", "\u05e1\u05d5\u05e3"
+SECTIONS = ["<b>intro</b>", "body", SOF]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("fields")
+    for name in NAMES:
+        write_run(folder / name, name)
+    with listening({name: folder / name for name in NAMES}, metadata="section,year:int,page") as found:
+        yield found
+
+
+def write_run(folder: Path, name: str) -> None:
+    folder.mkdir()
+    lines = (
+        {"_id": f"{name} {number}", "text": f"zebra {SHALOM} {name}" if number % 2 else f"{SHALOM} zebra",
+         "section": SECTIONS[number % 3], "metadata": {"year": 2000 + number % 2, "page": f"page {number}"}}
+        for number in range(30)
+    )  # fmt: skip
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    replace(SearchSettings(passages=[PassageSource(folder / "corpus.jsonl")]), indexer={"kind": "bm25"}).write(folder)
+
+
+@pytest.fixture
+def page(empty_page: Browser, address: str) -> Browser:
+    empty_page.open(address)
+    empty_page.wait("document.querySelectorAll('#left option').length == 3")
+    return empty_page
+
+
+def numbers(page: Browser, column: str = "left") -> set[int]:
+    page.wait("!document.querySelector('.stale')")
+    return {int(name.split()[1]) for name in ids(page, column)}
+
+
+def test_a_search_is_limited_to_what_the_filter_names(page: Browser) -> None:
+    page.look("document.querySelector('#k').value = '50'")
+    ask(page, "zebra", 30)
+    page.look("document.activeElement.blur()")
+    page.press("f")
+    assert page.look("document.querySelector('#filter').open && document.activeElement.type == 'checkbox'")
+    names = page.look("[...document.querySelectorAll('#panel fieldset')].map(one => [...one.children].map(child => child.textContent))")
+    assert names == [["section", *sorted(SECTIONS)], ["year", "2000", "2001"]]
+    assert page.look("document.querySelectorAll('#panel datalist option').length") == 30
+
+    page.press(" ")  # the first box has the focus
+    page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
+    assert numbers(page) == numbers(page, "right") == set(range(0, 30, 3))
+    page.click("#panel fieldset:nth-of-type(1) label:nth-of-type(2) input")
+    page.wait("document.querySelectorAll('#hits-left .hit').length == 20")
+    page.click("#panel fieldset:nth-of-type(2) label:nth-of-type(1)")
+    page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
+    expected = {number for number in range(0, 30, 2) if number % 3 < 2}
+    assert numbers(page) == numbers(page, "right") == expected
+    assert page.look("document.querySelector('summary').textContent") == "Filter (2)"
+    assert page.look("document.querySelector('#status').textContent").endswith("Searched among the passages that pass the filter.")
+    opened_again(page)
+    page.wait("document.querySelectorAll('#hits-left .hit').length == 10")
+    assert numbers(page) == expected, "the address holds the filter"
+
+    page.look("document.querySelector('#panel textarea').focus()")
+    page.type("one 4\none 6\ntwo 4\nunknown\n")
+    page.press("Tab")
+    page.wait("document.querySelectorAll('#hits-left .hit').length == 2")
+    assert (numbers(page), numbers(page, "right")) == ({4, 6}, {4})
+    page.click("#clear")
+    page.wait("document.querySelectorAll('#hits-left .hit').length == 30")
+    page.look("document.querySelector('#panel input[list]').focus()")
+    page.type("page 7")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('#hits-left .hit').length == 1")
+    assert numbers(page) == {7}
+    page.type("7")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('#hits-left .none').length == 1")
+    assert page.problems == []
+
+
+def test_a_filter_of_a_foreign_address_is_data(page: Browser, address: str) -> None:
+    for odd in ("{", "null", "7", "[]", '{"ids": {"a": 1}, "metadata": {"section": ["<img src=x>"], "page": "<img src=x>", "no": 1}}'):
+        page.open("about:blank")
+        page.open(f"{address}#q=zebra&filter={odd}")
+        page.wait("document.title.startsWith('zebra') && !document.querySelector('.stale')")
+        assert page.look("document.querySelectorAll('img').length") == 0
+        assert page.look("document.querySelectorAll('.hit').length") == (0 if "page" in odd else 20)
+    assert page.problems == []
+
+
+def test_texts_from_right_to_left_without_titles_are_readable(page: Browser) -> None:
+    question = f"{SHALOM} zebra"
+    ask(page, question)
+    found = page.look("[...document.querySelectorAll('#hits-left .title')].map(title => title.textContent)")
+    assert found == ids(page, "left"), "an id stands where there is no title"
+    way = page.look("[...document.querySelectorAll('#hits-left .text')].map(text => getComputedStyle(text).direction)")
+    texts = page.look("[...document.querySelectorAll('#hits-left .text')].map(text => text.textContent)")
+    assert {text.startswith(SHALOM) for text in texts} == {True} and set(way) == {"rtl"}
+    assert page.look("getComputedStyle(document.querySelector('#question')).direction") == "rtl"
+    assert page.look(
+        "[...document.querySelectorAll('#hits-left .facts > span')].every(one => getComputedStyle(one).unicodeBidi == 'isolate')"
+    )
+
+
+def test_a_long_question_survives_the_address(page: Browser) -> None:
+    question = f"zebra {SHALOM * 498} ?"
+    assert len(question) == 2000
+    ask(page, question)
+    page.wait("document.querySelectorAll('.hit').length == 20")
+    assert page.look("document.documentElement.scrollWidth") <= 1200
+    opened_again(page)
+    page.wait("document.querySelectorAll('.hit').length == 20")
+    assert page.look("document.querySelector('#question').value") == question
+    page.look("document.querySelector('#question').select()")
+    page.press("Backspace", "Enter")
+    page.wait("document.querySelectorAll('.hit').length == 0")
+    assert "Press ?" in page.look("document.querySelector('#status').textContent")
+
+
+def test_any_two_of_several_runs_are_compared(page: Browser) -> None:
+    ask(page, "zebra three")
+    for left, right in (("one", "two"), ("three", "one"), ("two", "three")):
+        for column, value in (("left", left), ("right", right)):
+            page.look(
+                f"{{ const one = document.querySelector('#{column}'); one.value = '{value}'; one.dispatchEvent(new Event('change')) }}"
+            )
+        page.wait(f"document.querySelector('#hits-left .hit').dataset.id.startsWith('{left}') && !document.querySelector('.stale')")
+        assert {name.split()[0] for name in ids(page, "right")} == {right}
+        assert page.look("[document.querySelector('#name-left').innerText, document.querySelector('#name-right').innerText]") == [
+            left,
+            right,
+        ]
+
+
+def test_an_answer_that_comes_late_does_not_replace_a_newer_one(page: Browser) -> None:
+    page.look(
+        "{ const real = fetch; window.late = []; window.fetch = async (path, options) => { const { signal, ...rest } = options;"
+        " const answer = await real(path, rest);"  # an answer that no abort stops any more
+        " if (options.body?.includes('first')) await new Promise((go) => late.push(go)); return answer; } }"
+    )
+    page.look("document.querySelector('#question').select()")
+    page.type("zebra first")
+    page.press("Enter")
+    page.wait("late.length == 2")
+    ask(page, f"{SHALOM} second")
+    shown = page.look("document.querySelector('#columns').innerHTML")
+    page.look("late.forEach((go) => go())")
+    page.look("new Promise((done) => setTimeout(done, 50))")
+    assert page.look("document.querySelector('#columns').innerHTML") == shown
+    assert page.look("document.title").startswith(f"{SHALOM} second")
+    assert page.look("document.querySelector('#status.bad')") is None
+
+
+UNNAMED = """[...document.querySelectorAll('button, input, select, textarea, a, summary')].filter((one) => one.checkVisibility()
+  && !(one.labels?.length || one.getAttribute('aria-label') || one.textContent.trim())).map((one) => one.outerHTML)"""
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_everything_has_a_name_can_be_reached_and_is_seen(page: Browser, is_dark: bool) -> None:
+    page.size(1200, is_dark=is_dark)
+    ask(page, "zebra three")
+    page.look("document.querySelector('#filter').open = true")
+    assert page.look(UNNAMED) == []
+    tree = page.call("Accessibility.getFullAXTree")["nodes"]
+    named = [(node["role"]["value"], node["name"]["value"]) for node in tree if not node["ignored"] and node.get("name")]
+    assert ("heading", "Search") in named and ("region", "one") in named and ("region", "two") in named
+    assert ("textbox", "Question") in named and ("checkbox", "body") in named and ("group", "section") in named
+    assert not [role for role, name in named if role in ("button", "checkbox", "combobox", "textbox", "link") and not name.strip()]
+    page.look("document.querySelector('#question').focus()")
+    reached = set()
+    for _ in range(40):
+        page.press("Tab")
+        reached.add(page.look("document.activeElement.id || document.activeElement.closest('#panel')?.id || ''"))
+        if page.look("document.activeElement === document.body"):
+            break
+    assert {"left", "right", "swap", "k", "keys", "panel", "clear"} <= reached
+    for selector, ground in (
+        ("summary", "body"),
+        ("legend", "body"),
+        ("fieldset label", "body"),
+        ("#clear", "#clear"),
+        ("textarea", "textarea"),
+    ):
+        assert contrast(page, selector, ground) >= 4.5, selector
+    for control in ("textarea", "fieldset", "select", "#swap", "#question"):
+        assert contrast(page, control, "body", "borderTopColor") >= 3, control
+    for width in (320, 390, 1200):
+        page.size(width, is_dark=is_dark)
+        assert page.look("document.documentElement.scrollWidth") <= width
