@@ -15,11 +15,13 @@ import pytest
 from dpr.assembly.served_runs import open_runs
 from dpr.assembly.serving import Engine
 from dpr.core.records import Passage
+from dpr.embedding.source import PassageSource
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.filtered import among
 from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
+from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
@@ -63,6 +65,15 @@ def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFact
 def _line(number: int, passage: Passage) -> str:
     fields: dict[str, Any] = {"section": "ab"[number % 2]} | ({"year": 2000 + number % 5} if number < 30 else {})
     return json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text, "metadata": fields}) + "\n"
+
+
+@pytest.mark.parametrize(("number", "size", "is_listed"), [(100, 200, True), (101, 1, False), (2, 201, False)])
+def test_values_are_listed_where_they_are_few_and_short(tmp_path: Path, number: int, size: int, is_listed: bool) -> None:
+    values = sorted(f"{place:03d}".rjust(size, "x") for place in range(number))
+    lines = (json.dumps({"_id": str(place), "text": "", "name": value}) for place, value in enumerate([*reversed(values), values[0]]))
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    fields = PassageFields.read([PassageSource(tmp_path / "c.jsonl")], {"name": "text"})
+    assert fields.choices() == {"name": values if is_listed else None}
 
 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
