@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -18,8 +19,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import numpy as np
 from dpr.formats.question_sets import read_questions
 
 K = 10
+_EVERY_S = 2.0
 Hits = list[tuple[str, float]]
 
 
@@ -87,10 +89,18 @@ def is_same(found: Hits, expected: Hits) -> bool:
 
 
 async def load(
-    port: int, index: str | None, questions: Sequence[str], expected: Sequence[Hits], *, connections: int, seconds: float
+    port: int,
+    index: str | None,
+    questions: Sequence[str],
+    expected: Sequence[Hits],
+    *,
+    connections: int,
+    seconds: float,
+    done: Load | None = None,
 ) -> Load:
-    """So many connections, each asking one question after another."""
-    done, places = Load(), itertools.cycle(range(len(questions)))
+    """So many connections, each asking one question after another; ``done`` is filled meanwhile."""
+    done = Load() if done is None else done
+    places = itertools.cycle(range(len(questions)))
     end = time.perf_counter() + seconds
 
     async def client() -> None:
@@ -114,7 +124,7 @@ async def load(
     return done
 
 
-@contextmanager
+@contextlib.contextmanager
 def service(folder: str, *arguments: str) -> Iterator[tuple[int, int]]:
     """Process id and port of a service that is ready."""
     command = [sys.executable, "-m", "dpr", "serve", folder, "port=0", *arguments]
@@ -151,8 +161,31 @@ async def answers_alone(port: int, index: str | None, questions: Sequence[str]) 
     return [await connection.hits(question) for question in questions]
 
 
+@dataclass
+class Memory:
+    """Of each process, over a load: requests answered so far, and its own memory in MB (what it has not mapped from files)."""
+
+    samples: defaultdict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+
+    def note(self, pid: int, answered: int) -> None:
+        for each in [pid, *workers(pid)]:
+            with contextlib.suppress(OSError):
+                if found := re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{each}/status").read_text()):
+                    self.samples["service" if each == pid else f"worker {each}"].append((answered, int(found[1]) / 1024))
+
+    def text(self) -> str:
+        """A line for each process that was there for a minute: its memory in the second half of that time, when it is warm."""
+        lines = []
+        for name, seen in self.samples.items():
+            answered, used = np.array(seen[len(seen) // 2 :]).T
+            if len(seen) * _EVERY_S >= 60:
+                slope = float(np.polyfit(answered, used, 1)[0]) * 1000
+                lines.append(f"{name}: {used[0]:.1f} -> {used[-1]:.1f} MB over {np.ptp(answered):.0f} answers, {slope:+.4f} MB per 1,000")
+        return "\n".join(lines)
+
+
 async def disturb(pid: int, port: int, minutes: float, samples: list[float]) -> None:
-    """Every minute a reload, half a minute later a killed worker; memory is noted before each."""
+    """Every minute a reload, half a minute later a killed worker; memory of all processes is noted before each."""
     for _ in range(round(minutes)):
         await asyncio.sleep(25)
         os.kill(workers(pid)[0], signal.SIGKILL)
@@ -166,11 +199,22 @@ async def disturb(pid: int, port: int, minutes: float, samples: list[float]) -> 
 
 async def long_run(pid: int, port: int, questions: Sequence[str], options: argparse.Namespace) -> bool:
     expected = await answers_alone(port, options.index, questions)
-    samples: list[float] = []
-    task = asyncio.create_task(disturb(pid, port, options.minutes, samples))
-    done = await load(port, options.index, questions, expected, connections=options.connections, seconds=options.minutes * 60)
-    await task
-    print(done.text(), *done.wrong[:5], f"memory after each minute: {', '.join(f'{value:.0f}' for value in samples)} MB", sep="\n")
+    done, own = Load(), Memory()
+    after_minutes: list[float] = []
+
+    async def note() -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            own.note(pid, len(done.latencies))
+
+    noting = asyncio.create_task(note())
+    disturbing = asyncio.create_task(disturb(pid, port, 0 if options.calm else options.minutes, after_minutes))
+    await load(port, options.index, questions, expected, connections=options.connections, seconds=options.minutes * 60, done=done)
+    await disturbing
+    noting.cancel()
+    print(done.text(), *done.wrong[:5], own.text(), sep="\n")
+    if after_minutes:
+        print(f"memory of all before each reload: {', '.join(f'{value:.0f}' for value in after_minutes)} MB")
     return not done.wrong
 
 
@@ -207,6 +251,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=0.0, help="instead: so long, with a reload and a killed worker each minute")
+    parser.add_argument("--calm", action="store_true", help="with --minutes: no reload, and no worker is killed")
     options = parser.parse_args()
     questions = [question.text for question in itertools.islice(read_questions(options.questions), options.count)]
     if not options.minutes:
