@@ -100,9 +100,10 @@ class Engine:
             if not len(ids):
                 return [[] for _ in questions]
             retriever = index.among(ids)
-        asked = [index.searcher.settings.form.asked(question) for question in questions]
+        asked = [index.searcher.settings.form.asked(question) for question in questions if question.strip()]
         start = time.perf_counter()
-        found = retrieve_with_sides(retriever, asked, k)
+        hits = iter(retrieve_with_sides(retriever, asked, k) if asked else [])
+        found = [next(hits) if question.strip() else [] for question in questions]
         taken = time.perf_counter() - start
         dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
         if isinstance(dense, DenseRetriever):

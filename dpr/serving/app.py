@@ -85,16 +85,19 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        known = {404: f"there is nothing at {request.scope['path'][:200]}", 405: f"{request.method} is not allowed here"}
-        said = error.detail if error.detail != "Not Found" else None
-        return _error(error.status_code, said or known.get(error.status_code, str(error.detail)), error.headers)
+        known = {
+            "Not Found": f"there is nothing at {request.scope['path'][:200]}",
+            "Method Not Allowed": f"{request.method} is not allowed here",
+            "There was an error parsing the body": "the body is not JSON in UTF-8, or is nested too deeply",
+        }
+        return _error(error.status_code, known.get(str(error.detail), str(error.detail)), error.headers)
 
     return guard
 
 
 def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> None:
     async def ask(value: dict[str, Any], questions: list[str], k: int) -> Response:
-        _check_limits(settings, questions, k)
+        _check_limits(settings, questions, k, may_be_empty=value["do"] == "retrieve")
         return await _asked(service, value | {"queries": questions, "k": k}, len(questions), settings.timeout)
 
     @app.post("/search")
@@ -107,7 +110,7 @@ def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> No
 
     @app.post("/retrieve")
     async def retrieve(body: RetrieveBody) -> Response:
-        """The same for trainers of search agents."""
+        """The same for trainers of search agents. An empty question, which a policy may write, finds nothing and spoils no batch."""
         value = {"do": "retrieve", "index": body.index, "scores": body.return_scores}
         return await ask(value, body.queries, _TOPK if body.topk is None else body.topk)
 
@@ -179,7 +182,7 @@ def _gauges(guard: Guard, service: Service) -> dict[str, float]:
     }
 
 
-def _check_limits(settings: ServeSettings, questions: list[str], k: int) -> None:
+def _check_limits(settings: ServeSettings, questions: list[str], k: int, *, may_be_empty: bool) -> None:
     """Raises HTTPException."""
     if len(questions) > settings.max_queries:
         raise HTTPException(422, f"{len(questions)} questions in a request, expected at most max_queries={settings.max_queries}")
@@ -190,7 +193,7 @@ def _check_limits(settings: ServeSettings, questions: list[str], k: int) -> None
         raise HTTPException(422, said)
     if (longest := max(map(len, questions))) > settings.max_question:
         raise HTTPException(422, f"a question of {longest} characters, expected at most max_question={settings.max_question}")
-    if any(not question.strip() for question in questions):
+    if not may_be_empty and any(not question.strip() for question in questions):
         raise HTTPException(422, "a question is empty")
 
 

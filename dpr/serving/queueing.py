@@ -1,7 +1,7 @@
 """Requests wait in one queue; each worker takes what queued while it was busy. No timer, so that a lone request waits for nobody.
 
 A worker that dies is started again, and what it was working on is asked again, now one request at a time: a request that ends its worker
-twice fails alone. One that does not answer for longer than anybody waits is killed first. Pauses that grow come before the restarts of a
+twice fails alone. One that answers nothing for much longer than anybody waits is killed. Pauses that grow come before the restarts of a
 worker that dies again and again soon after its start. A reload starts new workers beside the old ones and then swaps them; the old ones
 finish what they have.
 """
@@ -241,7 +241,7 @@ class Service:
             try:
                 told, bodies = await asyncio.wait_for(worker.ask([job.value for job in jobs]), self._patience)
             except (WorkerLost, TimeoutError) as error:
-                hangs = f"worker {worker.pid} has not answered for timeout={self._patience:g} s and was killed"
+                hangs = f"worker {worker.pid} has not answered for {self._patience:g} s, twice the timeout=, and was killed"
                 lost = str(error) if isinstance(error, WorkerLost) else hangs
                 failures = failures + 1 if time.monotonic() - since < _SOON_S else 1
                 logger.error("%s; it is started again", lost)

@@ -39,14 +39,14 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
     if token is None and not settings.anyone and not is_loopback(settings.host):
         what = "lets other machines search and reload without a token"
         raise ConfigError(f"host={settings.host} {what}; ask for one with token_file=<file>, or allow it with anyone=true")
-    for name in ("dpr", "uvicorn.error"):
+    for name in ("dpr", "uvicorn.error", "asyncio"):
         seldom(logging.getLogger(name))
     listening = _socket(settings)
     failures: list[Exception] = []
     figures = Figures()
     service = Service(
         lambda began: Worker.start(command, began, limit=settings.open_timeout),
-        patience=settings.timeout,
+        patience=2 * settings.timeout,
         workers=settings.workers,
         batch=settings.batch,
         observe=figures.stage,

@@ -28,7 +28,7 @@ class LimitSettings(Settings):
     """Size of a request's body; larger ones are answered 413."""
     timeout: float = setting(30.0, unit="seconds", above=0.0)
     """How long a request may wait for its answer, which is then 503, and how long its body may take to arrive. A worker that is busy with
-    one batch for longer is killed and started again."""
+    one batch for twice as long is killed and started again."""
 
 
 @dataclass

@@ -48,6 +48,9 @@ def test_agents_trainers_and_pyserinis_clients_get_their_shapes(client: Any, wor
     assert client.post("/retrieve", json=asked).json() == {
         "result": [[{"document": {"id": hit["id"], "contents": f"{hit['title']}\n{hit['text']}"}, "score": hit["score"]} for hit in first]]
     }
+    alone = client.post("/retrieve", json={"queries": ["ka"]}).json()["result"]
+    assert client.post("/retrieve", json={"queries": ["", "ka", " \n"]}).json() == {"result": [[], *alone, []]}
+    assert client.post("/retrieve", json={"queries": [""]}).json() == {"result": [[]]}
     assert [set(document) for document in client.post("/retrieve", json={"queries": ["ka"]}).json()["result"][0]] == [
         {"id", "contents"}
     ] * 3
