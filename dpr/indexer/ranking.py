@@ -53,6 +53,8 @@ class RunningTopK:
 
     def add(self, rows: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> None:
         """Offers candidates: query row, score and id of each."""
+        reaching = scores >= self._scores[rows, -1]
+        rows, scores, ids = rows[reaching], scores[reaching], ids[reaching]
         if not len(rows):
             return
         offered = np.bincount(rows, minlength=len(self._counts)) > 0

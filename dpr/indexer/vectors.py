@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +14,7 @@ from torch import Tensor
 from dpr.core.errors import InputError
 from dpr.indexer.ranking import decode_ids
 
-_PAIR_VALUES = 1 << 17  # 1 MB of float64 on either side: stays in a core's cache
-_PARTS_WORTH_A_THREAD = 8
+_WIDE_VALUES = 1 << 21  # 16 MB of float64
 
 
 class VectorSource(Protocol):
@@ -208,30 +206,27 @@ def paired_dots(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, colu
 
     Summed in float64 along each row alone, so that a pair has the same score bit for bit whatever stands beside it; matrix products do not.
     """
-    scores = np.empty(len(rows), dtype=np.float32)
     if not len(rows):
-        return scores
+        return np.empty(0, dtype=np.float32)
     if len(rows) < len(queries):
         queries, rows = queries[rows], np.arange(len(rows))
-    wide_queries = queries.astype(np.float64)
-    at_once = min(len(rows), max(1, _PAIR_VALUES // max(queries.shape[1], 1)))
+    wide_queries = torch.from_numpy(queries.astype(np.float64))
+    places, numbers = np.unique(columns * len(queries) + rows, return_inverse=True)  # each vector is then widened once, no pair copied
+    columns, rows = np.divmod(places, len(queries))
+    first = np.flatnonzero(np.diff(columns, prepend=-1))  # where the pairs of a vector begin
+    scores, at_once = np.empty(len(rows), dtype=np.float32), max(1, _WIDE_VALUES // max(queries.shape[1], 1))
+    for start in range(0, len(first), at_once):
+        starts = np.append(first, len(rows))[start : start + at_once + 1]
+        part = slice(starts[0], starts[-1])
+        wide = torch.from_numpy(vectors[columns[starts[:-1]]].astype(np.float64))
+        scores[part] = _sampled_products(wide, wide_queries, torch.from_numpy(starts - starts[0]), torch.from_numpy(rows[part]))
+    return scores[numbers]
 
-    def score(share: slice) -> None:
-        taken = np.empty((at_once, vectors.shape[1]), dtype=vectors.dtype)
-        left, right = np.empty(taken.shape), np.empty(taken.shape)
-        for start in range(share.start, share.stop, at_once):
-            part = slice(start, min(start + at_once, share.stop))
-            num = part.stop - start
-            np.take(wide_queries, rows[part], axis=0, out=left[:num], mode="clip")  # not checked again, hence without another copy
-            right[:num] = np.take(vectors, columns[part], axis=0, out=taken[:num], mode="clip")
-            scores[part] = np.einsum("ij,ij->i", left[:num], right[:num])
 
-    size = max(-(-len(rows) // torch.get_num_threads()), _PARTS_WORTH_A_THREAD * at_once)
-    shares = [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
-    if len(shares) < 2:
-        for part in shares:
-            score(part)
-    else:
-        with ThreadPoolExecutor(len(shares)) as pool:  # numpy works outside the interpreter's lock
-            list(pool.map(score, shares))
-    return scores
+def _sampled_products(left: Tensor, right: Tensor, starts: Tensor, columns: Tensor) -> np.ndarray:
+    """Products of the rows of two matrices: those of row i of ``left`` with the rows ``columns[starts[i]:starts[i + 1]]`` of ``right``."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        values = torch.zeros(len(columns), dtype=left.dtype)
+        wanted = torch.sparse_csr_tensor(starts, columns, values, (len(left), len(right)), check_invariants=False)
+    return torch.sparse.sampled_addmm(wanted, left, right.T, beta=0.0).values().numpy()

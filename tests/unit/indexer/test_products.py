@@ -137,7 +137,7 @@ def test_the_score_of_a_pair_does_not_depend_on_what_stands_beside_it(dimension:
     queries, vectors = (rng.standard_normal((rows, dimension)).astype(np.float32) for rows in (9, 50))
     rows, columns = rng.integers(0, 9, 3000), rng.integers(0, 50, 3000)
     together = paired_dots(queries, rows, vectors, columns)
-    monkeypatch.setattr("dpr.indexer.vectors._PAIR_VALUES", 3 * dimension)
+    monkeypatch.setattr("dpr.indexer.vectors._WIDE_VALUES", 3 * dimension)
     assert paired_dots(queries, rows, vectors, columns).tobytes() == together.tobytes()
     alone = [paired_dots(queries, rows[[pair]], vectors, columns[[pair]])[0] for pair in range(100)]
     assert np.array(alone).tobytes() == together[:100].tobytes()
