@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.memory import Watch
 from benchmarks.memory_cases import write_model
+from dpr.assembly.indexes import index_choice, open_text_index
 from dpr.embedding import job
 from dpr.embedding.chunks import Chunk
 from dpr.embedding.settings import EmbedConfig
@@ -30,9 +31,11 @@ from dpr.formats.vector_shards import VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import PassageLookup
+from dpr.retrieval.settings import IndexerConfig
 
 SHARDS, CHUNK, DIMENSION, QUESTIONS, HITS = 20, 65536, 32, 16, 100
 EMBEDDED = 20_000  # passages of the shard that is embedded
+MOST_WORDS = 2_000_000  # passages of an index of words: it is built in memory
 
 
 def write(folder: Path, rows: int) -> dict[str, float]:
@@ -92,6 +95,27 @@ def look_up(folder: Path, rows: int) -> dict[str, float]:
     return {"open_s": opened, "milliseconds_per_100": 1000 * seconds, "growth_mb": watch.growth / 2**20}
 
 
+def words(folder: Path, rows: int) -> dict[str, float]:
+    """Builds and saves an index of the words."""
+    with Watch() as watch:
+        started = time.perf_counter()
+        open_text_index(index_choice(IndexerConfig(kind="bm25")), [PassageSource(folder / "corpus.tsv")], str(folder / "words"))
+        seconds = time.perf_counter() - started
+    return {"seconds": seconds, "growth_mb": watch.growth / 2**20, "bytes": _size(folder / "words")}
+
+
+def search_words(folder: Path, rows: int) -> dict[str, float]:
+    """Opens that index again, which hashes it, and searches it."""
+    rng = np.random.default_rng(0)
+    with Watch() as watch:
+        started = time.perf_counter()
+        index = open_text_index(index_choice(IndexerConfig(kind="bm25")), [PassageSource(folder / "corpus.tsv")], str(folder / "words"))
+        opened, started = time.perf_counter() - started, time.perf_counter()
+        _, found = index.search([f"word{a} word{b}" for a, b in rng.integers(0, 491, (QUESTIONS, 2))], HITS)
+    assert index.num_passages == rows and {len(ids) for ids in found} == {HITS}
+    return {"open_s": opened, "search_s": time.perf_counter() - started, "growth_mb": watch.growth / 2**20}
+
+
 def vectors(folder: Path, rows: int) -> dict[str, float]:
     """Shards as embedding writes them."""
     rng, size = np.random.default_rng(0), rows // SHARDS
@@ -124,7 +148,7 @@ def search(folder: Path, rows: int) -> dict[str, float]:
     return found | {"growth_mb": watch.growth / 2**20}
 
 
-PHASES = {"write": write, "first_opening": first_opening, "embed": embed, "look_up": look_up, "vectors": vectors, "search": search}
+PHASES = {made.__name__: made for made in (write, first_opening, embed, look_up, words, search_words, vectors, search)}
 
 
 def main() -> None:
@@ -137,7 +161,9 @@ def main() -> None:
         print(json.dumps(PHASES[arguments.phase](arguments.folder, arguments.rows)))
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
-        for phase in PHASES:
+        for phase, made in PHASES.items():
+            if made in (words, search_words) and arguments.rows > MOST_WORDS:
+                continue
             command = [sys.executable, "-m", "benchmarks.many_passages", f"--rows={arguments.rows}"]
             command += [f"--folder={temporary}", f"--phase={phase}"]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "DPR_CACHE": f"{temporary}/cache"})

@@ -21,7 +21,7 @@ from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.fusion import DEFAULT_WEIGHT
 from dpr.indexer.recall import held_back
-from dpr.indexer.registry import Index, IndexChoice, Texts, index_class
+from dpr.indexer.registry import Index, IndexChoice, index_class
 from dpr.indexer.settings import KINDS
 from dpr.indexer.vectors import PrefixedSource, RowSource
 from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
@@ -131,7 +131,7 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
         raise ConfigError(f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]")
     # Words are searched without the prefix of what is embedded.
     texts = [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources] if path else []
-    return choice.open(lambda: Texts(*lexical_texts(sources)), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
+    return choice.open(lambda: lexical_texts(sources), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
 
 
 def _open_vectors(

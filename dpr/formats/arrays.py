@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,7 @@ from dpr.core.records import MAX_ID_BYTES
 
 DTYPES = ("float32", "float16", "int8", "binary")
 _NUMBERS: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in zip(DTYPES, ("<f4", "<f2", "i1", "u1"), strict=True)}
+_IDS_AT_ONCE = 1 << 16
 _ROWS = 1024  # coded at a time: float64 takes more memory than the codes
 _LEAST_SCALE = float(np.finfo(np.float32).smallest_normal)
 _NARROW = 1 << 32  # bytes of ids up to which 32 bits name a place
@@ -186,6 +187,10 @@ class PackedIds:
 
     def __len__(self) -> int:
         return self._size
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """All of them in order, some (n,) at a time."""
+        return (self[start : start + _IDS_AT_ONCE] for start in range(0, self._size, _IDS_AT_ONCE))
 
     def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
         if self._fixed is not None:

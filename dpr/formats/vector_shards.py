@@ -285,7 +285,7 @@ class VectorShard:
     def id_chunks(self) -> Iterator[np.ndarray]:
         """Ids (n,) of dtype 'S', in order, some rows at a time."""
         for ids in self._mapped_ids():
-            yield from (ids[start : start + _PLAIN_ROWS] for start in range(0, len(ids), _PLAIN_ROWS))
+            yield from ids.chunks()
 
     def _mapped_ids(self) -> Iterator[PackedIds]:
         return (PackedIds.mapped(self.path / _file("ids", number)) for number in self._chunks)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import unicodedata
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ import regex
 import torch
 
 from dpr.core.errors import InputError
-from dpr.formats.arrays import map_ids
+from dpr.formats.arrays import PackedIds
 from dpr.formats.durable import durable_file
-from dpr.indexer.ranking import SearchResult, decode_ids, encode_ids, is_among
+from dpr.formats.sorted_hashes import first_duplicate
+from dpr.indexer.ranking import HeldIds, SearchResult, decode_ids, is_among
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.settings import Bm25Settings
 
@@ -47,18 +50,37 @@ def lexical_spans(text: str) -> Iterator[tuple[int, int, str]]:
             yield match.start(), match.end(), word
 
 
+class _Words:
+    """The words of texts by their numbers, 4 bytes each, and the vocabulary; as the package takes them, which goes through them thrice."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.vocab: dict[str, int] = {}
+        self._numbers, self._ends = array("i"), array("q", [0])
+        for text in texts:
+            self._numbers.extend(self.vocab.setdefault(word, len(self.vocab)) for word in lexical_tokens(text))
+            self._ends.append(len(self._numbers))
+
+    @property
+    def ids(self) -> _Words:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self._numbers[start:end].tolist() for start, end in pairwise(self._ends))
+
+
 class Bm25Index(Index):
-    """An index in memory, or memory-mapped if it was opened."""
+    """An index in memory, or memory-mapped if it was opened. A search takes some 5 bytes a passage, for the scores of one question."""
 
     reads = "texts"
     Settings = Bm25Settings
 
-    def __init__(self, engine: Any, ids: np.ndarray) -> None:
+    def __init__(self, engine: Any, ids: PackedIds) -> None:
         self._engine = engine
         self._ids = ids
         self._is_chosen: np.ndarray | None = None
-        self._id_order = np.empty(len(ids), dtype=np.int64)
-        self._id_order[np.argsort(ids, kind="stable")] = np.arange(len(ids))
 
     @property
     def num_passages(self) -> int:
@@ -74,19 +96,16 @@ class Bm25Index(Index):
         import bm25s
 
         (ids, texts), settings = corpus, settings or Bm25Settings()
-        vocabulary: dict[str, int] = {}
-        rows = [[vocabulary.setdefault(word, len(vocabulary)) for word in lexical_tokens(text)] for text in texts]
-        if len(rows) != len(ids):
-            raise ValueError(f"{len(ids)} ids for {len(rows)} texts")
-        if not vocabulary:
-            raise InputError("no passages to index" if not rows else "no passage holds a word that can be searched")
-        encoded = encode_ids(ids)
-        distinct, counts = np.unique(encoded, return_counts=True)
-        if len(distinct) != len(encoded):
-            raise InputError(f"passage id {decode_ids(distinct[counts > 1][:1])[0]!r} occurs more than once")
+        held, words = ids if isinstance(ids, HeldIds) else HeldIds(ids), _Words(texts)
+        if len(words) != len(held):
+            raise ValueError(f"{len(held)} ids for {len(words)} texts")
+        if not words.vocab:
+            raise InputError("no passages to index" if not len(words) else "no passage holds a word that can be searched")
+        if (repeated := first_duplicate([held.packed.chunks])) is not None:
+            raise InputError(f"passage id {repeated!r} occurs more than once")
         engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene")
-        engine.index((rows, vocabulary), create_empty_token=False, show_progress=False)
-        return cls(engine, encoded)
+        engine.index(words, create_empty_token=False, show_progress=False)
+        return cls(engine, held.packed)
 
     def search(self, questions: Sequence[str], k: int) -> SearchResult:
         """The ``k`` passages with the highest score for each question, those with score 0 left out; none where no word is known."""
@@ -101,7 +120,7 @@ class Bm25Index(Index):
     def among(self, ids: np.ndarray) -> Bm25Index:
         """A view that finds only the passages with these ids (n,), ascending. Words count as in the whole corpus."""
         view = copy.copy(self)
-        view._is_chosen = is_among(self._ids, ids)
+        view._is_chosen = np.concatenate([is_among(some, ids) for some in self._ids.chunks()])
         return view
 
     def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[list[tuple[str, float]], list[float]]:
@@ -120,20 +139,23 @@ class Bm25Index(Index):
         rows = np.nonzero(scores > 0)[0]
         if len(rows) > k:
             rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
-        rows = rows[np.lexsort((self._id_order[rows], -scores[rows]))[:k]]
-        return rows, scores[rows]
+        rows = rows[np.argsort(-scores[rows], kind="stable")]
+        is_tie = scores[rows][1:] == scores[rows][:-1]
+        tied = np.flatnonzero(np.append(is_tie, False) | np.insert(is_tie, 0, False))  # the ids of all others decide nothing
+        rows[tied] = rows[tied][np.lexsort((self._ids[rows[tied]], -scores[rows[tied]]))]
+        return rows[:k], scores[rows[:k]]
 
     def save(self, folder: Path) -> None:
         self._engine.save(folder, show_progress=False)
         with durable_file(folder / "ids.npy", "wb") as out:
-            np.save(out, self._ids, allow_pickle=False)
+            np.lib.format.write_array(out, self._ids.array, allow_pickle=False)
 
     @classmethod
     def open(cls, folder: Path, settings: Bm25Settings) -> Bm25Index:
         """The saved index, its arrays memory-mapped."""
         import bm25s
 
-        engine, ids = bm25s.BM25.load(folder, mmap=True, show_progress=False), map_ids(folder / "ids.npy")
+        engine, ids = bm25s.BM25.load(folder, mmap=True, show_progress=False), PackedIds.mapped(folder / "ids.npy")
         if engine.scores["num_docs"] != len(ids):
             raise InputError(f"{len(ids)} ids for {engine.scores['num_docs']} passages", file=folder)
         return cls(engine, ids)

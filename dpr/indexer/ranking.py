@@ -6,14 +6,20 @@ than asked when there is nothing more to find; its missing scores are -inf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import overload
 
 import numpy as np
+
+from dpr.formats.arrays import PackedIds, pack_ids
 
 Ranking = list[tuple[str, float]]
 """Passage ids with scores, best first."""
 
 SearchResult = tuple[np.ndarray, list[list[str]]]
+
+_HELD_AT_ONCE = 1 << 13  # as wide as the longest of them
 
 
 def encode_ids(ids: Sequence[str]) -> np.ndarray:
@@ -25,6 +31,32 @@ def decode_ids(ids: np.ndarray) -> list[str]:
     items = ids.tolist()
     decoded = b"\0".join(items).decode().split("\0")  # in one go, as no id holds that character
     return decoded if len(decoded) == len(items) else [item.decode() for item in items]
+
+
+class HeldIds(Sequence[str]):
+    """Ids in the room that their bytes take."""
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        rest, chunks = iter(ids), []
+        while some := list(islice(rest, _HELD_AT_ONCE)):
+            chunks.append(encode_ids(some))
+        self.packed = PackedIds(pack_ids(lambda: chunks))
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for ids in self.packed.chunks() for key in decode_ids(ids))
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        rows = range(len(self))[place]
+        if isinstance(rows, int):
+            return decode_ids(self.packed[rows : rows + 1])[0]
+        return decode_ids(self.packed[np.array(rows, dtype=np.int64)])
 
 
 def is_among(ids: np.ndarray, chosen: np.ndarray) -> np.ndarray:

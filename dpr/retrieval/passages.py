@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.embedding.source import LARGE_BYTES, PassageSource, StoredSource, with_store
+from dpr.indexer.ranking import HeldIds
+from dpr.indexer.registry import Texts
 
 
 def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
@@ -47,10 +49,10 @@ def require_passages(sources: Sequence[PassageSource], ids: Collection[str], *, 
     return found
 
 
-def lexical_texts(sources: Sequence[PassageSource]) -> tuple[list[str], Iterator[str]]:
-    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice, holds the ids."""
-    ids = [str(passage.id) for source in sources for passage in source.read()]
-    return ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read())
+def lexical_texts(sources: Sequence[PassageSource]) -> Texts:
+    """Ids of all passages, and a stream of their titles and texts in the same order. Reads the files twice, holds the bytes of the ids."""
+    ids = HeldIds(str(passage.id) for source in sources for passage in source.read())
+    return Texts(ids, (f"{passage.title} {passage.text}" for source in sources for passage in source.read()))
 
 
 class PassageLookup:

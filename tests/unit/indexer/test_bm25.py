@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
+from dpr.formats.arrays import PackedIds
 from dpr.formats.durable import MANIFEST, write_manifest
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
-from dpr.indexer.ranking import to_rankings
+from dpr.indexer.ranking import HeldIds, to_rankings
 from dpr.indexer.registry import Index, IndexChoice, Texts
 from dpr.indexer.settings import Bm25Settings
 
@@ -57,6 +58,43 @@ def test_a_repeated_query_word_counts_once() -> None:
 def test_ties_go_to_the_smaller_id_also_at_the_cut() -> None:
     texts = {f"{number:02d}": "same words here" for number in (7, 3, 9, 1, 5)} | {"00": "nothing"}
     assert build(texts).search(["words"], 3)[1] == [["01", "03", "05"]]
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["of one width", "as offsets and bytes"])
+def test_only_ids_of_hits_and_of_ties_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    rng = np.random.default_rng(0)
+    ids = [f"d{number:03d}" + ("x" * 200 if long and number == 7 else "") for number in rng.permutation(300)]
+    texts = [f"w{a} w{b} w{c}" for a, b, c in rng.integers(0, 9, (300, 3))]
+    texts[5:8] = ["rare w1 w2", "rare w1 w2 w3 w4", "rare"]
+    corpus, questions = Texts(HeldIds(ids), texts), ["w1", "w2 w5", "rare"]
+    choice = IndexChoice("bm25", Bm25Settings())
+    built = choice.open(lambda: corpus, folder=tmp_path / "index")
+    assert np.load(tmp_path / "index" / "ids.npy").dtype.kind == ("u" if long else "S")
+    opened = choice.open(None, folder=tmp_path / "index")
+    assert isinstance(built, Bm25Index) and isinstance(opened, Bm25Index) and isinstance(opened._ids.array, np.memmap)
+    read: list[int] = []
+    real = PackedIds.__getitem__
+    monkeypatch.setattr(PackedIds, "__getitem__", lambda ids, part: (found := real(ids, part), read.append(len(found)))[0])
+    for question in questions:
+        all_scores = built._scores(question).tolist()
+        expected = sorted((-score, key) for score, key in zip(all_scores, ids, strict=True) if score > 0)
+        for k in (1, 3, 50, 1000):
+            for index in (built, opened):
+                assert to_rankings(index.search([question], k))[0] == [(key, -score) for score, key in expected[:k]]
+    read.clear()
+    opened.search(["rare"], 2)
+    assert sum(read) == 2, "without ties those of the hits"
+
+
+def test_held_ids_are_a_sequence_of_texts() -> None:
+    ids = [f"{number}" + "\u00e9" * (number % 5) for number in range(20_000)]
+    held = HeldIds(iter(ids))
+    assert len(held) == len(ids) and list(held) == ids and held[3] == ids[3] and held[-1] == ids[-1]
+    assert held[5:2:-1] == ids[5:2:-1] and held[9_000:9_003] == ids[9_000:9_003] and held[3:3] == []
+    with pytest.raises(IndexError):
+        held[len(ids)]
+    assert held.packed.array.nbytes < sum(len(key.encode()) + 4 for key in ids) + 8
+    assert list(HeldIds([])) == []
 
 
 def test_more_hits_asked_than_there_are() -> None:
