@@ -92,7 +92,7 @@ class IvfIndex(Index):
         return cls(engine, ids, settings)
 
     def search(self, questions: np.ndarray, k: int) -> SearchResult:
-        """Up to ``k`` passages per query (Q, D), of the lists that are looked into.
+        """``k`` passages per query (Q, D), or all of them where there are fewer; where its lists hold fewer, it looks into more lists.
 
         Raises:
             InputError: queries of another width, that are not finite, or so long that a float32 product overflows; a damaged index.
@@ -102,7 +102,7 @@ class IvfIndex(Index):
         for start in range(0, len(queries), self._query_rows):
             tile = queries[start : start + self._query_rows]
             refuse_overflow(float(np.linalg.norm(tile.astype(np.float64), axis=1).max()) * _LONGEST * self.dimension)
-            scores, places = self._nominated(tile, self._depth(best.k))
+            scores, places = self._nominated(tile, self._depth(best.k), best.k)
             rows, columns = np.nonzero(places >= 0)
             found = places[rows, columns]
             if len(found) and int(found.max()) >= self.num_passages:
@@ -115,14 +115,24 @@ class IvfIndex(Index):
         """Passages to nominate for each question."""
         return k
 
-    def _nominated(self, tile: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and rows (q, depth), -1 where there are fewer."""
+    def _nominated(self, tile: np.ndarray, depth: int, least: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and rows (q, depth), -1 where there are fewer, but not fewer than ``least``: for those more lists are looked into."""
+        import faiss
+
         parts = [tile[start : start + _NO_BLAS] for start in range(0, len(tile), _NO_BLAS)]
         near, lists = (
             np.concatenate(column) for column in zip(*(self._engine.quantizer.search(part, self.breadth) for part in parts), strict=True)
         )
         scores, places = self._engine.search_preassigned(tile, depth, lists, near)
-        return np.asarray(scores), np.asarray(places)
+        breadth = self.breadth
+        while breadth < self._engine.nlist and len(short := np.flatnonzero((places >= 0).sum(axis=1) < least)):
+            breadth = min(2 * breadth, self._engine.nlist)
+            broader = faiss.SearchParametersIVF()
+            broader.nprobe = breadth
+            for start in range(0, len(short), _NO_BLAS):
+                rows = short[start : start + _NO_BLAS]
+                scores[rows], places[rows] = self._engine.search(tile[rows], depth, params=broader)
+        return scores, places
 
     def _scored(self, tile: np.ndarray, rows: np.ndarray, places: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores and ids of what was nominated."""

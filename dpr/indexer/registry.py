@@ -17,7 +17,8 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, rule_of
 from dpr.core.user_classes import load_class
-from dpr.formats.durable import durable_folder, read_manifest, verify_folder, writing
+from dpr.formats.checksums import folder_problems
+from dpr.formats.durable import durable_folder, read_manifest, writing
 from dpr.formats.leftovers import remove
 from dpr.formats.run_lock import held, lock_of
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
@@ -214,17 +215,17 @@ class IndexChoice:
             index.recall = self._measured(index, corpus, device, questions)
             facts.update({"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()})
 
-        if not self.index_class.is_built_in_steps:
-            index = self.index_class.build(corpus, self.settings, device=device)
-            with durable_folder(folder, metadata=facts) as temporary:
-                index.save(temporary)
-                state(index)
-            return index
         work = _unfinished(folder)
-        made_of = self.facts() | {"source": dict(source), "num_vectors": sum(part.num_vectors for part in corpus)}
         with writing(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
         with held(folder, file=lock_of(folder)):
+            if not self.index_class.is_built_in_steps:
+                index = self.index_class.build(corpus, self.settings, device=device)
+                with durable_folder(folder, metadata=facts) as temporary:
+                    index.save(temporary)
+                    state(index)
+                return index
+            made_of = self.facts() | {"source": dict(source), "num_vectors": sum(part.num_vectors for part in corpus)}
             with durable_folder(folder, metadata=facts) as temporary:
                 self.index_class.build_in(temporary, corpus, self.settings, work=work, made_of=made_of)
                 index = self.index_class.open(temporary, self.settings)
@@ -286,7 +287,7 @@ class IndexChoice:
             if role != WARNED:
                 raise fault(found, expected=str(ours))
             logger.warning("%s %s; %s=%s has no effect on it. Remove it to build it again", folder, found, item.name, ours)
-        if problems := verify_folder(folder):
+        if problems := folder_problems(folder):
             raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
         try:
             index = self.index_class.open(folder, self.settings)

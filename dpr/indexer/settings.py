@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
 
 KINDS = {
@@ -47,6 +48,11 @@ class GraphSettings(FlatSettings):
     """Breadth of a search in an HNSW graph; n_docs where that is larger. A saved index is searched with the present value."""
     ef_construction: int = setting(200, least=1, on_resume=WARNED)
     """Breadth of the search while an HNSW graph is built."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        if self.store_n == 1:
+            raise ConfigError(f"{prefix}store_n=1: a graph of one link per vector cannot be built; set at least 2, or 0")
 
 
 @dataclass

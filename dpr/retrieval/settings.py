@@ -29,6 +29,7 @@ class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, ExactSettings, _
     """How passages are searched."""
 
     def check_together(self, prefix: str = "") -> None:
+        super().check_together(prefix)
         if self.kind not in KINDS and ":" not in self.kind:
             raise ConfigError(f"indexer={self.kind} is not known; choose one of {', '.join(KINDS)}, or module:Class")
         if self.options and self.kind in KINDS:

@@ -198,5 +198,7 @@ def test_bad_vectors_and_settings_are_refused() -> None:
         index_class("ivfx")
     with pytest.raises(ConfigError, match=r"indexer\.ef_search=0 is out of range"):
         IndexChoice.of("hnsw", {"ef_search": 0}, key="indexer.")
+    with pytest.raises(ConfigError, match="store_n=1: a graph of one link"):  # faiss would end the process
+        IndexChoice.of("hnsw32", {"store_n": 1}, key="indexer.")
     with pytest.raises(InputError, match="no vectors"):
         SMALL["flat"].open(list)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
+from dpr.formats import checksums
 from dpr.formats.durable import read_manifest, write_manifest
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.indexer import list_building
@@ -74,6 +75,19 @@ def test_a_question_finds_the_same_alone_as_beside_others(kind: str) -> None:
         alone_scores, alone = searched.search(query[None], 20)
         assert alone == [found[row]]
         assert alone_scores[0].tobytes() == scores[row][: len(alone[0])].tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_that_hold_too_few_passages_are_not_the_only_ones_that_are_searched(kind: str) -> None:
+    narrow, (ids, _, queries) = index(kind, probes=1), make()
+    assert all(sorted(row) == sorted(ids) for row in narrow.search(queries[:3], 5000)[1])
+    scores, found = narrow.search(queries, 300)
+    assert {len(set(row)) for row in found} == {300}
+    assert recall_values(found, exact(300)[1])["recall@10"] < 1
+    alone = [narrow.search(query[None], 300) for query in queries]
+    assert [ids for _, (ids,) in alone] == found
+    assert np.concatenate([line for line, _ in alone]).tobytes() == scores.tobytes()
+    assert narrow.breadth == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,6 +226,21 @@ def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(kind
     write_manifest(tmp_path / "index", metadata)
     assert made.open(None, folder=tmp_path / "index").search(queries, 10)[1] == built
     assert recall_values(built, ExactIndex.from_arrays(ids, vectors).search(queries, 10)[1])["recall@10"] > 0.95
+
+
+def test_a_saved_index_is_read_again_only_when_a_file_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(checksums, "_SETTLED_NS", 0)
+    index("ivf", tmp_path / "index", num_vectors=60)
+    read = []
+    monkeypatch.setattr(checksums, "verify_folder", lambda folder, real=checksums.verify_folder: read.append(folder) or real(folder))
+    for _ in range(2):
+        index("ivf", tmp_path / "index", num_vectors=60)
+    assert len(read) == 1
+    file = tmp_path / "index" / "lists.bin"
+    file.write_bytes(file.read_bytes()[::-1])
+    with pytest.raises(InputError, match=r"lists\.bin: content has changed"):
+        index("ivf", tmp_path / "index", num_vectors=60)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+import random
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from dpr.cli.main import main
+from dpr.core.records import Passage
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
+from dpr.embedding.source import PassageSource
+from dpr.formats.corpora import write_passages
 from dpr.formats.durable import read_manifest
 from dpr.formats.question_sets import write_questions
+from tests.helpers.tiny import sentence
 from tests.unit.retrieval.conftest import World
+
+
+@pytest.fixture(scope="module")
+def vectors(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of more passages than are looked for, so that lists have to be chosen."""
+    folder, rng = tmp_path_factory.mktemp("vectors"), random.Random(1)
+    write_passages(folder / "corpus.tsv", [Passage(sentence(rng, 10), "", f"p{number}") for number in range(500)])
+    embed_shard(world.model, PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(folder / "all"), batch_size=256))
+    return folder / "all_0"
 
 
 def settings(world: World, tmp_path: Path, *more: str) -> list[str]:
@@ -20,10 +36,11 @@ def settings(world: World, tmp_path: Path, *more: str) -> list[str]:
 
 
 def test_a_curve_is_printed_and_drawn_and_says_which_breadth_is_enough(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: World, vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = settings(world, tmp_path, "indexer.lists=8", "indexer.target_recall=0.9", f"curve_file={tmp_path / 'curve.svg'}")
-    assert main(["tune-index", *lines]) == 0
+    index = [f"encoded_ctx_files=[{vectors}]", "indexer.lists=8", "indexer.candidates=500", "indexer.target_recall=0.9"]
+    lines = settings(world, tmp_path, *index)
+    assert main(["tune-index", *lines, f"curve_file={tmp_path / 'curve.svg'}"]) == 0
     printed = capsys.readouterr().out
     curve = json.loads((tmp_path / "curve.json").read_text())
     breadths = [point["breadth"] for point in curve["points"]]
@@ -40,7 +57,7 @@ def test_a_curve_is_printed_and_drawn_and_says_which_breadth_is_enough(
     assert main(["verify", str(tmp_path / "curve.svg"), str(tmp_path / "curve.json")]) == 0
     recall = read_manifest(tmp_path / "index")["metadata"]["recall"]
     metrics = tmp_path / "metrics.json"
-    assert main(["retrieve", *settings(world, tmp_path, "indexer.lists=8", "indexer.target_recall=0.9", f"metrics_file={metrics}")]) == 0
+    assert main(["retrieve", *lines, f"metrics_file={metrics}"]) == 0
     assert json.loads(metrics.read_text())["index"] == {"recall": recall, "breadth": recall["breadth"]}
 
 
