@@ -28,7 +28,7 @@ from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
 from dpr.serving import frames
 from dpr.serving.settings import ServeSettings
 
-logger = get_logger(__name__)
+logger = get_logger("dpr.assembly.serving")  # also where it is the program itself
 _EXCERPT = 320  # characters
 
 
@@ -76,7 +76,8 @@ class Engine:
                 return [_encoded(error.status, {"error": str(error)})]
             if isinstance(error, DprError | OSError):
                 logger.error("the files of an index are not what they were: %s", error)
-                said = f"the files of the index are not what they were ({first_line(error)}); POST /reload opens them as they are now"
+                what = f"{error.file}: {error.found}" if isinstance(error, InputError) else first_line(error)
+                said = f"the files of the index are not what they were ({what}); POST /reload opens them as they are now"
                 return [_encoded(500, {"error": said})]
             logger.exception("a search failed")
             return [_encoded(500, {"error": "the search has failed; the service's log says why"})]

@@ -27,6 +27,21 @@ def cache_root(cache_dir: Path | None) -> Path:
     return Path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
 
 
+def file_state(file: Path) -> tuple[int, ...]:
+    """What differs once a file has been replaced or written. Raises InputError where there is none."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=file) from None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def require_unchanged(file: Path, seen: tuple[int, ...]) -> None:
+    """Raises InputError if the ``file_state`` is another than the one seen before."""
+    if file_state(file) != seen:
+        raise InputError("has changed since it was opened", file=file, hint="start the command again")
+
+
 def content_sha256(path: Path, *, without: Path | None = None) -> str:
     """SHA-256 of a file, or of the names and contents of all files in a folder except the output ``without`` and what belongs to it.
 

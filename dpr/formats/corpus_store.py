@@ -26,7 +26,7 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
 from dpr.formats.arrays import map_array
-from dpr.formats.checksums import cache_root
+from dpr.formats.checksums import cache_root, file_state, require_unchanged
 from dpr.formats.corpora import (
     DEFAULT_COLUMNS,
     Columns,
@@ -64,7 +64,7 @@ class CorpusStore:
         self._repeated: list[int] | None = metadata["repeated"]
         self._rows = _Rows(file, columns, folder / _PLACES)
         self._ids = HashIndex(folder / _IDS)
-        self._seen = _state(file)
+        self._seen = file_state(file)
 
     def passages(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
         """Passages number ``start`` to ``stop``, in order.
@@ -72,8 +72,7 @@ class CorpusStore:
         Raises:
             InputError: the file has changed since the store was opened, or has a bad row.
         """
-        if _state(self.file) != self._seen:
-            raise InputError("has changed since it was opened", file=self.file, hint="start the command again")
+        require_unchanged(self.file, self._seen)
         stop = self.num_passages if stop is None else min(stop, self.num_passages)
         return self._rows.passages(start, stop) if start < stop else iter(())
 
@@ -189,11 +188,3 @@ def _first_repeated(ids: HashIndex, rows: _Rows) -> list[int] | None:
             if earlier < row and rows.numbered_id(earlier)[1] == key:
                 return [earlier, row]
     return None
-
-
-def _state(file: Path) -> tuple[int, ...]:
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=file) from None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

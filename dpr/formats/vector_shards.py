@@ -29,7 +29,7 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
 from dpr.formats.arrays import DTYPES, PackedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
-from dpr.formats.checksums import folder_problems, is_remembered, remember
+from dpr.formats.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
 from dpr.formats.durable import (
     MANIFEST,
     describe_file,
@@ -214,6 +214,7 @@ class VectorShard:
         self.path = Path(path)
         if self.path.is_dir() and (self.path / _UNFINISHED).is_file() and not (self.path / MANIFEST).is_file():
             raise InputError("these vectors are unfinished", file=self.path, hint="run the embedding command again to finish them")
+        self._seen = file_state(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ()
         manifest = read_manifest(self.path)
         self.metadata: Metadata = manifest["metadata"]
         try:
@@ -280,6 +281,7 @@ class VectorShard:
         for name, array in arrays.items():
             if len(ids) != len(array):
                 raise InputError(f"chunk {number} has {len(ids)} ids and {len(array)} {name}", file=self.path)
+        require_unchanged(self.path / MANIFEST, self._seen)  # it goes before other files take the place of these
         return ids, arrays
 
     def id_chunks(self) -> Iterator[np.ndarray]:

@@ -153,7 +153,8 @@ def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Ca
         try:
             await service.reload()
         except DprError as error:
-            return _error(503, f"the indexes cannot be opened, the ones before go on answering: {first_line(error)}")
+            others = ", the ones before go on answering" if service.generation else ""
+            return _error(503, f"the indexes cannot be opened{others}: {first_line(error)}")
         return JSONResponse(described())
 
     @app.get("/healthz")

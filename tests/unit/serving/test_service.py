@@ -13,6 +13,7 @@ from dpr.assembly.search import open_searcher, search_settings
 from dpr.assembly.served_runs import open_runs
 from dpr.assembly.serving import Engine
 from dpr.core.errors import ConfigError
+from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.retrieval.passages import PassageLookup
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
@@ -134,6 +135,36 @@ def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ConfigError, match="read whole for each answer"):
         list(open_runs({"run": folder}, ServeSettings(modes="bm25")))
+
+
+def test_vectors_that_others_replace_are_not_searched_until_a_reload(run_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_folder, folder := tmp_path / "run")
+    with served({"run": folder}, modes="dense") as client:
+
+        def answered() -> tuple[int, Any]:
+            answer = client.post("/search", json={"queries": ["ka no"], "index": "run:dense", "texts": False})
+            return answer.status_code, answer.json()
+
+        status, before = answered()
+        assert status == 200
+        shard = VectorShard(folder / "vectors_0")
+        writer = VectorShardWriter(folder / "new", metadata=_own(shard), dimension=shard.dimension, dtype=shard.dtype)
+        for number, (ids, vectors) in enumerate(shard.chunks()):
+            writer.write_chunk(number, [key.decode() for key in ids.tolist()], -vectors)
+        writer.finish()
+        shutil.rmtree(folder / "vectors_0")
+        status, told = answered()
+        assert status == 500 and "vectors_0" in told["error"] and "POST /reload" in told["error"]
+        (folder / "new").rename(folder / "vectors_0")
+        status, told = answered()
+        assert status == 500 and "manifest.json: has changed since it was opened)" in told["error"]
+        assert client.post("/reload", json={}).status_code == 200
+        status, after = answered()
+        assert status == 200 and after["fingerprint"] != before["fingerprint"] and after["results"] != before["results"]
+
+
+def _own(shard: VectorShard) -> Any:
+    return {key: value for key, value in shard.metadata.items() if key not in ("num_vectors", "num_chunks", "dimension", "dtype")}
 
 
 def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(run_folder: Path, tmp_path: Path) -> None:
