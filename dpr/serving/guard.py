@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
 from dpr.core.logs import get_logger
@@ -19,12 +19,13 @@ from dpr.serving.settings import ServeSettings
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 logger = get_logger(__name__)
 HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
 FAILED = "the service has failed at this request; its log says why"
+_LEFT = 499  # in the counts: the other side left before it was answered
 _UNCOUNTED = (*HEALTH, "/metrics")  # a full service must be able to say so
 _PAGE = re.compile(r"/|/page/[^?]*")
 _HEADERS = [
@@ -88,8 +89,13 @@ class Guard:
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._check(scope, headers)
             # A body is read only where it is looked at: other paths are open to anybody, or not counted.
-            is_read = scope["method"] == "POST" and not _is_open(scope["path"]) and is_counted
-            await self._app(scope, _once(await self._body(receive, headers) if is_read else b""), answer)
+            is_looked_at = not _is_open(scope["path"]) and is_counted
+            body = await self._body(receive, headers) if is_looked_at and scope["method"] == "POST" else b""
+            work = self._app(scope, _once(body), answer)
+            if not is_looked_at:
+                await work
+            elif not await _is_waited_for(work, receive, lambda: status is not None):
+                status = _LEFT
         except Refused as refused:
             await _refuse(answer, refused)
         except Exception:
@@ -138,6 +144,25 @@ class Guard:
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {self._settings.timeout:g} s") from None
         raise Refused(400, "the other side has left before its body was complete")
+
+
+async def _is_waited_for(work: Coroutine[Any, Any, None], receive: Receive, has_begun: Callable[[], bool]) -> bool:
+    """Does the work. Where the other side leaves before its answer has begun, the work is given up, and False returned."""
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(leave())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and not has_begun():
+            return False
+        await working
+        return True
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 def is_loopback(host: str) -> bool:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import threading
+import time
+import urllib.request
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,9 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 
+UNREAD = ["/healthz", "/page/page.js", "/", "/metrics"]
+
+
 def answered(path: str, method: str = "GET", host: str = "127.0.0.1", token: str | None = None, *messages: dict[str, Any]) -> list[int]:
     """Statuses of the answers to a request of whose body only ``messages`` arrive."""
     guard, _, _ = local_app({}, lambda jobs: None, token, {})
@@ -25,7 +32,9 @@ def answered(path: str, method: str = "GET", host: str = "127.0.0.1", token: str
     arriving = list(messages)
 
     async def receive() -> MutableMapping[str, Any]:
-        assert arriving, "the body is waited for"
+        if not arriving:
+            assert path not in UNREAD, "the body is waited for"
+            await asyncio.Event().wait()
         return arriving.pop(0)
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -43,7 +52,7 @@ def test_odd_addresses_and_names_are_answered() -> None:
     assert answered("/nothing", host="[::1x") == [404]
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/page/page.js", "/", "/metrics"])
+@pytest.mark.parametrize("path", UNREAD)
 def test_bodies_are_read_only_where_they_are_looked_at(path: str) -> None:
     assert answered(path, "POST") == [405]
     assert answered(path, "POST", token="secret") == [401 if path == "/metrics" else 405]
@@ -79,6 +88,41 @@ def test_an_unexpected_failure_is_one_answer_in_one_sentence() -> None:
     assert answer.status_code == 500
     assert "its log says why" in answer.json()["error"]
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_what_somebody_asked_who_has_left_is_not_searched(run_folder: Path) -> None:
+    gate, searched = threading.Event(), []
+
+    def note(jobs: list[dict[str, Any]]) -> None:
+        searched.extend(question for job in jobs for question in job["queries"])
+        gate.wait(patient(60))
+
+    def ask(question: str) -> socket.socket:
+        body = json.dumps({"queries": [question]})
+        own = socket.create_connection(("127.0.0.1", port), timeout=patient(60))
+        head = f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        own.sendall((head + body).encode())
+        return own
+
+    def wait(words: str) -> None:
+        while words not in urllib.request.urlopen(f"{address}metrics").read().decode():
+            time.sleep(0.01)
+
+    with listening({"run": run_folder}, before=note, modes="bm25") as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        with ask("first") as first:
+            while not searched:
+                time.sleep(0.01)
+            leaving, last = [ask("left") for _ in range(3)], ask("last")
+            wait("dpr_requests_waiting 4.0")
+            for own in leaving:
+                own.close()
+            wait("dpr_requests_waiting 1.0")
+            gate.set()
+            assert [own.recv(12) for own in (first, last)] == [b"HTTP/1.1 200"] * 2
+            last.close()
+        wait('dpr_requests_total{path="/search",status="499"} 3.0')
+    assert searched == ["first", "last"]
 
 
 def test_a_connection_that_stands_still_is_ended(run_folder: Path) -> None:
