@@ -156,7 +156,7 @@ class RetrievalValidation(Validation):
         corpus = self.corpus_of(model)
         passes = CorpusPass(model, corpus, precision=self._precision)
         others = [] if self.companion is None or is_trial else self.companion.asked(model, corpus)
-        # Of an estimate, rankings are so deep that drawing the sample again can move what lies below.
+        # For an estimate deeper, as passages beyond tell how the numbers of those above are distributed.
         depth = self.options.n_docs * (2 if self.options.sample else 1)
         own = Asked(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
         found = passes.run([own, *others], num_chunks=num_chunks)
@@ -186,7 +186,7 @@ class RetrievalValidation(Validation):
         right = {"": self.judged.right_by_qrels(rankings)} if self.judged.qrels else {}
         if self.judged.answer_match:
             right[self.judged.answer_prefix] = self.judged.right_by_answers(rankings, source)
-        return estimated(right, self._stratum, seed=self.options.seed)
+        return estimated(right, self._stratum)
 
     def _tokens(self, model: BiEncoder, rows: range) -> TokenBatch:
         texts = [self.judged.questions[row].text for row in rows]
