@@ -159,11 +159,11 @@ def test_estimated_ranks_are_right_on_average_where_each_passage_drawn_stands_fo
     hard = rng.geometric(0.1, 3000) - 1
     others = rng.poisson(rng.gamma(0.7, 2 * (1 + hard)))
     share = 1 / weight
-    errors = {k: [] for k in (20, 100)}
+    errors: dict[int, list[float]] = {20: [], 100: []}
     for _ in range(5):
         drawn = rng.binomial(others, share)
         for k, found in errors.items():
-            found.append(probabilities_within(k, hard, drawn, share).mean() - (hard + others < k).mean())
+            found.append(float(probabilities_within(k, hard, drawn, share).mean() - (hard + others < k).mean()))
     assert np.abs(list(errors.values())).max() < 0.01
 
 
