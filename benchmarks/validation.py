@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,9 @@ def measure_memory(folder: Path, rows: int) -> dict[str, float]:
     (folder / "encoder" / "config.json").write_text(json.dumps({"model_type": "static", "hidden_size": 32, "vocab_size": vocabulary}))
     model = BiEncoder.from_pretrained(str(folder / "encoder"), EncoderSettings(pooling="mean", shared=True), pretrained=False)
     found: dict[str, float] = {"rows": rows}
-    files = {key: str(folder / name) for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))}
+    files: dict[str, Any] = {
+        key: str(folder / name) for key, name in (("corpus", "corpus.tsv"), ("questions", "questions.jsonl"), ("qrels", "qrels.tsv"))
+    }
     validation = RetrievalValidation(RetrievalValidationSettings(**files))
     for number in ("first", "second"):
         with Watch() as watch:
@@ -67,7 +70,7 @@ def measure_memory(folder: Path, rows: int) -> dict[str, float]:
 def measure_estimates(folder: Path, data: Path, model: BiEncoder) -> None:
     """Prints a line for each number of passages drawn, and metric."""
     corpus, questions = data / "corpus.tsv", data / "test_questions.jsonl"
-    files = {"corpus": str(corpus), "questions": str(questions), "qrels": str(data / "test_qrels.tsv"), "name": "test"}
+    files: dict[str, Any] = {"corpus": str(corpus), "questions": str(questions), "qrels": str(data / "test_qrels.tsv"), "name": "test"}
     passages, asked = list(PassageSource(corpus).read()), read_questions(questions)
     bm25 = Bm25Index.build(Texts([str(passage.id) for passage in passages], (f"{passage.title} {passage.text}" for passage in passages)))
     found = to_rankings(bm25.search([question.text for question in asked], 10))
