@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dpr
 from dpr.core.lazy import version_of
+from dpr.core.machine import usable_cores
 
 _USAGE = """Usage: dpr doctor [--deep]
 
@@ -64,8 +65,7 @@ def _section(title: str, lines: list[str]) -> None:
 
 
 def _machine() -> list[str]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    lines = [f"CPU: {usable} cores of {os.cpu_count()}"]
+    lines = [f"CPU: {usable_cores()} cores of {os.cpu_count()}"]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         lines.append(f"memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB")
     cards = [_model_of(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]

@@ -138,11 +138,6 @@ def _start_worker(_: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def usable_cores() -> int:
-    """Cores this process may use, where the system knows; else all of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class WorkerLoader(DataLoader[Item]):
     """Items of a dataset in the sampler's order, made by worker processes. Errors for users arrive as they were raised: torch itself would
     raise them again with a traceback as their message."""

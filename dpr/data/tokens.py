@@ -20,10 +20,11 @@ from torch.utils.data import Dataset
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
+from dpr.core.machine import usable_cores
 from dpr.core.progress import Progress
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity, teacher_scores
-from dpr.data.loader import WorkerLoader, usable_cores
+from dpr.data.loader import WorkerLoader
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.checksums import cache_root
 from dpr.formats.durable import MANIFEST

@@ -251,7 +251,7 @@ def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -
 def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator[_Row]:
     """Every data row."""
     width = 0
-    delimiter = _delimiter(path)
+    delimiter = csv_delimiter(path)
     rows = iter_csv_rows(path, delimiter, place)
     is_passed = place is not None and place.offset > 0
     if is_passed:  # the first row of the file says nevertheless where the columns are
@@ -277,7 +277,8 @@ def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator
         yield line, key, row[text_col].strip('"'), row[title_col] if has_titles else "", None
 
 
-def _delimiter(path: Path) -> str:
+def csv_delimiter(path: Path) -> str:
+    """A tab, or the comma of a .csv file without one in its first line."""
     if path.name.lower().removesuffix(".gz").endswith(".csv"):
         first = next((text for _, text in iter_lines(path) if text), "")
         if "\t" not in first and "," in first:

@@ -14,7 +14,6 @@ unpacked-<key>/passages.jsonl
 from __future__ import annotations
 
 import gzip
-import struct
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
+from dpr.core.machine import usable_cores
 from dpr.core.records import Passage
 from dpr.formats.arrays import map_array
 from dpr.formats.checksums import cache_root, file_state, require_unchanged
@@ -37,6 +37,7 @@ from dpr.formats.corpora import (
     repeated_id,
     write_passages,
 )
+from dpr.formats.corpus_ranges import row_blocks
 from dpr.formats.durable import durable_folder, read_manifest
 from dpr.formats.json_records import skip_space
 from dpr.formats.outputs import cache_key, ensure_built
@@ -46,7 +47,6 @@ from dpr.formats.text_input import LinePlace, open_input
 _VERSION = 1
 _STEP = 16  # rows from one place to the next: few to read for one passage, few places to keep
 _PLACES, _IDS, _UNPACKED = "places.npy", "ids.npy", "passages.jsonl"
-_PLACE = struct.Struct("<qq")
 
 
 class CorpusStore:
@@ -162,14 +162,14 @@ def _build(file: Path, columns: Columns, folder: Path) -> None:
         with open(temporary / _PLACES, "wb") as places:
             _write_header(places, 0)
 
-            def hashes() -> Iterator[int]:
-                place = LinePlace()
-                for row, (_, key) in enumerate(numbered_ids(file, columns, place)):
-                    if row % _STEP == 0:
-                        places.write(_PLACE.pack(place.line, place.offset))
-                    yield text_hash(key)
+            def hashes() -> Iterator[np.ndarray]:
+                count = 0
+                for rows in row_blocks(file, columns, usable_cores()):
+                    places.write(rows[-count % _STEP :: _STEP, 1:].tobytes())
+                    count += len(rows)
+                    yield rows[:, 0]
 
-            facts["num_passages"] = HashIndex.write(temporary / _IDS, hashes())
+            facts["num_passages"] = HashIndex.write_blocks(temporary / _IDS, hashes())
             places.seek(0)
             _write_header(places, -(-facts["num_passages"] // _STEP))
         facts["repeated"] = _first_repeated(HashIndex(temporary / _IDS), _Rows(file, columns, temporary / _PLACES))

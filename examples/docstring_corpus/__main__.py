@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpr.cli.endings import exit_code_of
 from dpr.core.logs import configure_logging
-from dpr.data.loader import usable_cores
+from dpr.core.machine import usable_cores
 from examples.docstring_corpus.corpus import prepare_docstrings
 
 EXAMPLE = """examples:

@@ -105,7 +105,7 @@ def early_faults(source: Source) -> list[str]:
     """Heavy packages imported before a configuration mistake could be reported."""
     if source.room != "cli" and not _holds_settings(source):
         return []
-    light = ("dpr.cli.", "dpr.core.logs", "dpr.core.lazy", "dpr.core.suggestions")
+    light = ("dpr.cli.", "dpr.core.logs", "dpr.core.lazy", "dpr.core.machine", "dpr.core.suggestions")
     return [
         source.where(node)
         for name, node in imports(source, at_import_time_only=True)
