@@ -105,7 +105,8 @@ def test_what_somebody_asked_who_has_left_is_not_searched(run_folder: Path) -> N
         return own
 
     def wait(words: str) -> None:
-        while words not in urllib.request.urlopen(f"{address}metrics").read().decode():
+        limit = time.monotonic() + patient(60)
+        while time.monotonic() < limit and words not in urllib.request.urlopen(f"{address}metrics").read().decode():
             time.sleep(0.01)
 
     with listening({"run": run_folder}, before=note, modes="bm25") as address:

@@ -103,6 +103,7 @@ def test_a_worker_that_stands_still_is_replaced_and_nobody_waits_longer() -> Non
         assert (service.num_waiting, service.restarts) == (0, 0)
         assert (await service.ask({}, timeout=patient(60)))[1] != str(stopped).encode()
         assert service.restarts >= 1
+        await until(lambda: not Path(f"/proc/{stopped}").exists())
         await service.close()
         await until(lambda: not service.pids)
 
@@ -183,7 +184,7 @@ def test_reloads_asked_before_a_file_is_looked_at_are_one_and_those_asked_later_
         await service.close()
         assert (await asyncio.gather(pending, return_exceptions=True)) and not service.pids
 
-    asyncio.run(check())
+    asyncio.run(asyncio.wait_for(check(), patient(60)))
 
 
 def test_workers_that_opened_different_files_do_not_answer_beside_each_other() -> None:
