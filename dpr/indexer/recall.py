@@ -18,6 +18,7 @@ DEPTH = 100
 AT = (10, DEPTH)
 NUM_QUESTIONS = 400
 """Questions that are compared at a build, at most."""
+_NEARLY = 0.005
 
 
 class Searched(Protocol):
@@ -73,11 +74,19 @@ def _share(found: Sequence[str], truth: Sequence[str]) -> float:
     return len(set(found) & set(truth)) / len(truth)
 
 
-def least_breadth(index: Searched, queries: np.ndarray, truth: Sequence[Sequence[str]], target: float) -> int:
-    """The least of the index's breadths that reaches ``target`` at DEPTH, or the largest of them; the index is left with it."""
-    breadth = 0
+def least_breadth(index: Searched, queries: np.ndarray, truth: Sequence[Sequence[str]], target: float) -> float:
+    """Leaves the index with the least of its breadths that reaches ``target`` at DEPTH; returns what it reaches.
+
+    Where none does, it is the least that comes within ``_NEARLY`` of the best.
+    """
+    reached: dict[int, float] = {}
     for breadth in index.breadths(DEPTH):
         index.search_with(breadth)
-        if recall_values(index.search(queries, DEPTH)[1], truth)[f"recall@{DEPTH}"] >= target:
+        reached[breadth] = recall_values(index.search(queries, DEPTH)[1], truth)[f"recall@{DEPTH}"]
+        if reached[breadth] >= target:
             break
-    return breadth
+    best = max(reached.values())
+    enough = target if best >= target else best - _NEARLY
+    breadth = next(breadth for breadth, value in reached.items() if value >= enough)
+    index.search_with(breadth)
+    return reached[breadth]

@@ -250,7 +250,10 @@ class IndexChoice:
         truth = exact.build(corpus, exact.Settings(), device=device).search(asked, DEPTH)[1]
         name = index.breadth_setting
         if name and not getattr(self.settings, name) and len(asked) > 1:
-            least_breadth(index, asked[::2], truth[::2], self.settings.target_recall)
+            reached = least_breadth(index, asked[::2], truth[::2], self.settings.target_recall)
+            if reached < self.settings.target_recall:
+                found = f"no indexer.{name} reaches recall@{DEPTH} {self.settings.target_recall:g} in this {self.kind} index"
+                logger.warning("%s; %d reaches %.3f, and more add less than 0.005", found, index.breadth, reached)
             asked, truth = asked[1::2], truth[1::2]
         values = recall_values(index.search(asked, DEPTH)[1], truth)
         return Recall(values, len(asked), {name: index.breadth} if name else {})

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from dpr.core.records import Passage, Question
+from dpr.formats.checksums import verify_file
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
+from dpr.formats.durable import CHECKSUM, durable_folder
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.results import write_trec_run
 from dpr.formats.training_sets import write_training_set
@@ -83,6 +84,12 @@ JOBS = {
             "retrieve indexer=ivf",
             f"retrieve indexer=ivf {' '.join([*DENSE, *ASKED])} encoded_ctx_files=[in/vectors_0] index_path=out/index "
             "out_file=out/results.json",
+            "questions.jsonl",
+        ),
+        Job(
+            "tune-index",
+            f"tune-index indexer=small {' '.join(DENSE)} encoded_ctx_files=[in/vectors_0] qa_dataset=in/questions.jsonl "
+            "index_path=out/index curve_file=out/curve.svg",
             "questions.jsonl",
         ),
         Job(
@@ -224,10 +231,19 @@ class Commands:
 
 
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
-    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues."""
+    """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a curve all but its times."""
     if name == "train":
         return {"checkpoint": final_hash(folder / "out" / "run").encode()}
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted((folder / "out").rglob("*")) if path.is_file()}
+    files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): _timeless(path) if "curve." in path.name else path.read_bytes() for path in files}
+
+
+def _timeless(path: Path) -> bytes:
+    if path.suffix != ".json":
+        return b"" if path.suffix == CHECKSUM else str(verify_file(path)).encode()
+    curve = json.loads(path.read_text())
+    points = [{**point, "time": None} for point in curve["points"]]
+    return json.dumps({**curve, "exact": None, "points": points, "problems": verify_file(path)}).encode()
 
 
 def unfinished_business(folder: Path) -> list[str]:

@@ -16,8 +16,9 @@ from dpr.formats.durable import read_manifest, write_manifest
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.indexer import list_building
 from dpr.indexer.exact import ExactIndex
+from dpr.indexer.inverted_lists import IvfIndex
 from dpr.indexer.ranking import encode_ids
-from dpr.indexer.recall import Recall, recall_values
+from dpr.indexer.recall import Recall, least_breadth, recall_values
 from dpr.indexer.registry import IndexChoice
 from dpr.indexer.vectors import AllRows, ArraySource, PrefixedSource
 
@@ -146,6 +147,22 @@ def test_the_build_chooses_how_many_lists_reach_the_target() -> None:
     assert breadth[0.3] < breadth[0.95] < breadth[1.0] <= 16
     assert index("ivf", with_questions=False).breadth == 8
     assert index("ivf", with_questions=False).recall is None
+
+
+def test_where_no_breadth_reaches_the_target_the_index_is_no_slower_than_pays(caplog: pytest.LogCaptureFixture) -> None:
+    class Levelling(IvfIndex):
+        """One that finds 94 of 100, from four lists on."""
+
+        def search(self, questions: np.ndarray, k: int) -> Any:
+            found = [["no"] * k if self.breadth < 4 else [*row[:94], *(["no"] * 6)] for row in exact(k)[1][: len(questions)]]
+            return np.zeros((len(found), k)), found
+
+    levelling, truth = Levelling(index("ivf")._engine, None, choice("ivf").settings), exact(100)[1]
+    for target in (0.95, 0.9):
+        assert least_breadth(levelling, make()[2], truth, target) == pytest.approx(0.94)
+        assert levelling.breadth == 4
+    index("ivf", target_recall=1.0)
+    assert "no indexer.probes reaches recall@100 1 in this ivf index" in caplog.text
 
 
 def test_another_breadth_than_the_measured_one_has_no_recall(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
