@@ -27,6 +27,7 @@ from dpr.serving.settings import LimitSettings, ServeSettings
 logger = get_logger(__name__)
 PAGE = Path(__file__).parent / "page"
 _OPENING = "the indexes are being opened"
+_EXPLAINED = 10  # an explained passage takes as long as so many others
 _TOPK = 3  # what trainers of search agents take where they state none
 
 
@@ -98,6 +99,8 @@ def make_app(
 def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> None:
     async def ask(value: dict[str, Any], questions: list[str], k: int) -> Response:
         _check_limits(settings, questions, k, may_be_empty=value["do"] == "retrieve")
+        if value.get("explain") and len(questions) * k * _EXPLAINED > settings.max_passages:
+            raise HTTPException(422, f"explain=true for {len(questions) * k} passages, expected at most max_passages / {_EXPLAINED}")
         return await _asked(service, value | {"queries": questions, "k": k}, len(questions), settings.timeout)
 
     @app.post("/search")

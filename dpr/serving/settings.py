@@ -21,7 +21,7 @@ class LimitSettings(Settings):
     max_k: int = setting(1000, unit="passages", least=1)
     """Passages per question; more are answered 422."""
     max_passages: int = setting(100_000, unit="passages", least=1)
-    """Passages per question times questions of one request; more are answered 422, for one answer must fit in memory."""
+    """Passages per question times questions of one request, a tenth with explain; more are answered 422: an answer must fit in memory."""
     max_question: int = setting(8192, unit="characters", least=1)
     """Length of a question; longer ones are answered 422."""
     max_body: int = setting(2 * 2**20, unit="bytes", least=1024)

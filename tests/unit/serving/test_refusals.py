@@ -35,6 +35,7 @@ BAD_BODIES = [
     ('{"queries": ["ka"], "k": 0}', "k: "),
     ('{"queries": ["ka"], "k": 51}', "max_k=50"),
     ('{"queries": ["ka", "ka", "ka"], "k": 34}', "34 passages for each of 3 questions, expected at most max_passages=100"),
+    ('{"queries": ["ka"], "k": 11, "explain": true}', "explain=true for 11 passages, expected at most max_passages / 10"),
     ('{"queries": ["ka"], "k": 1e9}', "k: "),
     ('{"queries": ["ka"], "k": true}', "k: "),
     ('{"queries": ["ka"], "top": 3}', "top is not known"),
