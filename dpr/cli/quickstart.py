@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   dpr quickstart docs
-  dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv --serve
+  dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv --serve port=9000
   dpr quickstart docs encoder=models/e5-small
 """
 
@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     add_folder_settings(parser)
     parser.setting("device", metavar="NAME", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
     parser.setting("serve", action="store_true", help="open the page to search by hand when all is done (extra serve)")
+    parser.setting("port", type=int, metavar="N", help="of that page (default: 8080, or one that is free where that is taken)")
     options = parser.parse(argv)
     out = options.out or Path("runs") / (options.folder.resolve().name or "folder")
     from dpr.core.lazy import require
@@ -41,7 +42,11 @@ def main(argv: list[str]) -> int:
     from dpr.preparation.folder_data import FolderSettings
 
     if options.serve:
-        require("uvicorn", extra="serve", purpose="--serve")
+        for package in ("uvicorn", "fastapi", "prometheus_client"):
+            require(package, extra="serve", purpose="--serve")
+        _port(options.port)
+    elif options.port is not None:
+        raise ConfigError(f"port={options.port} is the page's, which --serve opens")
     if options.questions is not None and not options.questions.is_file():
         raise ConfigError(f"questions={options.questions} does not exist")
     if out.resolve().is_relative_to(options.folder.resolve()):
@@ -57,8 +62,30 @@ def main(argv: list[str]) -> int:
     if options.serve:
         from dpr.cli.serve import main as serve
 
-        return serve([str(out)])
+        if (port := _port(options.port)) != options.port and not port:
+            print("The usual port is taken; the page is at another one:", flush=True)
+        return serve([str(out), f"port={port}", "metadata=file"])
     return 0
+
+
+def _port(asked: int | None) -> int:
+    """Where the page is to be: as asked, else its usual port, or any that is free where that is taken.
+
+    Raises:
+        ConfigError: the port asked for is none, or is taken.
+    """
+    from dpr.serving.server import listen
+    from dpr.serving.settings import ServeSettings
+
+    settings = ServeSettings() if asked is None else ServeSettings(port=asked)
+    settings.check()
+    try:
+        listen(settings).close()
+    except ConfigError:
+        if asked is not None:
+            raise
+        return 0
+    return settings.port
 
 
 def show(plan: QuickstartPlan, seconds: float) -> None:
@@ -83,5 +110,5 @@ def show(plan: QuickstartPlan, seconds: float) -> None:
         print(f"{counts['unread files']:,} files could not be read: {plan.data / 'unread.jsonl'} says why")
     print(f"It took {seconds / 60:.1f} minutes.\n")
     print(f'Search by hand:   dpr search {plan.out} "your question"')
-    print(f"In a browser:     dpr serve {plan.out}")
+    print(f"In a browser:     dpr serve {plan.out} metadata=file")
     print(f"Curves, examples: {plan.out / 'report.html'}")

@@ -41,7 +41,7 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
         raise ConfigError(f"host={settings.host} {what}; ask for one with token_file=<file>, or allow it with anyone=true")
     for name in ("dpr", "uvicorn.error", "asyncio"):
         seldom(logging.getLogger(name))
-    listening = _socket(settings)
+    listening = listen(settings)
     failures: list[Exception] = []
     figures = Figures()
     service = Service(
@@ -144,12 +144,18 @@ def read_token(file: Path) -> str:
     return token
 
 
-def _socket(settings: ServeSettings) -> socket.socket:
+def listen(settings: ServeSettings) -> socket.socket:
+    """The socket of a service.
+
+    Raises:
+        ConfigError: the address cannot be listened at.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"host={settings.host} port={settings.port}: {error.strerror or error}; choose another port=, 0 = any") from None
+        reason = str(error.strerror or error).partition(" (while")[0]  # newer Pythons repeat the address
+        raise ConfigError(f"host={settings.host} port={settings.port}: {reason}; choose another port=, 0 = any") from None
 
 
 def _url(settings: ServeSettings, listening: socket.socket) -> str:

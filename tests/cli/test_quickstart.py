@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from dpr.cli.main import main
+from dpr.core.errors import ConfigError
 from dpr.ladder.climb import PassOn
 from dpr.ladder.quickstart import training_overrides
+from dpr.serving.settings import ServeSettings
 from tests.helpers.tiny import sentence
 
 
@@ -64,11 +68,36 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     commands.clear()
     assert main(line) == 0
     assert commands == []
-    capsys.readouterr()
+    check_the_page_is_opened(line, capsys)
+    assert commands == []
     (tmp_path / "docs" / "broken.py").write_text('"""Now it says something of use to those who look for it."""')
     assert main(line) == 0
     assert commands == ["prepare-folder", "new-encoder", "train", "embed", "embed", *["retrieve"] * 4]
     assert "could not be read" not in capsys.readouterr().out
+
+
+def check_the_page_is_opened(line: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """At the port asked for, or at any where the usual one is taken."""
+    pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+    pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
+    from dpr.serving import server
+
+    def taken(settings: ServeSettings) -> NoReturn:
+        raise ConfigError(f"port={settings.port}")
+
+    served: list[list[str]] = []
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as other:
+        patch.setattr("dpr.cli.serve.main", lambda arguments: served.append(arguments) or 7)
+        busy = other.getsockname()[1]
+        assert main([*line, "--serve", f"port={busy}"]) == 2
+        assert f"port={busy}: Address already in use; choose another port=" in capsys.readouterr().err
+        other.close()
+        assert main([*line, "--serve", f"port={busy}"]) == 7
+        assert "port is taken" not in capsys.readouterr().out
+        patch.setattr(server, "listen", taken)
+        assert main([*line, "--serve"]) == 7
+        assert "The usual port is taken" in capsys.readouterr().out
+    assert served == [["runs/docs", f"port={busy}", "metadata=file"], ["runs/docs", "port=0", "metadata=file"]]
 
 
 def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +108,7 @@ def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path:
         "empty out=empty/run": "whose files are read",
         "empty questions=no.tsv": "questions=no.tsv does not exist",
         "empty words=5": "at least 20 words",
+        "empty port=9000": "port=9000 is the page's, which --serve opens",
     }
     for words, expected in cases.items():
         assert main(["quickstart", *words.split()]) in (2, 3)
