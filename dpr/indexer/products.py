@@ -43,13 +43,13 @@ class Products:
 
     def __init__(self, queries: Tensor, k: int, *, block_rows: int, tile_rows: int) -> None:
         self._k = k
-        self._is_on_cpu = queries.device.type == "cpu"
+        self._is_on_cpu = is_cpu(queries.device)
         self._is_few = len(queries) < _MANY_QUERIES
         self._spare = max(0, _LEAST_QUERIES - len(queries))
         self._queries = torch.cat([queries, queries[:1].expand(self._spare, -1)])
         self._norms = _row_lengths(self._queries)
         self._scores = torch.empty(block_rows * (tile_rows + self._spare), device=queries.device)
-        self._mask = torch.empty(self._scores.shape, dtype=torch.bool, device=queries.device)
+        self._mask = torch.empty(self._scores.shape, dtype=torch.bool) if self._is_on_cpu else None
         self._half_fits = self._is_on_cpu and not self._is_few and float(self._norms.max()) < _HALF_LONGEST and bfloat16_is_faster()
         if self._half_fits:
             self._half_queries = self._queries.bfloat16()
@@ -111,8 +111,8 @@ class Products:
         if self._half:  # of rounded factors; whoever compares the product allows for its own rounding to bfloat16
             lost = self._half_norms[tile] * lengths[0] + self._norms[tile] * lengths[1]
             return (lost + bound * unit) * (1 + 2.0**-7) + _HALF_UNDERFLOW
-        if torch.get_float32_matmul_precision() != "highest":
-            unit += 2.0**-7 + 2.0**-15  # inputs may be rounded to TF32 or bfloat16 first
+        if may_round_factors():
+            unit += 2.0**-7 + 2.0**-15
         return bound * unit
 
     def _named(self, tile: slice, least: Tensor) -> Places | None:
@@ -154,13 +154,28 @@ class Products:
         if self._half and not (bool((reach > 0).all()) and float(self._of_block()[0]) < _HALF_LONGEST):
             return None
         least = reach.bfloat16().view(torch.int16) - 1 if self._half else reach
-        mask = self._mask[: scores.numel()].view(scores.shape)
+        masks: list[Tensor | None] = [None] * len(self._cells)
+        if self._mask is not None:
+            masks = [self._mask[: scores.numel()].view(scores.shape)[cell] for cell in self._cells]
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy works outside the interpreter's lock
             do = pool.map if self._is_on_cpu and scores.numel() >= _WORTH_THREADS else map
-            return list(do(lambda cell, tops: _places(scores[cell], tops, least, mask[cell], cell.start), self._cells, maxima))
+            return list(do(lambda cell, tops, mask: _places(scores[cell], tops, least, mask, cell.start), self._cells, maxima, masks))
 
 
-def _places(scores: Tensor, maxima: Tensor, least: Tensor, mask: Tensor, first_row: int) -> Places:
+def is_cpu(device: torch.device) -> bool:
+    """Whether numpy can work in the memory of its tensors."""
+    return device.type == "cpu"
+
+
+def may_round_factors() -> bool:
+    """Whether torch may round the factors of a float32 product to TF32 or bfloat16 first."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # torch.backends set it, not for all devices alike
+        return True
+
+
+def _places(scores: Tensor, maxima: Tensor, least: Tensor, mask: Tensor | None, first_row: int) -> Places:
     """Where the scores (n, q) of a cell are at least ``least`` (q,)."""
     num_queries, group_rows = len(least), len(scores) // len(maxima)
     places = _true_places(maxima, least, mask)
@@ -181,9 +196,9 @@ def _maxima(scores: Tensor) -> Tensor:
     return scores.unflatten(0, (-1, _GROUP_ROWS)).amax(dim=1)
 
 
-def _true_places(scores: Tensor, least: Tensor, mask: Tensor) -> Tensor:
+def _true_places(scores: Tensor, least: Tensor, mask: Tensor | None) -> Tensor:
     """Where a matrix (n, q) is at least ``least`` (q,): places counted row by row. A CPU works in the memory of ``mask``."""
-    if scores.device.type != "cpu":
+    if mask is None:
         return (scores >= least).view(-1).nonzero()[:, 0]
     where = mask[: len(scores)].numpy()
     np.greater_equal(scores.numpy(), least.numpy(), out=where)  # numpy is several times faster in both steps

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dpr.core.errors import InputError
 from dpr.indexer import products
@@ -96,6 +97,36 @@ def test_query_tiles_and_shards_do_not_change_the_result() -> None:
     split = ExactIndex(parts, block_rows=13, query_rows=4).search(queries, 20)
     assert split[1] == whole[1]
     assert split[0].tobytes() == whole[0].tobytes()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("num_vectors", "num_queries", "k"), [(5000, 50, 30), (9000, 1, 100), (40, 3, 100), (20_000, 300, 10)])
+def test_what_a_gpu_does_finds_the_same_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, num_vectors: int, num_queries: int, k: int, seed: int
+) -> None:
+    """Whole blocks instead of cells, places found by torch instead of numpy, and factors that may be rounded."""
+    rng = np.random.default_rng(seed)
+    ids, vectors = corpus_with_ties(rng, num_vectors, 24)
+    queries = rng.standard_normal((num_queries, 24)).astype(np.float32)
+    expected = ExactIndex.from_arrays(ids, vectors).search(queries, k)
+    monkeypatch.setattr(products, "is_cpu", lambda device: False)
+    monkeypatch.setattr(products, "may_round_factors", lambda: seed == 0)
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda self, real=torch.Tensor.numpy: real(self.clone()))  # its memory is elsewhere
+    index = ExactIndex.from_arrays(ids, vectors, block_rows=(700, 4096)[seed])
+    for _ in range(2):  # the second search knows the lengths of the blocks
+        found = index.search(queries, k)
+        assert found[1] == expected[1]
+        assert found[0].tobytes() == expected[0].tobytes()
+
+
+def test_products_whose_precision_torch_cannot_name_have_the_wider_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not products.may_round_factors()
+
+    def mixed() -> str:
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    assert products.may_round_factors()
 
 
 @pytest.mark.gpu
