@@ -33,7 +33,8 @@ def run(config: EmbedConfig) -> EmbedReport:
     device = "cpu" if config.no_cuda else config.device
     reports = []
     progress = Progress("embedding", len(shards), unit="shards")
-    for _, report in share_out(config.cluster, embed, shards, what="embedding", device=device):
+    folder = Path(str(config.out_file)).parent
+    for _, report in share_out(config.cluster, embed, shards, what="embedding", folder=folder, device=device):
         reports.append(report)
         progress.advance(1, 0)
     progress.close()

@@ -79,11 +79,16 @@ def open_cross_encoder(folder: str, *, device: str | None = None, precision: str
     return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision)
 
 
-def workers_elsewhere(cluster: ClusterSettings, *, device: str | None, cross_encoder: Callable[[], PairScorer] | None) -> Elsewhere | None:
-    """The workers of a cluster; None without one. ``device``: cpu where neither model nor cross-encoder is used."""
+def workers_elsewhere(
+    cluster: ClusterSettings, *, folder: Path, device: str | None, cross_encoder: Callable[[], PairScorer] | None
+) -> Elsewhere | None:
+    """The workers of a cluster, which write to ``folder``; None without one.
+
+    ``device``: cpu where neither model nor cross-encoder is used.
+    """
     if cluster.kind == "none":
         return None
-    return Elsewhere(partial(share_out, cluster, what="mining", device=device), cross_encoder)
+    return Elsewhere(partial(share_out, cluster, what="mining", folder=folder, device=device), cross_encoder)
 
 
 def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:

@@ -56,7 +56,8 @@ def main(argv: list[str]) -> int:
     search = _search(options)
     open_scorer = partial(open_cross_encoder, options.cross_encoder, **given(options, MODELS_ONLY)) if options.cross_encoder else None
     has_model = bool(options.model_file or options.cross_encoder)
-    elsewhere = workers_elsewhere(cluster, device=options.device if has_model else "cpu", cross_encoder=open_scorer)
+    device = options.device if has_model else "cpu"
+    elsewhere = workers_elsewhere(cluster, folder=options.out.parent, device=device, cross_encoder=open_scorer)
     train = open_training_set(options.files, name="train", **given(options, ("on_bad_row", "max_bad_rows")))
     scorer = open_scorer() if open_scorer else None
     run = given(options, ("corpus", "processes", "overwrite"))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,15 +23,20 @@ import torch
 
 import dpr
 from dpr.core.cluster_settings import ClusterSettings
-from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, first_line
+from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import configure_logging, get_logger
+from dpr.formats.durable import writing
+from dpr.formats.leftovers import remove, remove_leftovers, temporary_beside
 
 logger = get_logger(__name__)
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _STORE_BYTES = 80_000_000  # the smallest that Ray accepts: nothing of ours goes there
+_ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+_LOOK_S, _SILENT_S = 10.0, 40.0  # without its head, Ray ends this process after 60
+_KEPT = "rerun the same command, which keeps what is finished"
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class _Home:
     """What a worker must have in common with the process that gives it work."""
 
     folder: str
+    mark: Path
     versions: tuple[str, str]
     threads: int
     has_gpu: bool
@@ -46,7 +54,7 @@ class _Home:
 
         Raises:
             ConfigError: other versions are installed here.
-            InputError: the working directory is not there.
+            InputError: the working directory or the output's folder is not there, or another one has its name.
         """
         if not self.has_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is
@@ -57,6 +65,9 @@ class _Home:
         if not Path(self.folder).is_dir():
             hint = "start the command in a folder that all machines share"
             raise InputError(f"is not a folder on {host} of the cluster", file=self.folder, hint=hint)
+        if not self.mark.is_file():
+            hint = "write to a folder that all machines share"
+            raise InputError(f"is another folder, or none, on {host} of the cluster", file=self.mark.parent, hint=hint)
         os.chdir(self.folder)
         configure_logging()
         torch.set_num_threads(self.threads)
@@ -68,6 +79,7 @@ def share_out(
     tasks: Sequence[Task],
     *,
     what: str,
+    folder: Path,
     device: str | None = None,
 ) -> Iterator[tuple[Task, Result]]:
     """Calls ``function`` for each task on the cluster, and yields each with its result when it is done, in any order.
@@ -77,12 +89,15 @@ def share_out(
     Args:
         function: defined at the top of a module, so that workers find it by its name.
         what: the name of the work, for Ray's messages.
+        folder: where the tasks write; every worker looks whether it is the same one for it.
         device: the setting: workers get no GPU where it is cpu.
 
     Raises:
         ConfigError: Ray is not installed or there is no such cluster, a device with a number, workers with other versions, torchrun.
+        OutputError: nothing can be written to ``folder``.
+        StopRequested: SIGTERM or SIGHUP; what was started here has ended.
         DprError: what a task raised; the others are given up.
-        LostRankError: the workers of one task were lost again and again, or Ray did not start.
+        LostRankError: the workers of one task were lost again and again, the head has gone, or Ray did not start.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("cluster=ray and torchrun are mutually exclusive; start the command without torchrun")
@@ -90,19 +105,53 @@ def share_out(
         raise ConfigError(f"device={device} and cluster=ray are mutually exclusive; each worker gets GPUs of its own, cluster.gpus=1")
     if not tasks:
         return
-    with _connected(settings) as ray:
+    with _marked(folder) as mark, _connected(settings) as ray:
         gpus = _gpus(ray, settings, device)
-        home = _Home(os.getcwd(), _versions(), settings.cpus, gpus > 0)
+        home = _Home(os.getcwd(), mark, _versions(), settings.cpus, gpus > 0)
         room = {"num_cpus": settings.cpus, "num_gpus": gpus}
         remote = ray.remote(max_retries=settings.retries, scheduling_strategy="SPREAD", name=what, **room)(_do)
         waiting = list(reversed(tasks))
         running: dict[Any, Task] = {}
+        head = Head(ray.get_runtime_context().gcs_address)
         while waiting or running:
             while waiting and len(running) < (settings.workers or len(tasks)):
                 task = waiting.pop()
                 running[remote.remote(home, function, task)] = task
-            (done, *_), _ = ray.wait(list(running), num_returns=1)
-            yield running.pop(done), _result(ray, done)
+            done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
+            head.look()
+            for reference in done:
+                yield running.pop(reference), _result(ray, reference)
+
+
+class Head:
+    """The process that a cluster cannot do without, at ``address``."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._looked = self._heard = time.monotonic()
+
+    def look(self) -> None:
+        """Asks now and then whether it is there.
+
+        Raises:
+            LostRankError: it has not been there for a while.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        try:
+            _knock(self._address)
+            self._heard = now
+        except OSError as error:
+            if now - self._heard > _SILENT_S:
+                raise LostRankError(f"the cluster's head at {self._address} has gone ({error.strerror or error}); {_KEPT}") from None
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nothing answers at host:port."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
 
 
 def _do(home: _Home, function: Callable[[Task], Result], task: Task) -> Result:
@@ -118,7 +167,7 @@ def _result(ray: ModuleType, reference: Any) -> Any:
             raise error.cause from None
         raise  # with the worker's traceback
     except ray.exceptions.RayError as error:
-        again = "rerun the same command, which keeps what is finished; cluster.retries sets how often a task is repeated"
+        again = f"{_KEPT}; cluster.retries sets how often a task is repeated"
         raise LostRankError(f"workers of the cluster were lost ({first_line(error)}); {again}") from None
 
 
@@ -139,25 +188,87 @@ def _gpus(ray: ModuleType, settings: ClusterSettings, device: str | None) -> flo
 
 
 @contextmanager
+def _marked(folder: Path) -> Iterator[Path]:
+    """A file in a folder for as long as the block lasts, by which others recognise the folder."""
+    mark = temporary_beside(folder.absolute() / "cluster")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        mark.touch()
+    try:
+        yield mark
+    finally:
+        remove(mark)
+
+
+@contextmanager
 def _connected(settings: ClusterSettings) -> Iterator[ModuleType]:
     """A block in which this process is the driver of a cluster, which ends with the block if it was started here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported, and by what it starts: it would send statistics
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # likewise: it would look 20 times, 40 s each, for a cluster that has gone
     ray = require("ray", extra="ray", purpose="cluster=ray")
     address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     cores = max(os.cpu_count() or 1, settings.workers * settings.cpus)
     own = {"num_cpus": cores, "object_store_memory": _STORE_BYTES, "include_dashboard": False} if address == "local" else {}
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    ended: list[signal.Signals] = []
+
+    def end(number: int, frame: object) -> None:
+        ended.append(signal.Signals(number))
+        sys.exit(128 + number)
+
+    try:
+        with _signals_noted() as noted:
+            _start_or_join(ray, address, own)
+        for number in _ENDING:
+            if before[number] != signal.SIG_IGN:  # as nohup leaves it
+                signal.signal(number, end)
+        if signal.SIGTERM in noted:
+            end(signal.SIGTERM, None)
+        yield ray
+    except SystemExit:  # whose code Ray changes
+        number = ended[0] if ended else signal.SIGTERM
+        raise StopRequested(f"by {number.name}; {_KEPT}", exit_code=128 + number) from None
+    finally:
+        ray.shutdown()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """A list that, after the block, holds the signals that came, whatever their handlers did: one of Ray's may raise where nobody hears."""
+    noted: list[int] = []
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        yield noted
+    finally:
+        signal.set_wakeup_fd(before)
+        with suppress(BlockingIOError):
+            noted += os.read(reader, 512)
+        os.close(reader)
+        os.close(writer)
+
+
+def _start_or_join(ray: ModuleType, address: str, own: Mapping[str, Any]) -> None:
+    """Connects to the cluster, which is started on this machine if ``own`` has settings for it."""
+    hint = "give the head's host:port as cluster.address, or leave it out for a cluster of this machine"
+    if ":" in address:
+        try:
+            _knock(address)  # Ray would go on trying
+        except (OSError, OverflowError, ValueError) as error:
+            raise ConfigError(f"no Ray cluster at {address} ({getattr(error, 'strerror', None) or error}); {hint}") from error
+        hint += "; a cluster with tokens needs RAY_AUTH_MODE=token"
     try:
         ray.init(address=address, logging_level=logging.ERROR, **own)
     except Exception as error:  # of many classes, among them Exception itself
-        ray.shutdown()
+        found = " ".join(str(error).split())[:300]
         if own:
-            raise LostRankError(f"Ray could not be started on this machine ({first_line(error)}); rerun the same command") from error
-        hint = "give the head's host:port as cluster.address, or leave it out for a cluster of this machine"
-        raise ConfigError(f"no Ray cluster at {address} ({first_line(error)}); {hint}") from error
-    try:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # Ray's own exits with 15
-        yield ray
-    finally:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, before)
+            raise LostRankError(f"Ray could not be started on this machine ({found}); rerun the same command") from error
+        if "ersion mismatch" in found:
+            hint = "install the same Python and Ray on all its machines"
+            raise ConfigError(f"the cluster at {address} cannot be used ({found}); {hint}") from error
+        raise ConfigError(f"no Ray cluster at {address} ({found}); {hint}") from error

@@ -117,7 +117,7 @@ class ClusterIndex(Index):
         missing = [part for part in parts if not part.is_done]
         search = self._search
         progress = Progress("searching", len(parts), unit="shards", done=len(parts) - len(missing))
-        for _ in share_out(search.cluster, ShardSearch.run, missing, what="searching", device=search.device):
+        for _ in share_out(search.cluster, ShardSearch.run, missing, what="searching", folder=search.work, device=search.device):
             progress.advance(1, 0)
         progress.close()
         for part in parts:

@@ -1,17 +1,30 @@
 """Python imports this module when it starts, if its folder is in PYTHONPATH: connections then leave this machine never.
 
-Unix sockets and loopback go on working. For the process that runs the tests and for every Python that it starts.
+Unix sockets, loopback and this machine's own addresses go on working. For the process that runs the tests and for every Python that it
+starts.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Any
 
 
 def _is_near(self: socket.socket, address: Any) -> bool:
     host = str(address[0]) if isinstance(address, tuple) else ""
-    return self.family == getattr(socket, "AF_UNIX", None) or host in ("", "localhost", "::1") or host.startswith("127.")
+    return self.family == getattr(socket, "AF_UNIX", None) or host in ("", "localhost", "::1") or host.startswith("127.") or _is_own(host)
+
+
+def _is_own(host: str) -> bool:
+    """Whether it is an address, not a name, of this machine: only these can be bound."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _guarded(name: str) -> None:

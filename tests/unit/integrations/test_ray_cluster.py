@@ -115,11 +115,11 @@ def workers_of(node: Any) -> list[Any]:
 
 def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(cluster: Any, world: Path, gate: Path) -> None:
     kept: dict[Path, int] = {}
-    command = threading.main_thread()
+    ended = threading.Event()
 
     def lose() -> None:
         try:
-            wait_for_workers(gate, 3, driver=command.is_alive)
+            wait_for_workers(gate, 3, driver=lambda: not ended.is_set())
             kept.update({path: path.stat().st_mtime_ns for path in world.glob("lost_*/vectors-00000.npy")})
             _, second, third = cluster.list_all_nodes()
             (worker,) = workers_of(second)
@@ -132,6 +132,7 @@ def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(cluster: Any, w
     thread = threading.Thread(target=lose)
     thread.start()
     code = main([*embedding(world, "lost"), "cluster=ray"])
+    ended.set()
     thread.join()
     assert code == 0
     assert len(kept) == SHARDS

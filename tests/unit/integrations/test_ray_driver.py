@@ -1,0 +1,149 @@
+"""How a command that gives work to a cluster ends, with a stand-in for Ray that does the work in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested
+from dpr.integrations import ray_cluster
+from dpr.integrations.ray_cluster import Head, share_out
+
+RAY = ClusterSettings(kind="ray", workers=2)
+
+
+class StandIn(types.ModuleType):
+    """``before`` happens in a worker before its task, ``starting`` while Ray starts."""
+
+    def __init__(self, *, before: Callable[[], None] = lambda: None, starting: Callable[[], None] = lambda: None) -> None:
+        super().__init__("ray")
+        self.before, self.starting, self.is_connected, self.most = before, starting, False, 0
+        self.exceptions = types.SimpleNamespace(RayTaskError=type("RayTaskError", (Exception,), {}), RayError=OSError)
+
+    def init(self, **_: Any) -> None:
+        self.is_connected = True
+        self.starting()
+
+    def shutdown(self) -> None:
+        self.is_connected = False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2}}]
+
+    def get_runtime_context(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(gcs_address="127.0.0.1:1")
+
+    def remote(self, **_: Any) -> Callable[[Callable[..., Any]], types.SimpleNamespace]:
+        return lambda function: types.SimpleNamespace(remote=lambda *given: (function, given))
+
+    def wait(self, running: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        self.most = max(self.most, len(running))
+        return running[-1:], running[:-1]
+
+    def get(self, reference: Any) -> Any:
+        function, given = reference
+        self.before()
+        return function(*given)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_NUM_REDIS_GET_RETRIES"):
+        monkeypatch.setenv(name, "1")
+
+
+def shared(monkeypatch: pytest.MonkeyPatch, ray: StandIn, folder: Path, address: str | None = None) -> list[tuple[int, int]]:
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    settings = ClusterSettings(kind="ray", workers=2, address=address)
+    return list(share_out(settings, abs, [-1, -2, -3, -4], what="counting", folder=folder / "out"))
+
+
+def test_every_task_is_done_once_and_no_more_at_a_time_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = StandIn()
+    assert sorted(shared(monkeypatch, ray, tmp_path)) == [(-4, 4), (-3, 3), (-2, 2), (-1, 1)]
+    assert ray.most == 2
+    assert not ray.is_connected
+    assert not list((tmp_path / "out").iterdir()), "nothing is left in the folder"
+
+
+def test_a_machine_that_sees_another_folder_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere() -> None:
+        for mark in (tmp_path / "out").iterdir():
+            mark.unlink()
+
+    with pytest.raises(InputError, match=r"out: is another folder, or none, on .* of the cluster; write to a folder that all"):
+        shared(monkeypatch, StandIn(before=elsewhere), tmp_path)
+
+
+def unheard() -> None:
+    """As where Ray calls Python from C++."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+def with_another_code() -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except SystemExit:
+        sys.exit(1)
+
+
+@pytest.mark.parametrize("when", [{"starting": unheard}, {"before": with_another_code}], ids=["starting", "working"])
+def test_sigterm_ends_it_with_its_code(when: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, before = StandIn(**when), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(StopRequested, match="by SIGTERM; rerun the same command") as caught:
+        shared(monkeypatch, ray, tmp_path)
+    assert caught.value.exit_code == 143
+    assert not ray.is_connected
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def mismatch() -> None:
+    raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.10.2\nThis process on node ...")
+
+
+@pytest.mark.parametrize(
+    ("error", "starting", "message"),
+    [
+        (ConfigError, lambda: None, "no Ray cluster at 127.0.0.1:{closed} \\(Connection refused\\); give the head's"),
+        (ConfigError, mismatch, "Ray: 2.50.0 Python: 3.10.2 .*install the same Python and Ray"),
+        (ConfigError, lambda: socket.create_connection(("127.0.0.1", 0)), "no Ray cluster at .*RAY_AUTH_MODE=token"),
+    ],
+    ids=["closed", "versions", "token"],
+)
+def test_a_cluster_that_cannot_be_used_is_one_sentence(
+    error: type[DprError], starting: Callable[[], None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if "{closed}" in message:
+            server.close()
+        with pytest.raises(error, match=message.format(closed=port)) as caught:
+            shared(monkeypatch, StandIn(starting=starting), tmp_path, f"127.0.0.1:{port}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(ray_cluster.time, "monotonic", lambda: now[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = Head(f"127.0.0.1:{server.getsockname()[1]}")
+        now[0] = 100.0
+        head.look()  # it is there
+    now[0] = 130.0
+    head.look()  # it may come back
+    now[0] = 141.0
+    with pytest.raises(LostRankError, match=r"the cluster's head at .* has gone .*rerun the same command"):
+        head.look()
