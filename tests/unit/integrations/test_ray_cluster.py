@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ SMALL = {"object_store_memory": 80_000_000, "num_cpus": 1}
 SOON = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
-    "health_check_timeout_ms": 2000,
+    "health_check_timeout_ms": int(patient(700)),
     "health_check_failure_threshold": 3,
 }
 POOLING, INDEX = "tests.helpers.gate:GatedPooling", "tests.helpers.gate:GatedBm25"
@@ -59,9 +60,11 @@ def cluster(gate: Path) -> Iterator[Any]:
         patched.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ["PYTHONPATH"]]))
         from ray.cluster_utils import Cluster
 
+        handler = signal.getsignal(signal.SIGTERM)
         made = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False, "_system_config": SOON})
         for _ in range(2):
             made.add_node(**SMALL)
+        signal.signal(signal.SIGTERM, handler)  # a node sets its own, for the process that starts it
         patched.setenv("RAY_ADDRESS", made.address)
         session = made.head_node.get_session_dir_path()
         yield made
@@ -113,28 +116,43 @@ def workers_of(node: Any) -> list[Any]:
     return [child for child in psutil.Process(raylet.process.pid).children() if "ray::embedding" in " ".join(child.cmdline())]
 
 
-def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(cluster: Any, world: Path, gate: Path) -> None:
-    kept: dict[Path, int] = {}
+def at_the_gate(gate: Path, command: list[str], then: Callable[[], None]) -> int:
+    """The exit code of a command of this process, to whose workers ``then`` happens when all three wait; afterwards the gate is open."""
     ended = threading.Event()
 
-    def lose() -> None:
+    def act() -> None:
         try:
             wait_for_workers(gate, 3, driver=lambda: not ended.is_set())
-            kept.update({path: path.stat().st_mtime_ns for path in world.glob("lost_*/vectors-00000.npy")})
-            _, second, third = cluster.list_all_nodes()
-            (worker,) = workers_of(second)
-            cluster.remove_node(third, allow_graceful=False)
-            worker.kill()
+            then()
         finally:
             (gate / "open").touch()
 
     close(gate)
-    thread = threading.Thread(target=lose)
+    thread = threading.Thread(target=act)
     thread.start()
-    code = main([*embedding(world, "lost"), "cluster=ray"])
-    ended.set()
-    thread.join()
-    assert code == 0
+    try:
+        return main(command)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_lost_node_and_a_lost_worker_cost_the_chunks_in_flight(
+    cluster: Any, world: Path, gate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files are named from the folder where the command starts."""
+    kept: dict[Path, int] = {}
+
+    def lose() -> None:
+        kept.update({path: path.stat().st_mtime_ns for path in world.glob("lost_*/vectors-00000.npy")})
+        _, second, third = cluster.list_all_nodes()
+        (worker,) = workers_of(second)
+        cluster.remove_node(third, allow_graceful=False)
+        worker.kill()
+
+    monkeypatch.chdir(world)
+    assert at_the_gate(gate, [*embedding(Path(), "lost"), "cluster=ray"], lose) == 0
+    assert f"lost_*: {PASSAGES} vectors in {SHARDS} shards" in capfd.readouterr().err
     assert len(kept) == SHARDS
     assert kept == {path: path.stat().st_mtime_ns for path in kept}, "finished chunks are not embedded again"
     for shard in range(SHARDS):

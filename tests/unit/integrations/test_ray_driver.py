@@ -11,14 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested
-from dpr.integrations import ray_cluster
+from dpr.formats.vector_shards import open_shards
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.vectors import PrefixedSource
+from dpr.integrations import ray_cluster, ray_search
 from dpr.integrations.ray_cluster import Head, share_out
-
-RAY = ClusterSettings(kind="ray", workers=2)
+from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
+from tests.helpers.stores import vectors, write_inputs
 
 
 class StandIn(types.ModuleType):
@@ -84,6 +88,24 @@ def test_a_machine_that_sees_another_folder_does_nothing(tmp_path: Path, monkeyp
 
     with pytest.raises(InputError, match=r"out: is another folder, or none, on .* of the cluster; write to a folder that all"):
         shared(monkeypatch, StandIn(before=elsewhere), tmp_path)
+
+
+def test_a_search_by_shards_is_exact_whatever_an_earlier_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many scores tie, over shards too. An earlier search with more, fewer or other passages was killed before its work was removed."""
+    monkeypatch.setitem(sys.modules, "ray", StandIn())
+    write_inputs(tmp_path)
+    shards = open_shards([tmp_path / "vectors_*"])
+    prefixed = [PrefixedSource(shard, prefix) for shard, prefix in zip(shards, "cab", strict=True)]
+    settings, queries = ClusterSearch(tmp_path / "work", ClusterSettings(kind="ray")), vectors(40, 16)
+    for corpus, k, asked in [(shards, 30, queries), (shards, 70, queries), (prefixed, 70, queries), (shards[::-1], 70, queries[::-1])]:
+        scores, ids = ClusterIndex(corpus, settings).search(asked, k)
+        exact_scores, exact_ids = ExactIndex(corpus).search(asked, k)
+        assert ids == exact_ids
+        np.testing.assert_array_equal(scores, exact_scores)
+    given: list[Any] = []
+    monkeypatch.setattr(ray_search, "share_out", lambda settings, function, tasks, **_: given.extend(tasks) or iter(()))
+    assert ClusterIndex(shards, settings).search(queries, 30)[1] == ExactIndex(shards).search(queries, 30)[1]
+    assert not given, "a shard that was searched is not searched again"
 
 
 def unheard() -> None:
