@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -301,7 +302,9 @@ class IndexChoice:
         stated = metadata.get("num_passages", metadata.get("num_vectors"))
         if index.num_passages != stated:
             raise fault(f"holds {index.num_passages} passages, its manifest says {stated}")
-        remove(_unfinished(folder))  # of a build that was killed when all was done
+        if lock_of(folder).is_file():  # of a build that was killed when all was done
+            with suppress(DprError), held(folder, file=lock_of(folder)):
+                remove(_unfinished(folder))
         return self._with_recall(index, Recall.read(metadata.get("recall")))
 
 

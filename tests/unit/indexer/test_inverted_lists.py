@@ -245,6 +245,14 @@ def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(kind
     assert recall_values(built, ExactIndex.from_arrays(ids, vectors).search(queries, 10)[1])["recall@10"] > 0.95
 
 
+def test_what_a_build_that_was_killed_at_its_end_left_is_removed(tmp_path: Path) -> None:
+    index("ivf", tmp_path / "index", num_vectors=60)
+    (tmp_path / "index.unfinished").mkdir()
+    (tmp_path / "index.lock").write_text("{}")
+    index("ivf", tmp_path / "index", num_vectors=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
 def test_a_saved_index_is_read_again_only_when_a_file_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(checksums, "_SETTLED_NS", 0)
