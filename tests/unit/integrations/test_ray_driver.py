@@ -97,7 +97,7 @@ def test_a_search_by_shards_is_exact_whatever_an_earlier_one_left(tmp_path: Path
     shards = open_shards([tmp_path / "vectors_*"])
     prefixed = [PrefixedSource(shard, prefix) for shard, prefix in zip(shards, "cab", strict=True)]
     settings, queries = ClusterSearch(tmp_path / "work", ClusterSettings(kind="ray")), vectors(40, 16)
-    for corpus, k, asked in [(shards, 30, queries), (shards, 70, queries), (prefixed, 70, queries), (shards[::-1], 70, queries[::-1])]:
+    for corpus, k, asked in [(shards, 30, queries), (shards, 200, queries), (prefixed, 70, queries), (shards[::-1], 70, queries[::-1])]:
         scores, ids = ClusterIndex(corpus, settings).search(asked, k)
         exact_scores, exact_ids = ExactIndex(corpus).search(asked, k)
         assert ids == exact_ids
