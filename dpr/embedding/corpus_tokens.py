@@ -55,7 +55,7 @@ class CorpusTokens:
     def __init__(
         self, source: PassageSource, num_passages: int, tensorizer: Tensorizer, *, chunk_size: int = CHUNK_ROWS, cache: Path | None = None
     ) -> None:
-        self.source, self.num_passages, self._tensorizer, self._chunk_size = source, num_passages, tensorizer, chunk_size
+        self.source, self.num_passages, self._tensorizer, self.chunk_size = source, num_passages, tensorizer, chunk_size
         self._identity = source.identity()
         facts = json.dumps([_LAYOUT, chunk_size, self._identity, token_rules(tensorizer)], sort_keys=True)
         self._folder = cache_root(cache) / f"corpus-tokens-{text_sha256(facts)[:32]}"
@@ -63,7 +63,7 @@ class CorpusTokens:
 
     @property
     def num_chunks(self) -> int:
-        return -(-self.num_passages // self._chunk_size)
+        return -(-self.num_passages // self.chunk_size)
 
     def read(self, numbers: Sequence[int]) -> Iterator[TokenChunk]:
         """The chunks of these numbers, which ascend; what is missing is tokenised in one pass over the file, a chunk ahead.
@@ -85,7 +85,7 @@ class CorpusTokens:
         return self._folder / f"chunk-{number:06d}"
 
     def _made(self, numbers: list[int]) -> Iterator[TokenChunk]:
-        rows, size = range(self.num_passages), self._chunk_size
+        rows, size = range(self.num_passages), self.chunk_size
         for chunk in prepared_chunks(self.source, rows, numbers, size, lambda passages: tokenize_passages(self._tensorizer, passages)):
             ids = np.array([key.encode() for key in chunk.ids], dtype=bytes)
             self._keep(chunk, ids)
@@ -102,4 +102,4 @@ class CorpusTokens:
 
     def _stored(self, number: int) -> TokenChunk | None:
         tokens = read_tokens(folder := self._of(number))
-        return None if tokens is None else TokenChunk(number * self._chunk_size, map_ids(folder / "ids.npy"), tokens)
+        return None if tokens is None else TokenChunk(number * self.chunk_size, map_ids(folder / "ids.npy"), tokens)

@@ -73,7 +73,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     rows = shard_range(_count(source, config.num_shards), config.shard_id, config.num_shards)
     source = _stored(source, config.num_shards)
     num_chunks = -(-len(rows) // config.chunk_size)
-    metadata = _metadata(model, source, config, rows)
+    metadata = shard_metadata(model, source, config, rows)
     make_writer = partial(VectorShardWriter, folder, metadata=metadata, dimension=model.dimension, dtype=config.out_dtype)
     opened: list[VectorShardWriter] = []
     flags = torch.zeros(num_chunks + 1)  # which chunks are missing, and whether the shard is unfinished
@@ -97,7 +97,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     return EmbedReport(folder, len(rows), embedded, empty)
 
 
-def _metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig, rows: range) -> Metadata:
+def shard_metadata(model: BiEncoder, source: PassageSource, config: EmbedConfig, rows: range) -> Metadata:
     """What decides the vectors of a shard; a search refuses to mix shards where it differs."""
     tokens = [model.settings.as_dict(), model.tensorizer.fingerprint, source.normalize]
     tokens += [source.passage_prefix] if source.passage_prefix else []

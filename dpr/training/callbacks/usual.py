@@ -18,6 +18,7 @@ from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
 from dpr.formats.durable import append_jsonl, durable_file
+from dpr.training.callbacks.best_vectors import BestVectors
 from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
@@ -249,4 +250,4 @@ def all_callbacks(given: Sequence[Callback], settings: TrainSettings, output_dir
     kept = [[callback for callback in part if type(callback).__name__ not in left_out] for part in (before, after)]
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []
-    return [*kept[0], *user_callbacks(settings.callbacks), *given, *stopping, *best, *kept[1]]
+    return [BestVectors(), *kept[0], *user_callbacks(settings.callbacks), *given, *stopping, *best, *kept[1]]

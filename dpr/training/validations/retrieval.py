@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +16,12 @@ from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import match_hits
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.vector_shards import VectorShardWriter
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
@@ -123,15 +126,18 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 class RetrievalValidation(Validation):
     """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus; with ``sample`` estimates, ``eval/<name>/est_recall@20``.
 
-    The same bits for any number of ranks. ``companion``: further questions that are searched in the same pass.
+    The same bits for any number of ranks. ``companion``: further questions that are searched in the same pass. ``writer``: makes what the
+    vectors of the corpus are written with.
     """
 
-    def __init__(self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int = CHUNK_ROWS) -> None:
+    def __init__(self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int | None = None) -> None:
         options.check("train.validation.")
         self.options, self.name, self.every = options, options.set_name(), options.every
         self.judged = JudgedQuestions.read(options)
         self.companion: Companion | None = None
-        self._precision, self._chunk_size = precision, chunk_size
+        self.writer: Callable[[BiEncoder, CorpusTokens], VectorShardWriter] | None = None
+        usual = EmbedConfig().chunk_size if options.keep_vectors else CHUNK_ROWS
+        self._precision, self._chunk_size = precision, chunk_size or usual
         self._corpus: CorpusTokens | None = None
         self._stratum: Stratum | None = None
 
@@ -159,7 +165,10 @@ class RetrievalValidation(Validation):
         # For an estimate deeper, as passages beyond tell how the numbers of those above are distributed.
         depth = self.options.n_docs * (2 if self.options.sample else 1)
         own = Asked(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
-        found = passes.run([own, *others], num_chunks=num_chunks)
+        writer = None if self.writer is None or is_trial else self.writer(model, corpus)
+        found = passes.run([own, *others], num_chunks=num_chunks, keep=None if writer is None else writer.write_chunk)
+        if writer is not None:
+            on_main(partial(writer.finish, corpus.num_chunks))
         names = self.names()
         values = torch.zeros(len(names), dtype=torch.float64)
 
