@@ -239,7 +239,8 @@ class Service:
             elif not worker.has_ended:
                 continue
             try:
-                told, bodies = await asyncio.wait_for(worker.ask([job.value for job in jobs]), self._patience)
+                async with asyncio.timeout(self._patience):  # wait_for of Python 3.11 can lose a cancellation
+                    told, bodies = await worker.ask([job.value for job in jobs])
             except (WorkerLost, TimeoutError) as error:
                 hangs = f"worker {worker.pid} has not answered for {self._patience:g} s, twice the timeout=, and was killed"
                 lost = str(error) if isinstance(error, WorkerLost) else hangs

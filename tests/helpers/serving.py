@@ -15,6 +15,7 @@ from dpr.assembly.served_runs import open_runs
 from dpr.assembly.serving import Engine
 from dpr.serving.settings import ServeSettings
 from dpr.serving.workers import WorkerLost
+from tests.helpers.patience import patient
 
 
 class LocalWorker:
@@ -45,6 +46,14 @@ def die(jobs: list[dict[str, Any]]) -> None:
 
 
 Before = Callable[[list[dict[str, Any]]], None]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Asks again and again, until it is so."""
+    end = time.monotonic() + patient(60)
+    while not condition():
+        assert time.monotonic() < end, "does not become true"
+        time.sleep(0.01)
 
 
 def local_app(runs: dict[str, Path], before: Before, token: str | None, settings: dict[str, Any]) -> tuple[Any, Any, list[Exception]]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 import urllib.request
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.patience import patient
-from tests.helpers.serving import listening, local_app, served
+from tests.helpers.serving import listening, local_app, served, wait_until
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -105,15 +104,12 @@ def test_what_somebody_asked_who_has_left_is_not_searched(run_folder: Path) -> N
         return own
 
     def wait(words: str) -> None:
-        limit = time.monotonic() + patient(60)
-        while time.monotonic() < limit and words not in urllib.request.urlopen(f"{address}metrics").read().decode():
-            time.sleep(0.01)
+        wait_until(lambda: words in urllib.request.urlopen(f"{address}metrics").read().decode())
 
     with listening({"run": run_folder}, before=note, modes="bm25") as address:
         port = int(address.rstrip("/").rpartition(":")[2])
         with ask("first") as first:
-            while not searched:
-                time.sleep(0.01)
+            wait_until(lambda: searched)
             leaving, last = [ask("left") for _ in range(3)], ask("last")
             wait("dpr_requests_waiting 4.0")
             for own in leaving:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.serving import die, served
+from tests.helpers.serving import die, served, wait_until
 from tests.unit.retrieval.conftest import World
 
 JSON = {"content-type": "application/json"}
@@ -99,8 +99,7 @@ def test_a_full_service_says_when_to_come_again(run_folder: Path, world: World) 
     ):
         body = {"queries": [world.questions[0].text]}
         waiting = [pool.submit(client.post, "/search", json=body) for _ in range(2)]
-        while "dpr_requests_at_work 2.0" not in client.get("/metrics").text:
-            pass
+        wait_until(lambda: "dpr_requests_at_work 2.0" in client.get("/metrics").text)
         refused = client.post("/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert client.get("/healthz").status_code == 200
@@ -119,11 +118,9 @@ def test_what_queued_is_searched_together(run_folder: Path, world: World) -> Non
     with ThreadPoolExecutor(8) as pool, served({"run": run_folder}, before=note, batch=6) as client:
         questions = [question.text for question in world.questions[:8]]
         asked = [pool.submit(client.post, "/search", json={"queries": [question], "k": 2}) for question in questions[:1]]
-        while not batches:
-            pass
+        wait_until(lambda: batches)
         asked += [pool.submit(client.post, "/search", json={"queries": [question], "k": 2}) for question in questions[1:]]
-        while "dpr_requests_waiting 7.0" not in client.get("/metrics").text:
-            pass
+        wait_until(lambda: "dpr_requests_waiting 7.0" in client.get("/metrics").text)
         gate.set()
         together = [answer.result().json()["results"][0] for answer in asked]
         assert batches == [1, 6, 1]
@@ -143,9 +140,10 @@ def test_a_question_that_ends_its_worker_fails_alone(run_folder: Path, world: Wo
 
     with ThreadPoolExecutor(8) as pool, served({"run": run_folder}, before=act, modes="bm25") as client:
         questions = ["ka no", "deadly", *(question.text for question in world.questions[:4])]
-        asked = [pool.submit(client.post, "/search", json={"queries": [question]}) for question in questions]
-        while "dpr_requests_waiting 5.0" not in client.get("/metrics").text:
-            pass
+        asked = [pool.submit(client.post, "/search", json={"queries": [question]}) for question in questions[:1]]
+        wait_until(lambda: not is_first)  # it is at work alone, so that all others wait for one batch
+        asked += [pool.submit(client.post, "/search", json={"queries": [question]}) for question in questions[1:]]
+        wait_until(lambda: "dpr_requests_waiting 5.0" in client.get("/metrics").text)
         gate.set()
         answers = dict(zip(questions, (answer.result() for answer in asked), strict=True))
         assert answers["deadly"].status_code == 503

@@ -148,13 +148,13 @@ def test_a_worker_that_dies_at_once_is_started_after_pauses_that_grow() -> None:
     async def check() -> None:
         service = Service(start, patience=1, pause=0.02)
         await service.reload()
-        await until(lambda: len(times) == 6)
+        await until(lambda: len(times) >= 6 and service.trouble is not None)  # none for a moment after each start
         assert service.trouble is not None and "times in a row" in service.trouble
         await service.close()
         assert service.trouble is None
 
     asyncio.run(check())
-    pauses = np.diff(times)[1:]
+    pauses = np.diff(times)[1:5]
     assert (pauses >= 0.02 * np.array([1, 2, 4, 8])).all()
 
 
