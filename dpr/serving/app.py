@@ -76,6 +76,13 @@ def make_app(
     async def index() -> Response:
         return FileResponse(page / "index.html")
 
+    _add_refusals(app)
+    return guard
+
+
+def _add_refusals(app: FastAPI) -> None:
+    """Every error is one sentence as JSON."""
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return _error(422, sentence(error.errors()))
@@ -92,8 +99,6 @@ def make_app(
             "There was an error parsing the body": "the body is not JSON in UTF-8, or is nested too deeply",
         }
         return _error(error.status_code, known.get(str(error.detail), str(error.detail)), error.headers)
-
-    return guard
 
 
 def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> None:

@@ -54,7 +54,7 @@ class BestVectors(Callback):
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         """The vectors of an earlier best stay until the checkpoint of this one is written."""
-        is_best = run.progress.best_checkpoint == f"{run.settings.checkpoint_file_name}.step{run.progress.step}"
+        is_best = _is_best(run, run.progress.step)
         for validation in _keeping(run) if run.ranks.is_main else ():
             if not (folder := _target(run, validation.name)).is_dir():
                 continue
@@ -69,7 +69,7 @@ class BestVectors(Callback):
     def _remove_others(self, run: Run) -> None:
         if run.ranks.is_main:
             for folder, step in _written(run):
-                if f"{run.settings.checkpoint_file_name}.step{step}" != run.progress.best_checkpoint:
+                if not _is_best(run, step):
                     remove_folder(folder)
 
 
@@ -77,13 +77,17 @@ def _keeping(run: Run) -> list[RetrievalValidation]:
     return [each for each in run.validations if isinstance(each, RetrievalValidation) and each.options.keep_vectors]
 
 
-def _written(run: Run) -> Iterator[tuple[Path, str]]:
+def _is_best(run: Run, step: int) -> bool:
+    return run.progress.best_checkpoint == f"{run.settings.checkpoint_file_name}.step{step}"
+
+
+def _written(run: Run) -> Iterator[tuple[Path, int]]:
     """The folders of vectors of this run's validations, with their steps."""
     for validation in _keeping(run):
         pattern = re.compile(re.escape(validation.name) + r"\.step(\d+)_0")
         for path in sorted((run.output_dir / _FOLDER).glob("*_0")):
             if match := pattern.fullmatch(path.name):
-                yield path, match[1]
+                yield path, int(match[1])
 
 
 def _target(run: Run, name: str) -> Path:
@@ -95,15 +99,14 @@ def _writer(run: Run, name: str, model: BiEncoder, corpus: CorpusTokens) -> Vect
     target = _target(run, name)
     config = EmbedConfig(precision=run.settings.train.precision, chunk_size=corpus.chunk_size)
     metadata = shard_metadata(model, corpus.source, config, range(corpus.num_passages))
-    opened: list[VectorShardWriter] = []
+    make_writer = partial(VectorShardWriter, target, metadata=metadata, dimension=model.dimension)
 
-    def open_empty() -> None:
-        if target.exists():  # of a process that was killed before its checkpoint
+    def empty() -> None:
+        if target.exists():  # of an earlier validation at this step
             remove_folder(target)
-        opened.append(VectorShardWriter(target, metadata=metadata, dimension=model.dimension))
+        make_writer()
 
-    on_main(open_empty)
-    if not opened:
-        opened.append(VectorShardWriter(target, metadata=metadata, dimension=model.dimension))
+    on_main(empty)
+    writer = make_writer()
     barrier()  # no rank writes while another is still opening it
-    return opened[0]
+    return writer

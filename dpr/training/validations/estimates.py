@@ -44,9 +44,10 @@ def estimated(judged: Mapping[str, Sequence[Judged]], stratum: Stratum) -> dict[
         hard, seen = np.array([pair for counts in above for pair in counts], dtype=np.int64).reshape(-1, 2).T
         is_best = np.diff(question, prepend=-1) > 0
         total = np.array([total for _, _, total in questions])
+        reached = {k: probabilities_within(k, hard, seen, share) for k in (20, 100)}
         for name in ESTIMATED:
             kind, _, k = name.partition("@")
-            within = probabilities_within(int(k), hard, seen, share)
+            within = reached[int(k)]
             weights = is_best if kind == "accuracy" else 1 / total[question]
             # Passages of one question are reached or missed together, those of several independently.
             deviations = np.bincount(question, np.sqrt(within * (1 - within)) * weights, len(questions))

@@ -256,6 +256,8 @@ def test_a_run_that_starts_again_keeps_vectors_of_its_best_checkpoint_alone(fold
     (run / "vectors" / "own.step3_0").mkdir()
     assert trained_with_vectors(folder, run) == [f"own.{best_step(run)}_0"]
     assert embedded(folder, run, f"own.{best_step(run)}")[0].embedded == 0
+    (run / "vectors" / "own.step3_0").mkdir()  # a finished run saves nothing more, and cleans up all the same
+    assert trained_with_vectors(folder, run) == [f"own.{best_step(run)}_0"]
 
 
 @pytest.mark.parametrize(
