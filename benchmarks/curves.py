@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.workload import SHARED, load_texts
-from dpr.assembly.sources import resolve_training_files
-from dpr.assembly.training import as_tokens, build_model, build_trainer, open_sets
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.json_formats import write_training_set
 from dpr.formats.training_sets import open_training_set
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import as_tokens, build_model, build_trainer, open_sets
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
 from dpr.preparation.splits import TRAIN, split_by_group

@@ -21,7 +21,6 @@ import numpy as np
 
 from benchmarks.memory import Watch
 from benchmarks.memory_cases import write_model
-from dpr.assembly.indexes import index_choice, open_text_index
 from dpr.embedding import job
 from dpr.embedding.chunks import Chunk
 from dpr.embedding.settings import EmbedConfig
@@ -29,6 +28,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.shard_groups import Metadata
 from dpr.formats.vector_shards import VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
+from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.settings import IndexerConfig

@@ -22,10 +22,10 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.training_sets import open_training_set
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
+from dpr.storage.durable import durable_folder
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.dev_sets import AverageRankValidation, DevSet
 

@@ -32,13 +32,13 @@ from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.likeness import NEAR_DUPLICATE
 from dpr.formats.corpora import read_passages, write_passages
-from dpr.formats.durable import durable_folder, read_json, write_json
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.dense import BLOCK_ROWS, DenseFinder, question_folder
 from dpr.mining.job import mine
 from dpr.mining.negatives import MiningSettings
+from dpr.storage.durable import durable_folder, read_json, write_json
 
 OURS, OURS_WITHOUT, OURS_TWICE = "dpr mine", "dpr mine, near_duplicate=0", "dpr mine, processes=2"
 THEIRS = f"sentence-transformers {version('sentence-transformers')}"

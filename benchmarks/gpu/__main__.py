@@ -19,7 +19,7 @@ try:
     from benchmarks.gpu import caching, checks, decoder, embedding, memory, searching, training
     from benchmarks.gpu.record import Record
     from benchmarks.gpu.workload import REHEARSAL, Sizes
-    from dpr.formats.durable import read_json, write_json
+    from dpr.storage.durable import read_json, write_json
 except ImportError as error:
     needed = error.name or "another version of a package"
     sys.exit(f"python -m benchmarks.gpu needs {needed}, which cannot be imported here ({error}); docs/gpu.md lists the packages")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dpr.formats.durable import write_json
+from dpr.storage.durable import write_json
 
 PEAK = 989e12
 """bf16 operations per second of an H100 or H200 (SXM) by its data sheet, without sparsity."""

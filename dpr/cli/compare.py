@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all metrics and tests to")
     options = parser.parse(argv)
     from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, format_table
-    from dpr.formats.durable import write_json
-    from dpr.formats.outputs import require_writable
+    from dpr.storage.durable import write_json
+    from dpr.storage.outputs import require_writable
 
     if options.out is not None:
         require_writable(options.out)

@@ -95,7 +95,7 @@ def _disks() -> list[str]:
 
 
 def _deep() -> int:
-    from dpr.assembly.self_test import backends, checks
+    from dpr.jobs.self_test import backends, checks
 
     _section("Backends", backends())
     print("Self-test")

@@ -19,16 +19,16 @@ def _command(config_name: str, root: str, job: str) -> Callable[[list[str]], int
     return main
 
 
-train = _command("biencoder_train_cfg", "dpr.training.command_settings:BiEncoderTrainConfig", "dpr.assembly.training")
-explain = _command("explain", "dpr.training.command_settings:ExplainConfig", "dpr.assembly.explain")
+train = _command("biencoder_train_cfg", "dpr.training.command_settings:BiEncoderTrainConfig", "dpr.jobs.train")
+explain = _command("explain", "dpr.training.command_settings:ExplainConfig", "dpr.jobs.explain")
 ladder = _command("ladder", "dpr.ladder.settings:LadderConfig", "dpr.ladder.rounds")
-embed = _command("gen_embs", "dpr.embedding.settings:EmbedConfig", "dpr.assembly.embedding")
-retrieve = _command("dense_retriever", "dpr.retrieval.settings:RetrievalConfig", "dpr.assembly.retrieval")
-tune_index = _command("tune_index", "dpr.retrieval.tuning_settings:TuneIndexConfig", "dpr.assembly.index_tuning")
-evaluate = _command("evaluate", "dpr.retrieval.suite_settings:EvaluateConfig", "dpr.assembly.suite")
-export = _command("export", "dpr.export.settings:ExportConfig", "dpr.assembly.export")
-push = _command("push", "dpr.export.hub_settings:PushConfig", "dpr.assembly.push")
-_download = _command("download", "dpr.preparation.settings:DownloadConfig", "dpr.assembly.download")
+embed = _command("gen_embs", "dpr.embedding.settings:EmbedConfig", "dpr.jobs.embed")
+retrieve = _command("dense_retriever", "dpr.retrieval.settings:RetrievalConfig", "dpr.jobs.retrieve")
+tune_index = _command("tune_index", "dpr.retrieval.tuning_settings:TuneIndexConfig", "dpr.jobs.tune_index")
+evaluate = _command("evaluate", "dpr.retrieval.suite_settings:EvaluateConfig", "dpr.jobs.evaluate")
+export = _command("export", "dpr.export.settings:ExportConfig", "dpr.jobs.export")
+push = _command("push", "dpr.export.hub_settings:PushConfig", "dpr.jobs.push")
+_download = _command("download", "dpr.preparation.settings:DownloadConfig", "dpr.jobs.download")
 
 
 def download(argv: list[str]) -> int:

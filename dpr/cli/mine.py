@@ -42,9 +42,9 @@ def main(argv: list[str]) -> int:
     options = _parser().parse(argv)
     _refuse_what_does_nothing(options)
     cluster = _cluster(options)
-    from dpr.assembly.mining import open_cross_encoder, workers_elsewhere
     from dpr.core.logs import configure_logging
     from dpr.formats.training_sets import open_training_set
+    from dpr.jobs.mine import open_cross_encoder, workers_elsewhere
     from dpr.mining.audit import audit_lines
     from dpr.mining.job import mine
 
@@ -93,7 +93,7 @@ def given(options: Namespace, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _search(options: Namespace) -> Search:
-    from dpr.assembly.mining import dense_search, lexical_search
+    from dpr.jobs.mine import dense_search, lexical_search
 
     if not options.model_file:
         return lexical_search(options=options.indexer_options, **given(options, ("indexer", *BM25_ONLY)))

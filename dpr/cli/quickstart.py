@@ -90,8 +90,8 @@ def _port(asked: int | None) -> int:
 
 def show(plan: QuickstartPlan, seconds: float) -> None:
     """The table, the page, what could not be read, and what to type next."""
-    from dpr.formats.durable import read_json
     from dpr.ladder.quickstart import SYSTEMS
+    from dpr.storage.durable import read_json
 
     runs = [f"{label}={plan.metrics(stage)}" for stage, label in SYSTEMS.items()]
     print()

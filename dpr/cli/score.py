@@ -66,7 +66,7 @@ def _refuse_what_does_nothing(options: Namespace) -> None:
 
 
 def _teacher(options: Namespace) -> Teacher:
-    from dpr.assembly.mining import dense_search, lexical_search, open_cross_encoder
+    from dpr.jobs.mine import dense_search, lexical_search, open_cross_encoder
     from dpr.mining.scoring import Teacher
 
     if options.cross_encoder:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dpr.cli.plain_arguments import PlainParser
 
 if TYPE_CHECKING:
-    from dpr.assembly.search import FoundPassage, Searcher
+    from dpr.jobs.search import FoundPassage, Searcher
     from dpr.retrieval.explaining import Place
 
 _SNIPPET_LINES = 3
@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse(argv)
     if options.corpus and options.question is None and options.folder is not None and not Path(options.folder).is_dir():
         options.folder, options.question = None, options.folder  # with --corpus, a single word is the question
-    from dpr.assembly.search import open_searcher, search_settings
     from dpr.core.logs import configure_logging
+    from dpr.jobs.search import open_searcher, search_settings
 
     configure_logging()
     named = {name: getattr(options, name) for name in ("model", "vectors", "corpus", "mode", "weight", "indexer")}

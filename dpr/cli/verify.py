@@ -21,8 +21,8 @@ def main(argv: list[str]) -> int:
         print(_USAGE, end="")
         return 0 if argv else 2
     from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
-    from dpr.formats.checksums import verify_file
-    from dpr.formats.durable import verify_folder
+    from dpr.storage.checksums import verify_file
+    from dpr.storage.durable import verify_folder
 
     is_whole = True
     for name in argv:
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 def _parts(folder: Path) -> list[Path]:
     """The folder itself if it has a manifest; else folders in it that have one or should (checkpoints), and files with a checksum."""
-    from dpr.formats.durable import CHECKSUM
+    from dpr.storage.durable import CHECKSUM
 
     if (folder / "manifest.json").exists():
         return [folder]
@@ -60,7 +60,7 @@ def _parts(folder: Path) -> list[Path]:
 
 def _rest(path: Path, parts: list[Path]) -> list[str]:
     """Names of the files in a folder that are in none of its parts."""
-    from dpr.formats.durable import CHECKSUM
+    from dpr.storage.durable import CHECKSUM
 
     known = set(parts)
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != CHECKSUM and _is_visible(file, path)]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
+from dpr.storage.durable import read_json
 
 _TOKENIZER = "tokenizer.json"
 _CONFIG = "config.json"

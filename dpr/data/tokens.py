@@ -26,9 +26,6 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats.checksums import cache_root
-from dpr.formats.durable import MANIFEST
-from dpr.formats.outputs import ensure_built
 from dpr.formats.token_store import (
     LAYOUT_VERSION,
     Facts,
@@ -43,6 +40,9 @@ from dpr.formats.token_store import (
     token_dtype,
 )
 from dpr.formats.training_sets import TrainingSet
+from dpr.storage.checksums import cache_root
+from dpr.storage.durable import MANIFEST
+from dpr.storage.outputs import ensure_built
 
 logger = get_logger(__name__)
 

@@ -29,7 +29,7 @@ from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.source import PassageSource
 from dpr.embedding.token_cache import read_tokens, token_rules, write_tokens
 from dpr.formats.arrays import map_ids
-from dpr.formats.checksums import cache_root
+from dpr.storage.checksums import cache_root
 
 logger = get_logger(__name__)
 

@@ -29,11 +29,11 @@ from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_pas
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
 from dpr.embedding.token_cache import TokenCache
-from dpr.formats.checksums import cache_root
 from dpr.formats.corpus_store import has_places
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
+from dpr.storage.checksums import cache_root
 
 logger = get_logger(__name__)
 

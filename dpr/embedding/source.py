@@ -11,9 +11,9 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import decorate_passage, normalize_passage
-from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import check_unique_ids, read_passages
 from dpr.formats.corpus_store import CorpusStore, open_store
+from dpr.storage.checksums import content_sha256
 
 logger = get_logger(__name__)
 

@@ -24,8 +24,8 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.encode import tokenize_passages
-from dpr.formats.durable import durable_folder, verify_folder
 from dpr.formats.token_store import token_dtype
+from dpr.storage.durable import durable_folder, verify_folder
 
 logger = get_logger(__name__)
 

@@ -10,9 +10,9 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.formats import checkpoints
-from dpr.formats.durable import durable_folder
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
+from dpr.storage.durable import durable_folder
 
 
 def merged(model: BiEncoder) -> BiEncoder:

@@ -8,11 +8,11 @@ from pathlib import Path
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
-from dpr.formats.outputs import output
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.models.dpr_checkpoint import file_weights
+from dpr.storage.outputs import output
 
 _CHUNK_ROWS = 8192
 

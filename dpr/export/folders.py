@@ -13,9 +13,9 @@ from dpr.export.model_card import README, CardFacts, model_card
 from dpr.export.onnx_folder import write_precisions
 from dpr.export.registry import format_of
 from dpr.export.tower_files import without_bars
-from dpr.formats.durable import durable_folder
-from dpr.formats.outputs import output
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import durable_folder
+from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
 

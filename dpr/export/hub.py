@@ -8,7 +8,7 @@ from pathlib import Path
 from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.export.model_card import README
-from dpr.formats.durable import MANIFEST, read_manifest, verify_folder
+from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 
 logger = get_logger(__name__)
 

@@ -24,9 +24,9 @@ from dpr.export.checking import Texts
 from dpr.export.onnx_graph import EXTRA, GraphEncoder, file_size, overlap, tokenizer_for_serving, write_graph, write_lower
 from dpr.export.registry import Format
 from dpr.formats.checkpoints import write_json_file
-from dpr.formats.durable import read_json
 from dpr.models.biencoder import BiEncoder
 from dpr.models.trials import pad_id
+from dpr.storage.durable import read_json
 
 logger = get_logger(__name__)
 

@@ -23,8 +23,8 @@ from dpr.export.tower_files import (
     write_tokenizer,
 )
 from dpr.formats.checkpoints import write_json_file
-from dpr.formats.durable import read_json
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import read_json
 
 ARGUMENTS = "pyserini.json"
 

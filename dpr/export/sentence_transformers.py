@@ -33,10 +33,10 @@ from dpr.export.tower_files import (
     write_tokenizer,
 )
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.trials import is_static
+from dpr.storage.durable import read_json
 
 LIBRARY = "config_sentence_transformers.json"
 OWN = "dpr"

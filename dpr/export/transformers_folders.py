@@ -29,9 +29,9 @@ from dpr.export.tower_files import (
     write_tokenizer,
 )
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.models.backbones import auto_class
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import read_json
 
 VECTORS = "vectors.json"
 _BATCH = 8

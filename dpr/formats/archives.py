@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import durable_folder
+from dpr.storage.durable import durable_folder
 
 MAX_FILES = 100_000
 MAX_BYTES = 200 * 10**9

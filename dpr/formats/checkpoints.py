@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.formats.durable import read_json, verify_folder
 from dpr.formats.json_records import describe
+from dpr.storage.durable import read_json, verify_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,6 @@ from dpr.core.hashes import text_hash
 from dpr.core.machine import usable_cores
 from dpr.core.records import Passage
 from dpr.formats.arrays import map_array
-from dpr.formats.checksums import cache_root, file_state, require_unchanged
 from dpr.formats.corpora import (
     DEFAULT_COLUMNS,
     Columns,
@@ -38,11 +37,12 @@ from dpr.formats.corpora import (
     write_passages,
 )
 from dpr.formats.corpus_ranges import row_blocks
-from dpr.formats.durable import durable_folder, read_manifest
 from dpr.formats.json_records import skip_space
-from dpr.formats.outputs import cache_key, ensure_built
 from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.text_input import LinePlace, open_input
+from dpr.storage.checksums import cache_root, file_state, require_unchanged
+from dpr.storage.durable import durable_folder, read_manifest
+from dpr.storage.outputs import cache_key, ensure_built
 
 _VERSION = 1
 _STEP = 16  # rows from one place to the next: few to read for one passage, few places to keep

@@ -20,8 +20,8 @@ from typing import IO, Any
 from dpr import __version__
 from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.logs import get_logger
-from dpr.formats.durable import describe_file, flush, read_json, write_json, writing
-from dpr.formats.run_lock import held, lock_of
+from dpr.storage.durable import describe_file, flush, read_json, write_json, writing
+from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 

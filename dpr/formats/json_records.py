@@ -9,10 +9,8 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import math
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,11 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.formats.text_input import BOM, MAX_LINE_BYTES, LinePlace, NulWarning, decode_line, iter_raw_lines, open_input
+from dpr.storage.strict_json import STRICT
 
 _WINDOW = 2**20
 _SPACE = re.compile(r"[ \t\n\r]*")
+_LENIENT = json.JSONDecoder(parse_int=len)
 _JSON_SPACE = b" \t\r\n"
 _SHAPES = "a JSON array of objects, or one JSON object per line"
 
@@ -109,7 +109,7 @@ def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
 def parse_object(text: str) -> dict[str, Any]:
     """One JSON object; ValueError says what is wrong, without file and line."""
     try:
-        value = _STRICT.decode(text)
+        value = STRICT.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.pos + 1}") from None
     except RecursionError:
@@ -213,7 +213,7 @@ class _Window:
 
     def decode(self) -> tuple[Any, int, str | None]:
         """The value at the position, where it ends, and what is wrong with it where its end is known nevertheless."""
-        at_end, error, decoder = False, None, _STRICT
+        at_end, error, decoder = False, None, STRICT
         while True:
             start = self.position
             try:
@@ -304,34 +304,3 @@ def _decoded(stream: io.BufferedReader, path: Path, line: int) -> Iterator[str]:
         line += chunk.count(b"\n")
         newline = chunk.rfind(b"\n")
         start_of_line = len(chunk) - newline - 1 if newline >= 0 else start_of_line + len(chunk)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {repeated!a} appears twice in one object")
-    return value
-
-
-def refuse_constant(name: str) -> Any:
-    """Raises ValueError for NaN and infinity, which Python's parser accepts."""
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _parse_int(digits: str) -> int:
-    if len(digits) > 1000:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
-
-
-def finite_float(digits: str) -> float:
-    """The number in these digits; ValueError where no float is that large and Python would read infinity."""
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"the number {digits[:40]} is too large")
-    return value
-
-
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=refuse_constant, parse_int=_parse_int, parse_float=finite_float)
-_LENIENT = json.JSONDecoder(parse_int=len)

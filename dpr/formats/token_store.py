@@ -32,7 +32,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.formats.arrays import map_array
-from dpr.formats.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
+from dpr.storage.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
 
 NO_TITLE = -1
 LAYOUT_VERSION = 2  # a change of what is stored must change it, so that old stores are not used

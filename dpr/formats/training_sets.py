@@ -18,9 +18,6 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
-from dpr.formats.checksums import cache_root, content_sha256
-from dpr.formats.durable import MANIFEST, durable_folder, read_manifest
-from dpr.formats.outputs import cache_key, ensure_built
 from dpr.formats.text_input import expand_files
 from dpr.formats.training_files.json_formats import write_training_set as write_training_set
 from dpr.formats.training_files.registry import files_read, format_of
@@ -29,6 +26,9 @@ from dpr.formats.training_files.unread_keys import UnreadKeys
 from dpr.formats.training_files.usable_rows import Counts, UsableRows, shown
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_store import RowStore, write_rows
+from dpr.storage.checksums import cache_root, content_sha256
+from dpr.storage.durable import MANIFEST, durable_folder, read_manifest
+from dpr.storage.outputs import cache_key, ensure_built
 
 logger = get_logger(__name__)
 

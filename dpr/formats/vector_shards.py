@@ -29,8 +29,11 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
 from dpr.formats.arrays import DTYPES, PackedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
-from dpr.formats.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
-from dpr.formats.durable import (
+from dpr.formats.shard_groups import Metadata, are_rows_of_one_corpus, require_compatible
+from dpr.formats.sorted_hashes import first_duplicate
+from dpr.formats.text_input import matching_paths
+from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
+from dpr.storage.durable import (
     MANIFEST,
     describe_file,
     durable_file,
@@ -41,10 +44,7 @@ from dpr.formats.durable import (
     write_manifest,
     writing,
 )
-from dpr.formats.leftovers import remove_leftovers
-from dpr.formats.shard_groups import Metadata, are_rows_of_one_corpus, require_compatible
-from dpr.formats.sorted_hashes import first_duplicate
-from dpr.formats.text_input import matching_paths
+from dpr.storage.leftovers import remove_leftovers
 
 _UNFINISHED = "shard.json"
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")

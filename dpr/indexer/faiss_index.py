@@ -22,7 +22,6 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds, pack_ids
-from dpr.formats.durable import durable_file, read_json, write_json
 from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
@@ -38,6 +37,7 @@ from dpr.indexer.vectors import (
     paired_dots,
     refuse_overflow,
 )
+from dpr.storage.durable import durable_file, read_json, write_json
 
 _INDEX_FILE, _IDS_FILE, _FACTS_FILE = "index.faiss", "ids.npy", "facts.json"
 

@@ -16,12 +16,12 @@ from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.seeding import generator_for
 from dpr.formats.arrays import IdChunks, write_ids
-from dpr.formats.durable import durable_file
-from dpr.formats.resumed_folders import ResumedFolder
 from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.list_files import HeldLists, ListFile, read_sizes, write_lists
 from dpr.indexer.settings import ListSettings
 from dpr.indexer.vectors import AllRows, check_finite, refuse_overflow
+from dpr.storage.durable import durable_file
+from dpr.storage.resumed_folders import ResumedFolder
 
 logger = get_logger(__name__)
 

@@ -18,13 +18,13 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, rule_of
 from dpr.core.user_classes import load_class
-from dpr.formats.checksums import folder_problems
-from dpr.formats.durable import durable_folder, read_manifest, writing
-from dpr.formats.leftovers import remove
-from dpr.formats.run_lock import held, lock_of
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
 from dpr.indexer.recall import DEPTH, Recall, held_back, least_breadth, recall_values
 from dpr.indexer.settings import KINDS
+from dpr.storage.checksums import folder_problems
+from dpr.storage.durable import durable_folder, read_manifest, writing
+from dpr.storage.leftovers import remove
+from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 

@@ -17,9 +17,7 @@ from dpr.core.records import Passage, Question
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.checksums import cache_root
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder, read_manifest, verify_folder
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.exact import ExactIndex
@@ -27,6 +25,8 @@ from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.retrievers import DenseRetriever, QuestionForm
 from dpr.retrieval.suite_settings import SuiteSetConfig
 from dpr.retrieval.suites import TestSet
+from dpr.storage.checksums import cache_root
+from dpr.storage.durable import durable_folder, read_manifest, verify_folder
 
 logger = get_logger(__name__)
 

@@ -26,8 +26,8 @@ from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import configure_logging, get_logger
-from dpr.formats.durable import writing
-from dpr.formats.leftovers import remove, remove_leftovers, temporary_beside
+from dpr.storage.durable import writing
+from dpr.storage.leftovers import remove, remove_leftovers, temporary_beside
 
 logger = get_logger(__name__)
 

@@ -22,13 +22,13 @@ from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.progress import Progress
-from dpr.formats.durable import MANIFEST, describe_file, durable_folder, verify_folder
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import RunningTopK, SearchResult, encode_ids
 from dpr.indexer.registry import Index
 from dpr.indexer.vectors import PrefixedSource, check_queries, common_dimension
 from dpr.integrations.ray_cluster import share_out
+from dpr.storage.durable import MANIFEST, describe_file, durable_folder, verify_folder
 
 
 @dataclass(frozen=True)

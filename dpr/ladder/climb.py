@@ -11,12 +11,12 @@ from dpr.core.errors import InputError, StageError, StopRequested
 from dpr.core.logs import get_logger
 from dpr.core.stopping import describe
 from dpr.formats.checkpoints import RUN_FILE
-from dpr.formats.durable import read_json, remove_folder, write_json
-from dpr.formats.leftovers import remove_leftovers
-from dpr.formats.outputs import require_writable
-from dpr.formats.run_lock import held
 from dpr.ladder.process import PassOn, python_command
 from dpr.ladder.stages import Facts, Record, Stage
+from dpr.storage.durable import read_json, remove_folder, write_json
+from dpr.storage.leftovers import remove_leftovers
+from dpr.storage.outputs import require_writable
+from dpr.storage.run_lock import held
 
 logger = get_logger(__name__)
 

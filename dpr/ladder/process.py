@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import dpr
 from dpr.core.stopping import SignalBlock
-from dpr.formats.durable import appended
+from dpr.storage.durable import appended
 
 _REST_OF_OUTPUT_S = 5.0
 

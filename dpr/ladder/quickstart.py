@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.sources import resolve_passage_sources
 from dpr.core.hashes import text_sha256
-from dpr.formats.durable import read_json, read_manifest
+from dpr.jobs.sources import resolve_passage_sources
 from dpr.ladder.stages import Stage
 from dpr.ladder.training import trained_files
 from dpr.preparation.folder_data import CORPUS, DEV, EVALUATION_CORPUS, TEST, FolderSettings
 from dpr.preparation.folder_files import find_documents, name_in
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.storage.durable import read_json, read_manifest
 
 STATIC, TRANSFORMER = "static", "transformer"
 SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}

@@ -14,8 +14,8 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
-from dpr.formats.checksums import content_sha256
-from dpr.formats.durable import MANIFEST, describe_file, read_json, read_manifest, write_json
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import MANIFEST, describe_file, read_json, read_manifest, write_json
 
 RECORD = "stage.json"
 _FORMAT = 1

@@ -7,12 +7,12 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpr.assembly.sources import NamedSource
 from dpr.core.errors import ConfigError
 from dpr.core.settings import DECIDING, flat_values, listed
 from dpr.data.settings import DataSetSettings
 from dpr.formats.checkpoints import RUN_FILE
-from dpr.formats.durable import read_json
+from dpr.jobs.sources import NamedSource
+from dpr.storage.durable import read_json
 from dpr.training.command_settings import BiEncoderTrainConfig
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpr.core.records import TrainingSample
-from dpr.formats.durable import durable_file, write_json
 from dpr.formats.training_records import sample_to_json
 from dpr.mining.audit import BlockAudit
 from dpr.mining.negatives import Candidate, MiningSettings, PairScorer, choose_negatives, finish_together
 from dpr.mining.scores import as_written, scored_by
 from dpr.mining.search import Asked, Finder, Found
 from dpr.mining.work import BlockWriter
+from dpr.storage.durable import durable_file, write_json
 
 
 @dataclass(frozen=True)

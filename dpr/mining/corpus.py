@@ -13,10 +13,10 @@ from dpr.core.records import Passage
 from dpr.data.likeness import plain
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_sets import TrainingSet
+from dpr.storage.durable import durable_folder
 
 TRAINING_PASSAGES = "corpus.jsonl"
 _BY_TEXT = "rows_by_text"

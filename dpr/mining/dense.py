@@ -21,7 +21,6 @@ from dpr.core.progress import Progress
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.durable import MANIFEST, describe_file, durable_folder
 from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import to_rankings
@@ -31,6 +30,7 @@ from dpr.indexer.vectors import paired_dots
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.search import Asked, Found
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import MANIFEST, describe_file, durable_folder
 
 logger = get_logger(__name__)
 

@@ -12,11 +12,6 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
-from dpr.formats.checksums import content_sha256
-from dpr.formats.durable import describe_file, read_json, remove_folder, write_json
-from dpr.formats.leftovers import remove_leftovers
-from dpr.formats.outputs import require_writable
-from dpr.formats.run_lock import held, lock_of
 from dpr.formats.training_files.json_formats import join_record_files
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.audit import combine, warn_of_few
@@ -26,6 +21,11 @@ from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import MiningSettings, PairScorer
 from dpr.mining.search import Search
 from dpr.mining.work import BLOCKS, BlockWriter, Elsewhere, write_blocks
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import describe_file, read_json, remove_folder, write_json
+from dpr.storage.leftovers import remove_leftovers
+from dpr.storage.outputs import require_writable
+from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 

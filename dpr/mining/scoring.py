@@ -14,8 +14,6 @@ import numpy as np
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
-from dpr.formats.checksums import content_sha256
-from dpr.formats.durable import durable_file, write_json
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
@@ -26,6 +24,8 @@ from dpr.mining.negatives import PairScorer
 from dpr.mining.scores import passages_of, scored_by, with_teacher_scores
 from dpr.mining.search import Asked, Finder, Search
 from dpr.mining.work import BlockWriter
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import durable_file, write_json
 
 logger = get_logger(__name__)
 

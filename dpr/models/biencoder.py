@@ -24,7 +24,6 @@ from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
-from dpr.formats.durable import durable_folder
 from dpr.models.adapters import BaseModel, check_start, is_stored, update_digest
 from dpr.models.backbones import check_weights, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
@@ -35,6 +34,7 @@ from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.models.towers import build_towers, stored_towers
+from dpr.storage.durable import durable_folder
 
 BATCH_TOKENS = 8192
 """Tokens of a forward pass without gradient, where the caller does not say."""

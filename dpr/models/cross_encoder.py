@@ -16,9 +16,9 @@ from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import load_tokenizer
-from dpr.formats.durable import describe_file
 from dpr.models.pretrained import check_safetensors, load_weights, read_config
 from dpr.models.trials import first_position
+from dpr.storage.durable import describe_file
 
 _LONGEST = 512
 EXPECTED = "a folder of a Hugging Face sequence classifier with 1 or 2 labels: config.json, model.safetensors and its tokenizer"

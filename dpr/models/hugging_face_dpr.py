@@ -9,9 +9,9 @@ from typing import Any
 from dpr.core.errors import CheckpointError, InputError
 from dpr.data.tensorizer import load_tokenizer
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.models.foreign_towers import ForeignTower
 from dpr.models.pretrained import CONFIG, check_safetensors, read_config, refuse_impossible_sizes, weight_shapes
+from dpr.storage.durable import read_json
 
 QUESTION, CTX = "question_encoder", "ctx_encoder"
 EXPECTED = f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder as {CTX}"

@@ -14,11 +14,11 @@ from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.offline import no_downloads
 from dpr.data.tensorizer import load_tokenizer
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
 from dpr.models.foreign_towers import ForeignTower, backbone_facts
+from dpr.storage.durable import read_json
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FOLDERS = (("adapter_question", "adapter_ctx"), ("adapter", "adapter"))

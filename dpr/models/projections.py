@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.foreign_towers import ForeignTower
 from dpr.models.pretrained import CONFIG, check_safetensors
+from dpr.storage.durable import read_json
 
 _EXPECTED = {
     "activation_function": "torch.nn.modules.linear.Identity",

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
-from dpr.formats.durable import read_json
 from dpr.formats.json_records import describe
 from dpr.models.pretrained import CONFIG
 from dpr.models.settings import EncoderSettings
+from dpr.storage.durable import read_json
 
 logger = get_logger(__name__)
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.models.foreign_towers import ForeignTower
 from dpr.models.pretrained import check_safetensors
 from dpr.models.static import StaticConfig
+from dpr.storage.durable import read_json
 
 LONGEST = 1 << 17
 """The length of texts where the tokenizer's file cuts none: the library reads them to the end."""

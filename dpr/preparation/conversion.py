@@ -8,11 +8,11 @@ from pathlib import Path
 
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
-from dpr.formats.checksums import content_sha256
-from dpr.formats.outputs import output
 from dpr.formats.training_files.registry import format_named, format_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_files.usable_rows import Counts, UsableRows
+from dpr.storage.checksums import content_sha256
+from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
 

@@ -19,10 +19,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
-from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_file, durable_folder, read_manifest
-from dpr.formats.outputs import output
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name_in, read_documents
@@ -32,6 +29,9 @@ from dpr.preparation.near_duplicates import find_near_duplicates
 from dpr.preparation.passages import Piece, cut
 from dpr.preparation.question_pairs import GIVEN, KINDS, Asked, made_questions, one_for_each_passage, without_questions
 from dpr.preparation.splits import TRAIN, split_by_group
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import durable_file, durable_folder, read_manifest
+from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
 

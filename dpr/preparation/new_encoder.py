@@ -18,12 +18,12 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import load_tokenizer
-from dpr.formats.checksums import content_sha256
 from dpr.formats.corpora import read_passages
-from dpr.formats.durable import durable_folder, read_json, write_json
-from dpr.formats.outputs import output
 from dpr.formats.question_sets import read_questions
 from dpr.preparation.token_counts import count_tokens
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import durable_folder, read_json, write_json
+from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar, get_type_hints
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import check_type
 from dpr.embedding.source import PassageSource
-from dpr.formats.checksums import verify_file
-from dpr.formats.durable import CHECKSUM, read_json, write_json
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.models.settings import GivenTextSettings
 from dpr.retrieval.retrievers import QuestionForm
+from dpr.storage.checksums import verify_file
+from dpr.storage.durable import CHECKSUM, read_json, write_json
 
 FILE = "search.json"
 _SCHEMA = 1

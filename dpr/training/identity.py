@@ -17,11 +17,11 @@ from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, WARNED, flat_values
 from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
-from dpr.formats.durable import read_json
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import dropout_of
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import TowerSettings
+from dpr.storage.durable import read_json
 from dpr.training.checkpointing import StoredRun
 from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings

@@ -21,9 +21,9 @@ from dpr.data.collator import SetOptions
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
 from dpr.data.training_data import SampleSource
-from dpr.formats.durable import write_json
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import write_json
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.usual import all_callbacks
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run, stored_pool_size

@@ -17,16 +17,16 @@ METHODS = {
     "scatter_object_list": "only tensors travel between ranks",
     "send_object_list": "only tensors travel between ranks",
     "recv_object_list": "only tensors travel between ranks",
-    "instantiate": "objects are built by dpr/assembly, never from a _target_",
+    "instantiate": "objects are built by dpr/jobs, never from a _target_",
     "unsafe_load": "runs code from the file",
-    "mktemp": "a race; use dpr/formats/durable.py",
+    "mktemp": "a race; use dpr/storage/durable.py",
 }
 DOTTED = {
     "os.system": "no shell",
     "os.popen": "no shell",
     "yaml.load": "runs code from the file; safe_load",
     "torch.save": "a pickle; safetensors",
-    "np.memmap": "checksummed readers are in dpr/formats",
+    "np.memmap": "checksummed readers are in dpr/formats and dpr/storage",
 }
 # The one exception: the original's own file format is what ``torch.save`` makes of a dictionary of tensors, numbers and texts.
 ALLOWED = {"dpr/formats/original/checkpoints.py": {"torch.save"}}
@@ -35,7 +35,7 @@ RESTRICTED_UNPICKLER = "dpr/formats/original/inert_pickle.py"
 UNPICKLERS = {"Unpickler", "_Unpickler"}
 # Elsewhere files are written only inside a ``with`` of one of these, so that nothing half-written is ever found.
 WRITERS = {"durable_folder", "durable_file"}
-MAY_WRITE = ("dpr/formats/",)
+MAY_WRITE = ("dpr/formats/", "dpr/storage/")
 
 
 def dotted(node: ast.expr) -> str:
@@ -84,14 +84,14 @@ def write_fault(node: ast.Call) -> str | None:
     name = dotted(node.func)
     leaf = name.rpartition(".")[2]
     if leaf in ("write_text", "write_bytes", "save_file", "savez", "savetxt", "tofile") or name in ("np.save", "numpy.save", "json.dump"):
-        return "all output goes through dpr/formats/durable.py"
+        return "all output goes through dpr/storage/durable.py"
     if leaf == "open":
         position = 1 if isinstance(node.func, ast.Name) or name.split(".")[0] in ("gzip", "bz2", "lzma", "io", "codecs") else 0
         mode = keyword(node, "mode")
         if mode is None and len(node.args) > position and isinstance(node.args[position], ast.Constant):
             mode = node.args[position].value  # type: ignore[attr-defined]
         if isinstance(mode, str) and set(mode) & set("wax+"):
-            return "all output goes through dpr/formats/durable.py"
+            return "all output goes through dpr/storage/durable.py"
     return None
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dpr.assembly import training
 from dpr.cli.jobs import train as main
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs import train
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.patience import patient
@@ -89,13 +89,13 @@ def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[float | None] = []
-    job = training.run
+    job = train.run
 
     def noted(config: BiEncoderTrainConfig) -> float | None:
         returned.append(job(config))
         return returned[-1]
 
-    monkeypatch.setattr(training, "run", noted)
+    monkeypatch.setattr(train, "run", noted)
     wanted = "dpr train -m train.learning_rate=1e-5,2e-5,5e-5"
     assert wanted in PAGE
     assert main(["-m", "train.learning_rate=1e-5,1e-2", "dev_datasets=dev.json", "output_dir=runs/sweep", *SMALL]) == 0

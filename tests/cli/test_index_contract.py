@@ -19,7 +19,6 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import write_questions
 from dpr.formats.results import read_trec_run
 from dpr.formats.training_sets import write_training_set
@@ -27,6 +26,7 @@ from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Index, Texts
 from dpr.indexer.vectors import VectorSource, blocks
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import sentence, tiny_model
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import dpr
 from dpr.cli.main import COMMANDS, main
-from dpr.formats.durable import durable_folder
 from dpr.formats.results import Hit, RetrievedQuestion, write_results
+from dpr.storage.durable import durable_folder
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.patience import patient
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dpr.formats import checkpoints
-from dpr.formats.durable import verify_folder
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import verify_folder
 from tests.helpers.tiny import training_folder
 from tests.invariants.test_resume import ROOT, command, environment, kill_tree, run
 

@@ -10,11 +10,11 @@ import pytest
 
 from dpr.cli.endings import exit_code_of
 from dpr.cli.main import main
-from dpr.formats.durable import durable_folder, write_json
 from dpr.ladder.quickstart import QuickstartPlan, write_search
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.folder_data import CORPUS, FolderSettings, prepare_folder
+from dpr.storage.durable import durable_folder, write_json
 from examples.rag_folder import FolderRetriever
 from examples.rag_folder import main as rag
 from tests.helpers.tiny import sentence, static_folder

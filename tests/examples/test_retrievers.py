@@ -12,8 +12,8 @@ import torch
 from dpr.cli.jobs import embed, export
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import sentence, tiny_model
 
 lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from dpr.core.records import Passage, Question
-from dpr.formats.checksums import verify_file
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import CHECKSUM, durable_folder
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.results import write_trec_run
 from dpr.formats.training_sets import write_training_set
+from dpr.storage.checksums import verify_file
+from dpr.storage.durable import CHECKSUM, durable_folder
 from tests.faults.runs import REPOSITORY, final_hash
 from tests.helpers.original import flat_params, original_names, write_original
 from tests.helpers.patience import patient

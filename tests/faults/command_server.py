@@ -49,12 +49,12 @@ def _import_everything() -> None:
     import transformers.models.bert.modeling_bert
     import transformers.models.bert.tokenization_bert  # noqa: F401
 
-    import dpr.assembly.download
-    import dpr.assembly.embedding
-    import dpr.assembly.export
-    import dpr.assembly.mining
-    import dpr.assembly.retrieval
-    import dpr.assembly.training
+    import dpr.jobs.download
+    import dpr.jobs.embed
+    import dpr.jobs.export
+    import dpr.jobs.mine
+    import dpr.jobs.retrieve
+    import dpr.jobs.train
     import dpr.ladder.rounds
     import dpr.preparation.conversion
     import dpr.preparation.new_encoder  # noqa: F401

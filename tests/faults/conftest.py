@@ -19,7 +19,7 @@ from types import TracebackType
 
 import pytest
 
-from dpr.formats.durable import durable_file
+from dpr.storage.durable import durable_file
 from tests.faults.runs import Server, Workshop, final_hash
 
 BEGIN, END = "<!-- fault table: begin -->", "<!-- fault table: end -->"

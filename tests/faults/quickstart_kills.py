@@ -106,7 +106,7 @@ def went_on(log: str) -> str:
 
 def timed_command() -> None:
     """Runs the command in this process and prints how long it trained, saved and verified."""
-    from dpr.formats.durable import verify_folder
+    from dpr.storage.durable import verify_folder
     from dpr.training.checkpointing import CheckpointFolder
     from dpr.training.trainer import BiEncoderTrainer
 

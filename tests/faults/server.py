@@ -57,8 +57,6 @@ def _import_everything() -> None:
     import transformers.models.bert.modeling_bert
     import transformers.models.bert.tokenization_bert  # noqa: F401
 
-    import dpr.assembly.training
-    import dpr.cli.jobs  # noqa: F401
     from dpr.evaluation.report.write import versions
     from dpr.training.metrics import matrix_peak
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpr.formats.checkpoints import MODEL_FILE, checkpoint_folders, read_tensors
-from dpr.formats.durable import verify_folder
+from dpr.storage.durable import verify_folder
 from tests.faults.conftest import Case
 from tests.faults.runs import NAME, Workshop, saved_steps
 

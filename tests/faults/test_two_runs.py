@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from dpr.formats.leftovers import this_process
-from dpr.formats.run_lock import LOCK_FILE, STALE_AFTER_S
+from dpr.storage.leftovers import this_process
+from dpr.storage.run_lock import LOCK_FILE, STALE_AFTER_S
 from tests.faults.conftest import Case
 from tests.faults.runs import Workshop, final_hash
 

@@ -24,7 +24,6 @@ from dpr.evaluation.report.reading import read_retrieval, read_training
 from dpr.formats.archives import unpack
 from dpr.formats.checkpoints import read_settings, read_tensors, resolve_checkpoint
 from dpr.formats.corpora import check_unique_ids, read_passages
-from dpr.formats.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
 from dpr.formats.metrics_files import read_evaluation
 from dpr.formats.original.checkpoints import read_dpr_checkpoint
 from dpr.formats.original.vectors import PickledVectors
@@ -37,6 +36,7 @@ from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shard
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.suites import read_suite
+from dpr.storage.durable import MANIFEST, durable_folder, read_manifest, verify_folder, write_manifest
 from dpr.training.checkpointing import CheckpointFolder
 from tests.fuzz.foreign_subjects import FOREIGN
 from tests.fuzz.lookup_subjects import LOOKUPS

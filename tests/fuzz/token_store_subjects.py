@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpr.formats.durable import MANIFEST, write_manifest
 from dpr.formats.token_store import Facts, PassageTokens, StoredPassage, TokenPartWriter, TokenStore, finish_store, part_folder
+from dpr.storage.durable import MANIFEST, write_manifest
 from tests.fuzz.mutations import BYTES, JSON, Mutation
 from tests.fuzz.subject import Files, Subject, contents
 

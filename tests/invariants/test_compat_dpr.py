@@ -18,10 +18,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from dpr.assembly.sources import resolve_training_files
-from dpr.assembly.training import build_model, build_trainer, open_sets, run
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import build_model, build_trainer, open_sets, run
 from dpr.models.settings import TowerSettings
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.assembly.search import open_searcher, search_settings
 from dpr.cli.main import main
 from dpr.core.records import Passage
 from dpr.formats.checkpoints import read_tensors, resolve_checkpoint
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import open_shards
+from dpr.jobs.search import open_searcher, search_settings
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.tiny import encoder_folder, make_samples
 

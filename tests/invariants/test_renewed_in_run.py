@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.assembly import renewal
-from dpr.assembly.sources import resolve_training_files
-from dpr.assembly.training import as_tokens, build_model, build_trainer, open_sets
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.jobs import renewal
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import as_tokens, build_model, build_trainer, open_sets
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import mine
 from dpr.mining.settings import MiningSettings

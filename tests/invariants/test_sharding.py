@@ -18,10 +18,10 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from dpr.core.distributed import barrier, current_ranks
 from dpr.formats import checkpoints
-from dpr.formats.durable import verify_folder
 from dpr.formats.tensor_parts import read_parts, stored_shapes
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.fast import packed
+from dpr.storage.durable import verify_folder
 from dpr.training.callbacks import Callback
 from dpr.training.run import Run
 from dpr.training.validations import dev_sets

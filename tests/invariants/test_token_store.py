@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.assembly.sources import resolve_training_files
-from dpr.assembly.training import as_tokens, build_model, build_trainer, open_sets
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
 from dpr.formats.training_sets import TrainingSet, write_training_set
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import as_tokens, build_model, build_trainer, open_sets
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError
-from dpr.formats.durable import MANIFEST, describe_file, durable_folder, verify_folder
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import MANIFEST, describe_file, durable_folder, verify_folder
 from tests.helpers.tiny import tiny_model
 
 _opened: list[str] | None = None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpr.assembly.sources import resolve_passage_source, resolve_question_set, resolve_training_files
 from dpr.cli.launch import launch
 from dpr.core.errors import ConfigError
+from dpr.jobs.sources import resolve_passage_source, resolve_question_set, resolve_training_files
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.cli.dry_job import Seen
 

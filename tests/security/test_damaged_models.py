@@ -15,10 +15,10 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats.durable import MANIFEST, durable_folder, write_manifest
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
+from dpr.storage.durable import MANIFEST, durable_folder, write_manifest
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 Damage = Callable[[Path], None]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.assembly.search import open_searcher
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.corpora import write_passages
+from dpr.jobs.search import open_searcher
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder

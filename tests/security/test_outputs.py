@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.assembly import embedding, training
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs import embed, train
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.tiny import encoder_folder, make_samples
 
@@ -40,8 +40,8 @@ def test_neither_training_nor_embedding_writes_them(tmp_path: Path, monkeypatch:
     config = BiEncoderTrainConfig(train_datasets="train.json", dev_datasets="train.json", output_dir="run", no_cuda=True)
     config.encoder.pretrained_model_cfg, config.encoder.pretrained, config.encoder.sequence_length = "encoder", False, 24
     config.train.batch_size, config.train.num_train_epochs, config.train.num_workers = 8, 1, 0
-    training.run(config)
-    embedding.run(EmbedConfig(model_file="run", ctx_src="corpus.tsv", out_file="run/vectors", no_cuda=True))
+    train.run(config)
+    embed.run(EmbedConfig(model_file="run", ctx_src="corpus.tsv", out_file="run/vectors", no_cuda=True))
     files = [path for path in (work / "run").rglob("*") if path.is_file()]
     assert {"model.safetensors", "report.html", "metrics.jsonl", "vectors-00000.npy"} <= {path.name for path in files}
     for path in files:

@@ -14,11 +14,11 @@ from typing import Any
 from dpr.core.errors import DprError, InputError
 from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
 from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, metrics_problems
-from dpr.formats.durable import read_json
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.metrics_files import PerQuestion, per_question
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
+from dpr.storage.durable import read_json
 
 METRICS_FILE = "metrics.json"
 _CATALOGUES = ("datasets", "ctx_sources")

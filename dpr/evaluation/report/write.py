@@ -11,8 +11,8 @@ import dpr
 from dpr.core.lazy import version_of
 from dpr.evaluation.report.page import Report, build_page
 from dpr.evaluation.report.reading import read_retrieval, read_training
-from dpr.formats.durable import durable_file
-from dpr.formats.outputs import require_writable
+from dpr.storage.durable import durable_file
+from dpr.storage.outputs import require_writable
 
 REPORT_FILE = "report.html"
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "faiss-cpu", "bm25s", "pytrec-eval-terrier")

@@ -18,8 +18,8 @@ from dpr.core.logs import get_logger
 from dpr.core.records import MAX_ID_BYTES
 from dpr.export.stores.rows import RowBatch, VectorRows
 from dpr.formats import vector_tables
-from dpr.formats.resumed_folders import ResumedFolder, resumed_folder
 from dpr.indexer.faiss_files import flat_header, read_engine
+from dpr.storage.resumed_folders import ResumedFolder, resumed_folder
 
 logger = get_logger(__name__)
 

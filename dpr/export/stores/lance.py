@@ -12,8 +12,8 @@ from dpr.core.errors import DprError, InputError, OutputError, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import get_logger
 from dpr.export.stores.rows import RowBatch, VectorRows
-from dpr.formats.run_lock import held, lock_of
 from dpr.formats.vector_tables import batch_reader, record_batch, row_schema
+from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
 

@@ -19,9 +19,9 @@ from dpr.core.hashes import text_sha256
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpus_metadata import read_metadata
-from dpr.formats.durable import MANIFEST, describe_file
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import decode_ids
+from dpr.storage.durable import MANIFEST, describe_file
 
 BATCH_ROWS = 8192
 STEP_ROWS = 8 * BATCH_ROWS

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError
-from dpr.formats.durable import durable_file
 from dpr.formats.original.inert_pickle import MAX_STRUCTURE_BYTES, MalformedPickle, Record, StructureReader
+from dpr.storage.durable import durable_file
 
 if TYPE_CHECKING:
     from torch import Tensor

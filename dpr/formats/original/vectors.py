@@ -12,8 +12,8 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES
-from dpr.formats.durable import describe_file
 from dpr.formats.original.inert_pickle import MalformedPickle, Record, load_vectors
+from dpr.storage.durable import describe_file
 
 EXPECTED = "an embedding file of the original DPR, a list of (id, float32 vector)"
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import read_json
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.rows import chosen_split
+from dpr.storage.durable import read_json
 
 _BATCH_ROWS = 256
 _SPLIT_FILE = "dataset_dict.json"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import judgement, judgement_lines
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow, chosen_split, content_id, joined, parsed_row
 from dpr.formats.training_files.values import text_of
+from dpr.storage.durable import durable_folder
 
 
 def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:

@@ -20,16 +20,16 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage
 from dpr.formats.arrow_batches import MappedBatches, write_batches
-from dpr.formats.checksums import cache_root
 from dpr.formats.corpora import is_json_name, read_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.outputs import cache_key, ensure_built
 from dpr.formats.sorted_hashes import HashIndex
 from dpr.formats.text_input import has_lone_surrogate, iter_lines, located
 from dpr.formats.training_files.arrow_rows import arrow_rows, is_arrow
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_records import checked_answers
+from dpr.storage.checksums import cache_root
+from dpr.storage.durable import durable_folder
+from dpr.storage.outputs import cache_key, ensure_built
 
 _VERSION = 1
 _ROWS, _INDEX = "rows.arrow", "index.npy"

@@ -11,8 +11,8 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
-from dpr.formats.durable import durable_file
 from dpr.formats.training_files.rows import SourceRow
+from dpr.storage.durable import durable_file
 
 logger = get_logger(__name__)
 

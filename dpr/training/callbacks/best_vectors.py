@@ -19,9 +19,9 @@ from dpr.core.logs import get_logger
 from dpr.embedding.corpus_tokens import CorpusTokens
 from dpr.embedding.job import shard_metadata
 from dpr.embedding.settings import EmbedConfig
-from dpr.formats.durable import remove_folder
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import remove_folder
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run

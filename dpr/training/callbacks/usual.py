@@ -17,7 +17,7 @@ from dpr.core.logs import get_logger
 from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
-from dpr.formats.durable import append_jsonl, durable_file
+from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.best_vectors import BestVectors
 from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.protocol import Callback
@@ -244,9 +244,7 @@ def all_callbacks(given: Sequence[Callback], settings: TrainSettings, output_dir
     if unknown := [name for name in left_out if name not in usual]:
         raise ConfigError(f"train.leave_out={unknown[0]} is not a usual callback; choose of {', '.join(usual)}")
     if settings.renew_negatives and not any(callback.renews_negatives for callback in given):
-        raise ConfigError(
-            "train.renew_negatives is for dpr train; from Python, pass callbacks=[RenewNegatives(...)] of dpr.assembly.renewal"
-        )
+        raise ConfigError("train.renew_negatives is for dpr train; from Python, pass callbacks=[RenewNegatives(...)] of dpr.jobs.renewal")
     kept = [[callback for callback in part if type(callback).__name__ not in left_out] for part in (before, after)]
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []

@@ -17,13 +17,13 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.core.seeding import generator_for
 from dpr.embedding.source import PassageSource
-from dpr.formats.checksums import cache_root, content_sha256
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder, read_json, write_json
-from dpr.formats.outputs import cache_key, ensure_built
 from dpr.formats.results import read_trec_run
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
+from dpr.storage.checksums import cache_root, content_sha256
+from dpr.storage.durable import durable_folder, read_json, write_json
+from dpr.storage.outputs import cache_key, ensure_built
 from dpr.training.validations.estimates import Stratum
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 

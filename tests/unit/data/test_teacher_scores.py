@@ -21,9 +21,9 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.data.training_data import TrainingData
 from dpr.formats import arrow_batches
-from dpr.formats.durable import read_manifest
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.storage.durable import read_manifest
 from dpr.training.step import DirectStep
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model

@@ -23,8 +23,8 @@ from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import arrow_batches
-from dpr.formats.durable import verify_folder
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
+from dpr.storage.durable import verify_folder
 from tests.helpers.tiny import encoder_folder, make_samples
 
 PLAIN = SetOptions("tiny")

@@ -20,9 +20,9 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats import vector_shards
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import durable_folder
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 

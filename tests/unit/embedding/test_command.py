@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.assembly.embedding import run
-from dpr.assembly.sources import resolve_passage_source, resolve_passage_sources
 from dpr.cli.jobs import embed as main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import warn_once
@@ -19,8 +17,10 @@ from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from dpr.jobs.embed import run
+from dpr.jobs.sources import resolve_passage_source, resolve_passage_sources
+from dpr.storage.durable import durable_folder
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 from tests.helpers.varlen import on_any_device

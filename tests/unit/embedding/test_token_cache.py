@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.assembly.embedding import run
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.embedding import token_cache
@@ -18,7 +17,8 @@ from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.token_cache import TokenCache
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
+from dpr.jobs.embed import run
+from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import sentence, tiny_model
 
 

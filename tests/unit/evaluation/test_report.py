@@ -18,9 +18,9 @@ from dpr.evaluation.report.overview import duel, headline, interval
 from dpr.evaluation.report.page import LARGEST, Report, build_page, rank_histogram, render
 from dpr.evaluation.report.reading import Retrieval, Training, flatten, printable, read_retrieval
 from dpr.evaluation.report.write import write_report
-from dpr.formats.durable import append_jsonl, write_json
 from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.results import Hit, RetrievedQuestion, write_results
+from dpr.storage.durable import append_jsonl, write_json
 
 HOSTILE = [
     "<script>alert(1)</script>",

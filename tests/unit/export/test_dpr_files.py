@@ -12,8 +12,8 @@ from transformers import BertConfig, BertModel
 from dpr.cli.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.export.dpr_files import export_dpr_file
-from dpr.formats.durable import durable_folder
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import durable_folder
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import tiny_model
 

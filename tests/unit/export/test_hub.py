@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from dpr.cli.jobs import push as main
 from dpr.export.hub import ATTRIBUTES, LARGE_FILES
-from dpr.formats.durable import durable_folder
+from dpr.storage.durable import durable_folder
 
 TOKEN = "hf_of_the_test"
 

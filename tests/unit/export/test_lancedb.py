@@ -11,9 +11,9 @@ import pytest
 from dpr.core.errors import CheckpointError, InputError
 from dpr.embedding.source import PassageSource
 from dpr.export.stores.lance import load_lance
-from dpr.formats.leftovers import this_process
-from dpr.formats.run_lock import RunLock, lock_of
 from dpr.indexer.exact import ExactIndex
+from dpr.storage.leftovers import this_process
+from dpr.storage.run_lock import RunLock, lock_of
 from tests.helpers.stores import METADATA, assert_same_but_for_ties, load_and_die, open_rows, passages, record, vectors, write_inputs
 
 lancedb = pytest.importorskip("lancedb", reason="lancedb is in the extra stores")

@@ -10,7 +10,7 @@ import yaml
 
 from dpr.cli.jobs import export
 from dpr.cli.jobs import train as main
-from dpr.formats.durable import verify_folder
+from dpr.storage.durable import verify_folder
 from tests.helpers.tiny import training_folder
 
 

@@ -20,9 +20,9 @@ from dpr.export.folders import export_folder
 from dpr.export.registry import format_of
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import verify_folder
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import verify_folder
 from examples.sentence_transformers_evaluator import evaluate
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
 from tests.helpers.tiny import sentence

@@ -14,7 +14,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.export.stores.files import FILE_FORMATS, point_id, write_files
-from dpr.formats.durable import read_manifest, verify_folder
+from dpr.storage.durable import read_manifest, verify_folder
 from tests.helpers.stores import METADATA, load_and_die, open_rows, passages, record, vectors, write_inputs
 
 COUNT = 300

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
-from dpr.formats.durable import write_manifest
 from dpr.formats.token_store import Facts, PassageTokens, StoredPassage, TokenPartWriter, TokenStore, finish_store, part_folder, token_dtype
+from dpr.storage.durable import write_manifest
 from tests.helpers.examples import examples
 
 FACTS: Facts = {"kind": "token store", "prefix": "\N{SNOWMAN}", "rows": 1}

@@ -14,11 +14,11 @@ from hypothesis.extra import numpy as stn
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.settings import EmbedConfig
 from dpr.formats.arrays import DTYPES, decode, encode
-from dpr.formats.durable import verify_folder
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.faiss_index import FlatIndex
 from dpr.indexer.settings import FlatSettings
+from dpr.storage.durable import verify_folder
 
 _NUMBERS = st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False)
 

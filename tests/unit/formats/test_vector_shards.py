@@ -14,10 +14,10 @@ import pytest
 from dpr.core.errors import InputError
 from dpr.formats import arrays, checksums, vector_shards
 from dpr.formats.arrays import PackedIds, write_ids
-from dpr.formats.durable import MANIFEST, verify_folder, write_manifest
-from dpr.formats.leftovers import temporary_beside
 from dpr.formats.sorted_hashes import hash_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
+from dpr.storage.durable import MANIFEST, verify_folder, write_manifest
+from dpr.storage.leftovers import temporary_beside
 
 METADATA: dict[str, Any] = {"model_fingerprint": "m", "settings_fingerprint": "s", "encoder_type": "ctx", "corpus": "c.tsv"}
 IDS = ["1", "wiki:22", "\u00e9"]

@@ -11,11 +11,11 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds
-from dpr.formats.durable import MANIFEST, write_manifest
 from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
 from dpr.indexer.ranking import HeldIds, to_rankings
 from dpr.indexer.registry import Index, IndexChoice, Texts
 from dpr.indexer.settings import Bm25Settings
+from dpr.storage.durable import MANIFEST, write_manifest
 
 TEXTS = {
     "d1": "The cat sat on the mat with another cat",

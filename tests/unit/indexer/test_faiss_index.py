@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.formats.durable import read_manifest, write_manifest
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import IndexChoice, index_class
 from dpr.indexer.settings import ExactSettings, FlatSettings, GraphSettings
 from dpr.indexer.vectors import ArraySource
+from dpr.storage.durable import read_manifest, write_manifest
 
 SMALL = {
     "flat": IndexChoice("flat", FlatSettings()),

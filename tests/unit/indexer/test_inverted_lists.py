@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats import checksums
-from dpr.formats.durable import read_manifest, write_manifest
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.indexer import list_building
 from dpr.indexer.exact import ExactIndex
@@ -21,6 +19,8 @@ from dpr.indexer.ranking import encode_ids
 from dpr.indexer.recall import Recall, least_breadth, recall_values
 from dpr.indexer.registry import IndexChoice
 from dpr.indexer.vectors import AllRows, ArraySource, PrefixedSource
+from dpr.storage import checksums
+from dpr.storage.durable import read_manifest, write_manifest
 
 KINDS = ("ivf", "small")
 DIMENSION = 32

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.assembly import retrieval
 from dpr.cli.main import main
 from dpr.core.records import Passage, Question
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.question_sets import write_questions
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs import retrieve
+from dpr.storage.durable import durable_folder
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.gate import FOLDER
 from tests.helpers.patience import patient
@@ -198,14 +198,14 @@ def test_a_search_is_that_of_one_process_and_goes_on_after_a_fault(cluster: Any,
     found = {path: path.stat().st_mtime_ns for path in world.glob("there.run.searching/found-*/ids.npy")}
     assert len(found) == SHARDS - 1
     seen: dict[Path, int] = {}
-    real, before = retrieval.remove_folder, found.keys()
+    real, before = retrieve.remove_folder, found.keys()
 
     def remove(folder: Path) -> None:
         seen.update((path, path.stat().st_mtime_ns) for path in before)
         real(folder)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(retrieval, "remove_folder", remove)
+        patched.setattr(retrieve, "remove_folder", remove)
         assert main(shared) == 0
     assert seen == found, "a shard that was searched is not searched again"
     assert (world / "there.run").read_bytes() == (world / "here.run").read_bytes()

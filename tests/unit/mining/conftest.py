@@ -10,9 +10,9 @@ import torch
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import WORDS, tiny_model
 
 

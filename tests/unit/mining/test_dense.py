@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.assembly.mining import dense_search
 from dpr.cli.main import main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
@@ -22,6 +21,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
+from dpr.jobs.mine import dense_search
 from dpr.mining import dense
 from dpr.mining.blocks import BlockMiner
 from dpr.mining.dense import DenseSearch

@@ -16,13 +16,13 @@ import numpy as np
 from benchmarks.memory import MEBI, Watch
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import durable_folder
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.dense import DenseFinder, question_folder
 from dpr.mining.job import mine
 from dpr.mining.negatives import MiningSettings
+from dpr.storage.durable import durable_folder
 from tests.architecture.source_files import REPOSITORY
 
 FEW, MANY, DEPTH, DIMENSION, PASSAGES = 1000, 5000, 100, 64, 400

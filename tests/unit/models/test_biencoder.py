@@ -14,9 +14,9 @@ from dpr.core.batch import TokenBatch
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats import checkpoints
-from dpr.formats.durable import durable_folder
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.storage.durable import durable_folder
 from tests.helpers.tiny import encoder_folder, tiny_model
 
 TEXTS = ["ba be bi", "bo", "ca ce ci co cu da de di do du"]

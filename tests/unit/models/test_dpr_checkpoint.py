@@ -11,8 +11,8 @@ import torch
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.core.records import Passage
-from dpr.formats.durable import durable_folder
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import durable_folder
 from tests.helpers.original import flat_params, nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import WORDS, encoder_folder, tiny_model
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.assembly import embedding, training
 from dpr.cli.search import main as search
 from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
@@ -18,6 +17,7 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import VectorShard
+from dpr.jobs import embed, train
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
@@ -188,7 +188,7 @@ def test_every_command_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFi
     write_passages(tmp_path / "corpus.tsv", PASSAGES)
     write_training_set(tmp_path / "dev.json", make_samples(8))
     corpus, out = str(tmp_path / "corpus.tsv"), str(tmp_path / "v")
-    embedding.run(EmbedConfig(model_file=str(folder), ctx_src=corpus, out_file=out, no_cuda=True))
+    embed.run(EmbedConfig(model_file=str(folder), ctx_src=corpus, out_file=out, no_cuda=True))
     ((_, vectors),) = VectorShard(f"{out}_0").chunks()
     np.testing.assert_allclose(vectors, plain_vectors(folder, pooling="cls"), atol=1e-6)
     best = PASSAGES[int((vectors @ BiEncoder.load(folder).encode_questions(["be bi"])[0]).argmax())]
@@ -196,7 +196,7 @@ def test_every_command_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert str(best.id) in capsys.readouterr().out
     evaluated = tmp_path / "evaluated"
     config = BiEncoderTrainConfig(model_file=str(folder), dev_datasets=str(tmp_path / "dev.json"), output_dir=str(evaluated), no_cuda=True)
-    loss = training.run(config)
+    loss = train.run(config)
     assert "eval/avg_rank" in capsys.readouterr().out
     page = (evaluated / "report.html").read_text(encoding="utf-8")
     assert f"{loss:.3f}" in page and "an evaluation without training" in page

@@ -15,9 +15,9 @@ import torch
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage
 from dpr.formats.checkpoints import SETTINGS_FILE
-from dpr.formats.durable import MANIFEST, durable_folder
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings, GivenTextSettings
+from dpr.storage.durable import MANIFEST, durable_folder
 from tests.helpers.tiny import encoder_folder, tiny_model
 from tests.unit.data.test_joining import fast_tokenizer
 

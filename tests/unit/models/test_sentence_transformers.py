@@ -328,7 +328,7 @@ def test_rows_and_weights_of_model2vec_are_those_of_the_library(tmp_path: Path) 
 
 
 def test_an_encoder_taken_out_of_its_folder_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from dpr.assembly.training import build_model
+    from dpr.jobs.train import build_model
     from dpr.training.command_settings import BiEncoderTrainConfig
 
     def build(folder: Path) -> BiEncoder:
@@ -347,7 +347,7 @@ def test_an_encoder_taken_out_of_its_folder_is_pointed_out(tmp_path: Path, caplo
 
 
 def test_two_towers_are_not_made_one_by_a_setting(tmp_path: Path) -> None:
-    from dpr.assembly.training import build_model
+    from dpr.jobs.train import build_model
     from dpr.training.command_settings import BiEncoderTrainConfig
 
     parts, options = MODELS["two towers"](tmp_path)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpr.assembly.training import build_model
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.jobs.train import build_model
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.trial import graph_bytes_per_token

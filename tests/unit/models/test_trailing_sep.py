@@ -92,7 +92,7 @@ def test_every_family_numbers_the_far_position_by_its_own_rule(family: Any) -> N
 
 
 def test_a_checkpoint_remembers(tmp_path: Path) -> None:
-    from dpr.formats.durable import durable_folder
+    from dpr.storage.durable import durable_folder
 
     model = models(tmp_path / "encoder", packed=True)
     with durable_folder(tmp_path / "model") as folder:

@@ -14,10 +14,10 @@ from dpr.cli.new_encoder import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import verify_folder
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.preparation.new_encoder import reserved_tokens, train_vocabulary
+from dpr.storage.durable import verify_folder
 
 
 @pytest.fixture

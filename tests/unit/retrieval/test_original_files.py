@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.assembly.search import open_searcher, search_settings
 from dpr.cli.jobs import embed, export, retrieve
 from dpr.formats.results import iter_results
 from dpr.formats.vector_shards import open_shards
+from dpr.jobs.search import open_searcher, search_settings
 from dpr.models.biencoder import BiEncoder
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import tiny_model

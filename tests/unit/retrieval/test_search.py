@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dpr.assembly.search import FoundPassage, open_searcher, search_settings
 from dpr.cli.jobs import retrieve
 from dpr.cli.main import main as dpr
 from dpr.cli.search import format_hit
@@ -18,6 +17,7 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
+from dpr.jobs.search import FoundPassage, open_searcher, search_settings
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.explaining import Place
 from dpr.retrieval.passages import PassageLookup

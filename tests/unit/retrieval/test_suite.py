@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from dpr.assembly import suite as job
 from dpr.cli.compare import main as compare
 from dpr.cli.jobs import evaluate as main
 from dpr.cli.jobs import retrieve
@@ -21,6 +20,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_trec_run
+from dpr.jobs import evaluate as job
 from dpr.retrieval.suites import read_suite
 from tests.unit.retrieval.conftest import World
 

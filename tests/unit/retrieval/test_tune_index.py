@@ -15,8 +15,8 @@ from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.formats.durable import read_manifest
 from dpr.formats.question_sets import write_questions
+from dpr.storage.durable import read_manifest
 from tests.helpers.tiny import sentence
 from tests.unit.retrieval.conftest import World
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.assembly.served_runs import open_runs
-from dpr.assembly.serving import Engine
 from dpr.core.records import Passage
 from dpr.embedding.source import PassageSource
 from dpr.indexer.bm25 import Bm25Index
@@ -21,6 +19,8 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.filtered import among
 from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
+from dpr.jobs.served_runs import open_runs
+from dpr.jobs.serving import Engine
 from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.serving.settings import ServeSettings

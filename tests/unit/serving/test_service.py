@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dpr.assembly.search import open_searcher, search_settings
-from dpr.assembly.served_runs import open_runs
-from dpr.assembly.serving import Engine
 from dpr.core.errors import ConfigError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
+from dpr.jobs.search import open_searcher, search_settings
+from dpr.jobs.served_runs import open_runs
+from dpr.jobs.serving import Engine
 from dpr.retrieval.passages import PassageLookup
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served

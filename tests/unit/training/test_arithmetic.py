@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpr.assembly.sources import resolve_training_files
-from dpr.assembly.training import build_model, build_trainer, open_sets
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.trials import layers_of
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.trainer import BiEncoderTrainer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import CheckpointError, DprError
-from dpr.formats import durable
+from dpr.storage import durable
 from dpr.training.checkpointing import CheckpointFolder
 
 

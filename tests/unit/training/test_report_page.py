@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.formats.durable import append_jsonl
+from dpr.storage.durable import append_jsonl
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.usual import ReportPage
 from dpr.training.trainer import BiEncoderTrainer

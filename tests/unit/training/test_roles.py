@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.assembly.sources import resolve_training_files
-from dpr.assembly.training import build_model, build_trainer, open_sets
 from dpr.core.errors import CheckpointError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, Setting, flat_values, settings
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
-from dpr.formats.durable import describe_file
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import describe_file
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics

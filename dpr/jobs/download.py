@@ -1,0 +1,74 @@
+"""``dpr download``: keys of the catalogue -> files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.core.suggestions import suggestion
+from dpr.formats.archives import is_archive, unpack
+from dpr.formats.downloads import download
+from dpr.jobs.catalogue import Catalogue
+from dpr.preparation.settings import DownloadConfig, ResourceConfig
+from dpr.storage.outputs import require_writable
+
+logger = get_logger(__name__)
+
+_CATALOGUE = Catalogue("resources", ResourceConfig, "resource", targets=(), instead="it has no meaning here")
+
+
+def run(config: DownloadConfig) -> None:
+    """Downloads the keys asked for, or lists all."""
+    if not config.keys():
+        width = max((len(key) for key in config.resources), default=0)
+        for key, entry in config.resources.items():
+            print(f"{key:<{width}}  {_resource(key, entry).about}")
+        return
+    require_writable(config.output_dir, folder=True)
+    for key in wanted(config.keys(), config.resources):
+        resource = _resource(key, config.resources[key])
+        for url, target in files_of(key, resource, Path(config.output_dir)):
+            is_new = download(url, target, sha256=resource.sha256 if url == resource.url else None)
+            print(f"{target}: {'fetched' if is_new else 'there already'}, {target.stat().st_size:,} bytes")
+            if is_archive(target):
+                folder = target.with_name(target.name.split(".tar")[0].removesuffix(".zip").removesuffix(".tgz"))
+                if folder.exists():
+                    print(f"{folder}: there already")
+                else:
+                    print(f"{folder}: {unpack(target, folder):,} files")
+
+
+def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
+    """The keys that names stand for: a key itself, or all below it."""
+    found: dict[str, None] = {}
+    for name in names:
+        keys = [name] if name in resources else [key for key in resources if key.startswith(name.rstrip(".") + ".")]
+        if not keys:
+            raise ConfigError(f"{name} is not a key of resources{suggestion(name, resources, otherwise='; dpr download lists all')}")
+        found |= dict.fromkeys(keys)
+    return list(found)
+
+
+def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str, Path]]:
+    """Addresses and the files they become: ``a.b.c`` is ``a/b/c`` with the ending of the address."""
+    url = str(resource.url)
+    *folders, name = key.split(".")
+    if any(part in ("", "..") or "/" in part or "\\" in part for part in (*folders, name)):
+        raise ConfigError(f"the key {key!a} cannot be used as a file name")
+    beside = folder.joinpath(*folders)
+    suffixes = PurePosixPath(urlsplit(url).path).suffixes
+    published = "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]) else suffixes[-1:])
+    suffix = published if resource.suffix is None else resource.suffix
+    if resource.parts:
+        files = [(url.replace("{}", str(number)), beside / f"{name}_{number}{suffix}") for number in range(resource.parts)]
+    else:
+        files = [(url, beside / f"{name}{suffix}")]
+    return files + [(other, beside / PurePosixPath(urlsplit(other).path).name) for other in resource.beside()]
+
+
+def _resource(key: str, entry: Any) -> ResourceConfig:
+    return _CATALOGUE.read_entry(key, {"url": entry} if isinstance(entry, str) else entry)

@@ -1,0 +1,58 @@
+"""Embedding settings -> objects -> a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.distributed import current_ranks, process_group, resolve_device
+from dpr.core.logs import get_logger
+from dpr.core.progress import Progress
+from dpr.embedding.job import EmbedReport, embed_shard
+from dpr.embedding.settings import EmbedConfig
+from dpr.integrations.ray_cluster import share_out
+from dpr.jobs.sources import resolve_passage_source
+from dpr.models.biencoder import BiEncoder, TowerOptions
+
+logger = get_logger(__name__)
+
+# A rank on a slow CPU may need minutes for a chunk that another rank has no counterpart for.
+_TIMEOUT_S = 1800.0
+
+
+def run(config: EmbedConfig) -> EmbedReport:
+    """Embeds one shard, where every rank of a group calls it, or on a cluster all shards, whose numbers it adds."""
+    if config.cluster.kind == "none":
+        return embed(config)
+    resolve_passage_source(str(config.ctx_src), config.ctx_sources)  # a mistake is reported before anything is started
+    if config.num_shards == 1:
+        logger.warning("num_shards=1 is one worker's work; set it to some times the number of workers")
+    shards = [replace(config, shard_id=number, cluster=ClusterSettings()) for number in range(config.num_shards)]
+    device = "cpu" if config.no_cuda else config.device
+    reports = []
+    progress = Progress("embedding", len(shards), unit="shards")
+    folder = Path(str(config.out_file)).parent
+    for _, report in share_out(config.cluster, embed, shards, what="embedding", folder=folder, device=device):
+        reports.append(report)
+        progress.advance(1, 0)
+    progress.close()
+    counts = (sum(getattr(report, name) for report in reports) for name in ("passages", "embedded", "empty"))
+    whole = EmbedReport(Path(f"{config.out_file}_*"), *counts)
+    logger.info("%s: %d vectors in %d shards, %d from before", whole.folder, whole.passages, len(reports), whole.passages - whole.embedded)
+    return whole
+
+
+def embed(config: EmbedConfig) -> EmbedReport:
+    """Embeds one shard; every rank of a group calls it."""
+    source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    with process_group(device.type, timeout_s=_TIMEOUT_S):
+        options = TowerOptions(attention=config.attention)
+        model = BiEncoder.load(str(config.model_file), device=device, options=options, **config.encoder.arguments())
+        report = embed_shard(model, source, config)
+        if current_ranks().is_main:
+            reused = f", {report.passages - report.embedded} from before" if report.passages > report.embedded else ""
+            logger.info("%s: %d vectors of %d dimensions%s", report.folder, report.passages, model.dimension, reused)
+        return report

@@ -1,0 +1,195 @@
+"""Suite settings -> test sets -> rankings, metrics, a table and a page; or the TREC run of any program -> metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_sha256
+from dpr.core.logs import get_logger
+from dpr.core.records import Question
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
+from dpr.embedding.source import PassageSource
+from dpr.evaluation.ranking_metrics import format_table
+from dpr.evaluation.report.page import Report
+from dpr.evaluation.report.reading import read_retrieval
+from dpr.evaluation.report.write import write_page
+from dpr.evaluation.suite_results import MEAN, as_records, figures_of, rows_of, suite_table
+from dpr.formats.metrics_files import RESULTS, read_metrics
+from dpr.formats.question_sets import read_qrels, read_questions, write_qrels
+from dpr.formats.results import read_trec_run, write_trec_run
+from dpr.formats.vector_shards import open_shards
+from dpr.indexer.exact import ExactIndex
+from dpr.indexer.ranking import Ranking
+from dpr.integrations.mteb import task_sets
+from dpr.jobs.indexes import index_choice, open_text_index
+from dpr.models.biencoder import BiEncoder
+from dpr.models.truncation import keep_dimensions
+from dpr.retrieval.judging import judge_by_qrels, relevant_ids
+from dpr.retrieval.passages import find_passages
+from dpr.retrieval.reporting import example_rows, first_hits, write_report
+from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
+from dpr.retrieval.settings import IndexerConfig
+from dpr.retrieval.suite_settings import EvaluateConfig
+from dpr.retrieval.suites import CACHE, TestSet, read_suite
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import durable_folder, write_json
+from dpr.storage.outputs import output, require_writable
+
+logger = get_logger(__name__)
+
+PAGE, MTEB = "results.html", "mteb:"
+_OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
+
+
+def run(config: EvaluateConfig) -> float | None:
+    """Evaluates what is not evaluated yet, and writes the results of all sets. Returns the mean nDCG@10 of the last system."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("evaluation runs in one process; start it without torchrun (a GPU is used when there is one)")
+    if config.run_file is not None:
+        return _evaluate_run_file(config)
+    out = Path(str(config.output_dir))
+    require_writable(out, folder=True)
+    cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
+    tasks = str(config.suite).removeprefix(MTEB).split(",") if str(config.suite).startswith(MTEB) else []
+    sets = task_sets(tasks, cache / "mteb") if tasks else read_suite(str(config.suite), split=config.split)
+    job = _Suite(config, out, cache)
+    for place, test_set in enumerate(sets, 1):
+        logger.info("%s, test set %d of %d", test_set.name, place, len(sets))
+        job.evaluate(test_set)
+    files = {test_set.name: {system: out / test_set.name / f"{system}.json" for system in config.systems} for test_set in sets}
+    runs = {name: {system: read_metrics(file) for system, file in found.items()} for name, found in files.items()}
+    figures = figures_of(runs)
+    facts = {"model_file": config.model_file, "model_fingerprint": job.fingerprint, "n_docs": config.n_docs, "sets": list(files)}
+    write_json(out / RESULTS, {**facts, "systems": config.systems, "figures": as_records(figures)}, note={})
+    retrievals = [read_retrieval(system, file) for found in files.values() for system, file in found.items()]
+    heading = "Test sets: mean over questions, with its 95 % interval"
+    write_page(out / PAGE, Report(str(config.model_file or "BM25"), retrievals=retrievals, table=(heading, rows_of(figures))))
+    print(suite_table(figures))
+    logger.info("%s and %s written", out / RESULTS, out / PAGE)
+    last = figures[MEAN if len(sets) > 1 else sets[0].name][config.systems[-1]]
+    return next(one.mean for one in last.values())
+
+
+class _Suite:
+    """The model and what all sets have in common."""
+
+    def __init__(self, config: EvaluateConfig, out: Path, cache: Path) -> None:
+        self.config, self.out, self.cache = config, out, cache
+        self.device = resolve_device("cpu" if config.no_cuda else config.device)
+        self.model: BiEncoder | None = None
+        if config.needs_model:
+            self.model = BiEncoder.load(str(config.model_file), device=self.device, **config.encoder.arguments())
+            keep_dimensions(self.model, config.dimensions)
+        self.fingerprint = None if self.model is None else self.model.fingerprint
+
+    def evaluate(self, test_set: TestSet) -> None:
+        """Writes the folder of a set, unless it is complete and made of the same."""
+        config, made_of, target = self.config, self._made_of(test_set), self.out / test_set.name
+        with output(target, made_of, overwrite=config.overwrite) as is_needed:
+            if not is_needed:
+                return
+            qrels = read_qrels(test_set.qrels)
+            asked = read_questions(test_set.queries)
+            questions = [question for question in asked if question.id in qrels]
+            if not questions:
+                example = f"a question's id is {asked[0].id!r}, a judged one's {next(iter(qrels))!r}"
+                raise InputError(f"no question of {test_set.queries} has judgements: {example}", file=test_set.qrels)
+            source = PassageSource(test_set.corpus, test_set.name, passage_prefix=test_set.options.passage_prefix or "")
+            form = QuestionForm(prompt=test_set.options.prompt, query_prefix=test_set.options.query_prefix)
+            rankings = self._rankings(test_set, source, form, questions)
+            rows = example_rows(questions, qrels)
+            shown = set().union(*(first_hits(ranking, rows) for ranking in rankings.values()))
+            passages = find_passages([source], shown | relevant_ids(qrels))
+            asking: dict[str, Any] = {"questions": questions, "texts": [form.text(question.text) for question in questions]}
+            with durable_folder(target, overwrite=config.overwrite, metadata={"kind": "evaluation", "made_of": made_of}) as folder:
+                for system, ranking in rankings.items():
+                    judged = judge_by_qrels(questions, ranking, qrels, num_docs=config.n_docs, corpus_ids=passages)
+                    facts: dict[str, Any] = {"question_set": test_set.name, "indexer": "bm25" if system == "bm25" else "exact"}
+                    facts |= {"hybrid": "linear", "hybrid_weight": config.hybrid_weight} if system == "hybrid" else {}
+                    found: dict[str, Any] = {"rankings": ranking, "judged": judged, "rows": rows, "passages": passages}
+                    write_report(folder / f"{system}.json", facts, **asking, **found, num_docs=config.n_docs)
+                    if config.trec_runs:
+                        write_trec_run(folder / f"{system}.run", dict(zip((question.id for question in questions), ranking)), system)
+                if config.trec_runs:
+                    write_qrels(folder / "qrels.txt", qrels)
+
+    def _made_of(self, test_set: TestSet) -> dict[str, Any]:
+        """What decides the results of a set."""
+        config = self.config
+        files = {part: content_sha256(getattr(test_set, part))[:32] for part in ("corpus", "queries", "qrels")}
+        names = (
+            "systems",
+            "n_docs",
+            "trec_runs",
+            *(["precision"] * config.needs_model),
+            *(["hybrid_weight"] * ("hybrid" in config.systems)),
+        )
+        facts = {name: getattr(config, name) for name in names} | {name: getattr(test_set.options, name) for name in _OPTIONS}
+        bm25 = {} if config.systems == ["dense"] else asdict(config.bm25)
+        return {"model": self.fingerprint, **files, **facts, **bm25}
+
+    def _rankings(self, test_set: TestSet, source: PassageSource, form: QuestionForm, questions: Sequence[Question]) -> dict[str, Any]:
+        """The ranking of every question by each system."""
+        config, texts = self.config, [form.asked(question.text) for question in questions]
+        fusion = Fusion(weight=config.hybrid_weight)
+        k = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
+        sides: dict[str, list[Ranking]] = {}
+        for system, open_side in (("bm25", self._lexical), ("dense", self._dense)):
+            if system in config.systems or "hybrid" in config.systems:
+                found = open_side(test_set, source, form).retrieve(texts, k + test_set.options.skip_same_id)
+                if test_set.options.skip_same_id:
+                    found = [[hit for hit in hits if hit[0] != question.id] for question, hits in zip(questions, found, strict=True)]
+                sides[system] = [hits[:k] for hits in found]
+        if "hybrid" in config.systems:
+            sides["hybrid"] = fusion.fuse(sides["dense"], sides["bm25"], config.n_docs)
+        return {system: [hits[: config.n_docs] for hits in sides[system]] for system in config.systems}
+
+    def _lexical(self, test_set: TestSet, source: PassageSource, form: QuestionForm) -> LexicalRetriever:
+        choice = index_choice(IndexerConfig(kind="bm25", **asdict(self.config.bm25)))
+        folder = self._cached(f"{test_set.name}-bm25", [content_sha256(source.file), choice.facts()])
+        return LexicalRetriever(open_text_index(choice, [source], str(folder)))
+
+    def _dense(self, test_set: TestSet, source: PassageSource, form: QuestionForm) -> DenseRetriever:
+        """The corpus's vectors by this model are embedded once, wherever ``cache_dir`` is named; a killed run continues."""
+        model, config = self.model, self.config
+        assert model is not None
+        facts = [self.fingerprint, source.agreed(model.tensorizer.text).identity(), config.precision]
+        start = self._cached(test_set.name, facts)
+        embed_shard(model, source, EmbedConfig(out_file=str(start), precision=config.precision, batch_tokens=config.batch_tokens))
+        index = ExactIndex(open_shards([f"{start}_0"]), device=self.device)
+        return DenseRetriever(model, index, form=form, batch_size=config.batch_size)
+
+    def _cached(self, name: str, facts: Any) -> Path:
+        return self.cache / f"{name}-{text_sha256(json.dumps(facts, sort_keys=True))[:16]}"
+
+
+def _evaluate_run_file(config: EvaluateConfig) -> float | None:
+    """The metrics of a run over all judged questions; one that is not in the run counts as 0, as with trec_eval's option -c."""
+    if config.metrics_file:
+        require_writable(config.metrics_file)
+    qrels, found = read_qrels(str(config.qrels)), read_trec_run(str(config.run_file), as_trec_eval=True)
+    if not qrels.keys() & found.keys():
+        example = f"the run has {next(iter(found), None)!r}, the judgements {next(iter(qrels))!r}"
+        raise InputError(f"no question of the run has judgements: {example}", file=config.run_file, expected="the question ids of qrels")
+    questions = [Question(key, key) for key in qrels]
+    rankings = [found.get(key, []) for key in qrels]
+    num_docs = max(config.n_docs, *map(len, rankings))
+    judged = judge_by_qrels(questions, rankings, qrels, num_docs=num_docs)
+    for line in judged.notes:
+        logger.info(line)
+    name = Path(str(config.qrels)).name.partition(".")[0]
+    if config.metrics_file:
+        facts: Mapping[str, Any] = {"question_set": name, "indexer": "run file"}
+        asked: dict[str, Any] = {"questions": questions, "texts": list(qrels), "rankings": rankings}
+        write_report(Path(config.metrics_file), facts, **asked, judged=judged, num_docs=num_docs, note={})
+    columns = {key: key for key in ("accuracy@1", "accuracy@20", "recall@100", "mrr@10", "ndcg@10", "map")}
+    print(f"{name}, {len(judged.rows)} questions\n{format_table({Path(str(config.run_file)).name: judged.metrics}, columns)}")
+    return judged.metrics.get("ndcg@10")

@@ -1,0 +1,119 @@
+"""One step of a run, in words. Nothing is replayed: its rows, passages and tokens are functions of the settings and its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from dpr.core.batch import BiEncoderBatch, TokenBatch
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
+from dpr.core.records import Passage
+from dpr.data.loader import PoolDataset
+from dpr.data.negatives import AnyPassage
+from dpr.data.tensorizer import Tensorizer
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import build_model, open_sets
+from dpr.losses.candidates import find_candidates
+from dpr.training.checkpointing import stored_pool_size
+from dpr.training.command_settings import ExplainConfig
+from dpr.training.plan import make_plan
+
+_SHOWN_LETTERS = 90
+
+
+def run(config: ExplainConfig) -> None:
+    print("\n".join(explain(config)))
+
+
+def explain(config: ExplainConfig) -> Iterator[str]:
+    """The lines about a step: its epoch and pools, and of every pool rows, questions, passages, masks and tokens.
+
+    Raises:
+        ConfigError: the run has no such step.
+    """
+    # Only the tokenizer is used, so random weights will do.
+    tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
+    opened = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
+    sets = [(source, options.agreed(tensorizer.text)) for source, options in opened]
+    stored = stored_pool_size(None if config.output_dir is None else Path(config.output_dir), config)
+    pool_size = config.train.global_batch_size or stored or config.train.batch_size
+    plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())
+    per_epoch, total = plan.steps_per_epoch, plan.total_steps
+    if config.step > total:
+        raise ConfigError(f"step={config.step}, but the run has {total} steps ({per_epoch} to an epoch)")
+    (epoch, in_epoch), keys = divmod(config.step - 1, per_epoch), plan.pools_of(config.step - 1)
+    yield f"step {config.step} of {total}: epoch {epoch}, step {in_epoch + 1} of {per_epoch} in it, {len(keys)} pools"
+    for key in keys:
+        yield from _pool(plan.dataset, key, tensorizer, config.candidates(), config.questions)
+
+
+def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, rule: str, most: int) -> Iterator[str]:
+    rows = dataset.read(dataset.iterator.pool(*key))
+    batch = dataset.collator(rows)
+    width = len(batch.context_valid) // len(batch)
+    yield ""
+    parts = {number: [row.number for row in rows if row.dataset == number] for number in sorted(set(batch.datasets))}
+    for number, found in parts.items():
+        name = f"pool {key[1]}: {len(found)} questions of" if number == min(parts) else f"  and {len(found)} questions of"
+        options = dataset.options[number]
+        text = tensorizer.text
+        prefixes = {
+            "questions": text.question_prompt(options.prompt) + (options.query_prefix or ""),
+            "passages": text.passage_prompt + (options.passage_prefix or ""),
+        }
+        shown = "".join(f", {prefix!r} before {side}" for side, prefix in prefixes.items() if prefix)
+        yield f"{name} {dataset.sources[number].name}, rows {_listed(found)}{shown}"
+    yield (
+        f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots, {len(batch.contexts)} different texts; "
+        f"{batch.num_tokens} tokens ({batch.questions.tokens.shape[0]} of questions)"
+    )
+    columns = _masked_columns(batch, rule)
+    questions, contexts = _words(batch.questions, tensorizer), _words(batch.contexts, tensorizer)
+    for number, row in enumerate(rows[: most or None]):
+        assert isinstance(row.sample.question, str)  # sets are opened as text here
+        drawn = dataset.collator.select(row)
+        of_set = f" of {dataset.sources[row.dataset].name}" if len(parts) > 1 else ""
+        yield ""
+        yield f"  question {number}, row {row.number}{of_set}: {_short(row.sample.question)}"
+        yield f"    tokens    {questions[number]}"
+        slots = [("positive", passage) for passage in (drawn.positive, *drawn.other_positives)]
+        slots += [("other", passage) for passage in drawn.other_negatives]
+        slots += [("hard", passage) for passage in drawn.hard_negatives]
+        for place, (role, passage) in enumerate(slots):
+            slot = number * width + place
+            yield f"    {role:<9} slot {slot}: {_name(passage)}"
+            yield f"              {contexts[int(batch.context_row[slot])]}"
+        masked = columns[number]
+        yield f"    masked    {f'slots {_listed(masked)}, which answer it too' if masked else 'no other slot is known to answer it'}"
+    if most and len(batch) > most:
+        yield f"  ... {len(batch) - most} more questions (questions=0 shows all)"
+
+
+def _masked_columns(batch: BiEncoderBatch, rule: str) -> list[list[int]]:
+    """Slots of the pool that are left out for each question alone."""
+    known = batch.known_positive_ids, batch.known_positive_valid
+    found = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
+    return [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
+
+
+def _words(batch: TokenBatch, tensorizer: Tensorizer) -> list[str]:
+    """Token texts of every sequence."""
+    sequences = batch.tokens.split(batch.lengths.tolist())
+    return [" ".join(tensorizer.tokenizer.convert_ids_to_tokens(sequence.tolist())) for sequence in sequences]
+
+
+def _name(passage: AnyPassage) -> str:
+    assert isinstance(passage, Passage)
+    parts = [f"[{passage.id}]" if passage.id is not None else "", passage.title, _short(passage.text)]
+    return " ".join(filter(None, parts))
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 3] + "..."
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,55 @@
+"""Export settings -> a model -> a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.export.adapters import merged, write_adapters
+from dpr.export.checking import read_texts
+from dpr.export.dpr_files import export_dpr_file, export_vector_folders
+from dpr.export.folders import export_folder
+from dpr.export.settings import MODEL_FORMATS, ExportConfig
+from dpr.export.store_settings import STORES
+from dpr.jobs.model_card import card_facts
+from dpr.jobs.stores import fill_store
+from dpr.models.biencoder import BiEncoder
+from dpr.models.truncation import keep_dimensions
+from dpr.storage.outputs import require_writable
+
+logger = get_logger(__name__)
+
+
+def run(config: ExportConfig) -> None:
+    """Writes the model, or the vectors, in the format asked for."""
+    if config.to in STORES:
+        fill_store(config)
+        return
+    target = Path(str(config.out_file))
+    require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
+    more = None if config.check_texts is None else read_texts(Path(config.check_texts))
+    model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
+    keep_dimensions(model, config.dimensions)
+    if config.to in MODEL_FORMATS:
+        facts = card_facts(str(config.model_file), target.name, license_name=config.license, results=config.results or ())
+        export_folder(model, target, config.to, source=str(config.model_file), facts=facts, more=more, precisions=config.precisions or ())
+        return
+    if config.to == "vectors":
+        for folder in export_vector_folders(model, config.patterns(), str(target)):
+            logger.info("%s written", folder)
+        return
+    if config.to == "peft":
+        for folder in write_adapters(model, target, source=str(config.model_file)):
+            logger.info("%s written", folder)
+        return
+    if config.to == "dpr" and model.settings.dimensions:
+        raise ConfigError(f"the original has no place for encoder.dimensions={model.settings.dimensions}; export to=model keeps it")
+    model = merged(model)
+    if config.to == "model":
+        model.save(target)
+        logger.info("%s written: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
+        return
+    name, allowed = config.encoder.pretrained_model_cfg, config.allow_other_vectors
+    export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=allowed)
+    logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)

@@ -1,0 +1,183 @@
+"""Indexer settings -> indexes and retrievers; a saved index is reused where it is of the same vectors or texts."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_sha256
+from dpr.core.logs import get_logger
+from dpr.embedding.source import PassageSource
+from dpr.formats.original.vectors import PickledVectors
+from dpr.formats.text_input import matching_paths
+from dpr.formats.vector_shards import VectorShard, open_shards
+from dpr.indexer.fusion import DEFAULT_WEIGHT
+from dpr.indexer.recall import held_back
+from dpr.indexer.registry import Index, IndexChoice, index_class
+from dpr.indexer.settings import KINDS
+from dpr.indexer.vectors import PrefixedSource, RowSource
+from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
+from dpr.models.biencoder import BiEncoder
+from dpr.models.truncation import keep_dimensions
+from dpr.retrieval.passages import lexical_texts
+from dpr.retrieval.retrievers import (
+    DenseRetriever,
+    Fusion,
+    HybridRetriever,
+    LexicalRetriever,
+    QuestionForm,
+    Retriever,
+    check_vectors_are_of,
+    encode_questions,
+)
+from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
+from dpr.storage.durable import MANIFEST, describe_file
+
+logger = get_logger(__name__)
+
+
+def build_retriever(
+    config: RetrievalConfig,
+    sources: Sequence[PassageSource],
+    *,
+    form: QuestionForm | None = None,
+    device: torch.device | str = "cpu",
+    questions: Sequence[str] = (),
+) -> Retriever:
+    """The retriever that the settings describe: dense, over words, or both. The recall of a new index is measured on ``questions``."""
+    choice = index_choice(config.indexer)
+    if choice.index_class.reads == "texts":
+        if config.hybrid != "none":
+            raise ConfigError(f"hybrid={config.hybrid} adds BM25 to a dense indexer; indexer={choice.kind} searches texts itself")
+        return LexicalRetriever(open_text_index(choice, sources, config.bm25_index_path or config.index_path))
+    if not config.model_file:
+        raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
+    model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
+    keep_dimensions(model, config.dimensions)
+    agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
+    some = [questions[row] for row in held_back(len(questions))]
+
+    def asked() -> np.ndarray:
+        return encode_questions(model, some, agreed, batch_size=config.batch_size)
+
+    index = open_vector_index(config, choice, model, sources, device, questions=asked if some else None)
+    dense = DenseRetriever(model, index, form=form, batch_size=config.batch_size)
+    if config.hybrid == "none":
+        return dense
+    words = index_choice(replace(config.indexer, kind="bm25"))
+    lexical = LexicalRetriever(open_text_index(words, sources, config.bm25_index_path))
+    weight = DEFAULT_WEIGHT if config.hybrid_weight is None else config.hybrid_weight
+    return HybridRetriever(dense, lexical, Fusion(config.hybrid, weight, config.hybrid_normalisation, config.hybrid_depth))
+
+
+def index_choice(config: IndexerConfig) -> IndexChoice:
+    """The index that the settings name. A built-in kind has its settings beside ``kind``, a user-defined class in ``options``."""
+    if config.kind not in KINDS:
+        return IndexChoice.of(config.kind, config.options, key="indexer.options.")
+    names = [item.name for item in fields(index_class(config.kind).Settings)]
+    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
+
+
+def open_vector_index(
+    config: RetrievalConfig,
+    choice: IndexChoice,
+    model: BiEncoder,
+    sources: Sequence[PassageSource],
+    device: torch.device | str,
+    *,
+    questions: Callable[[], np.ndarray] | None = None,
+) -> Index:
+    """An index of the vectors: opened from ``index_path`` if it exists, else built, and saved there.
+
+    Raises:
+        InputError: the vectors are of another model, or the saved index is of other vectors.
+    """
+    patterns = config.vector_patterns()
+    is_shared = config.cluster.kind != "none"
+    shards = _open_vectors(patterns, model, f"model_file={config.model_file}", config.dimensions, verify=not is_shared)
+    vectors = _with_prefixes(shards, patterns, sources)
+    if is_shared:  # workers verify the shards that they search
+        where = "cpu" if config.no_cuda else config.device
+        shared = ClusterSearch(cluster_folder(config), config.cluster, config.indexer.block_rows, where)
+        return ClusterIndex.build(vectors, shared)
+    folder = Path(config.index_path) if config.index_path else None
+    if folder is not None and not choice.index_class.is_saved:
+        raise ConfigError(f"index_path is not for indexer={choice.kind}, which saves nothing; leave it out")
+    identity = {"model_fingerprint": model.fingerprint}
+    if shards and folder is not None:
+        identity["vectors"] = _digest(shards, vectors)
+    index = choice.open((lambda: vectors) if shards else None, folder=folder, source=identity, device=device, questions=questions)
+    if shards and index.num_passages != (expected := sum(shard.num_vectors for shard in shards)):
+        raise InputError(f"holds {index.num_passages} passages", file=folder, expected=f"the {expected} of encoded_ctx_files")
+    return index
+
+
+def cluster_folder(config: RetrievalConfig) -> Path:
+    """Where the machines of a cluster exchange files: beside the first output, until the command is done."""
+    first = Path(config.out_file or config.trec_run_file or config.metrics_file or "")
+    return first.with_name(f"{first.name}.searching")
+
+
+def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path: str | None) -> Index:
+    """An index of the corpus's words: opened from ``path`` if it exists, else built, and saved there."""
+    if not sources:
+        raise ConfigError(f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]")
+    # Words are searched without the prefix of what is embedded.
+    texts = [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources] if path else []
+    return choice.open(lambda: lexical_texts(sources), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
+
+
+def _open_vectors(
+    patterns: Sequence[str], model: BiEncoder, model_file: str, dimensions: int, *, verify: bool
+) -> list[VectorShard] | list[PickledVectors]:
+    """Shards, or the original's embedding files where all that is named are files."""
+    found = [matching_paths(pattern) for pattern in patterns]
+    paths = list(dict.fromkeys(path for matches in found for path in matches))
+    if not all(found) or not paths or not all(path.is_file() for path in paths):
+        shards = open_shards(patterns, verify=verify) if patterns else []
+        check_vectors_are_of(model, shards, model_file=model_file, dimensions=dimensions)
+        return shards
+    files = [PickledVectors(path) for path in paths]
+    for file in files:
+        if file.dimension != model.dimension:
+            raise InputError(f"vectors of {file.dimension} dimensions", file=file.path, expected=f"the {model.dimension} of {model_file}")
+    ids = np.concatenate([file.ids for file in files])
+    if len(np.unique(ids)) != len(ids):
+        raise InputError("a passage id occurs twice in these vectors", file=", ".join(str(file.path) for file in files[:4]))
+    logger.warning("embedding files do not say which model made them; %d vectors are taken to be of %s", len(ids), model_file)
+    return files
+
+
+def _with_prefixes(
+    shards: Sequence[VectorShard | PickledVectors], patterns: Sequence[str], sources: Sequence[PassageSource]
+) -> list[RowSource]:
+    """Shards whose ids get the prefix of their passage source; DPR pairs the patterns with the sources in order."""
+    if not any(source.id_prefix for source in sources):
+        return list(shards)
+    if len(sources) not in (1, len(patterns)):
+        found = f"ctx_datasets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
+        raise ConfigError(f"{found}; where an id_prefix is used, give one for each, in the same order")
+    prefixed: list[RowSource] = []
+    for shard in shards:
+        place = next((n for n, pattern in enumerate(patterns) if fnmatch.fnmatch(str(shard.path), str(Path(pattern).expanduser()))), 0)
+        prefix = sources[min(place, len(sources) - 1)].id_prefix
+        prefixed.append(PrefixedSource(shard, prefix) if prefix else shard)
+    return prefixed
+
+
+def _digest(shards: Sequence[VectorShard | PickledVectors], vectors: Sequence[RowSource]) -> str:
+    """Identity of the vectors and of the ids they are given."""
+    prefixes = [item.prefix if isinstance(item, PrefixedSource) else "" for item in vectors]
+    digests = [shard.digest if isinstance(shard, PickledVectors) else describe_file(shard.path / MANIFEST)["sha256"] for shard in shards]
+    return _hash(*(f"{digest} {prefix}" for digest, prefix in zip(digests, prefixes, strict=True)))
+
+
+def _hash(*parts: str) -> str:
+    return text_sha256("\n".join(parts))[:32]

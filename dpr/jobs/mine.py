@@ -1,0 +1,105 @@
+"""Mining options -> the models, vectors and indexes that mining searches with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError, InputError
+from dpr.embedding.encode import usual_tokens
+from dpr.embedding.source import PassageSource
+from dpr.formats.vector_shards import VectorShard, open_shards
+from dpr.indexer.registry import IndexChoice
+from dpr.integrations.ray_cluster import share_out
+from dpr.jobs.catalogue import warn_of_lost_space
+from dpr.mining.dense import DenseSearch
+from dpr.mining.lexical import LexicalSearch
+from dpr.mining.negatives import PairScorer
+from dpr.mining.search import Search
+from dpr.mining.settings import ModelSearchSettings
+from dpr.mining.work import Elsewhere
+from dpr.models.biencoder import BiEncoder
+from dpr.models.cross_encoder import CrossEncoder
+from dpr.retrieval.retrievers import check_vectors_are_of
+
+
+def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float) -> Search:
+    """BM25, of which ``k1`` and ``b`` may be given, or another index over texts with its ``options``."""
+    return LexicalSearch(_index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>"))
+
+
+def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -> Search:
+    """A bi-encoder's search over vectors that ``dpr embed`` made; without them it makes them.
+
+    Raises:
+        ConfigError: vectors without a corpus, an index over texts, or a prompt or prefix that the model does not have.
+        InputError: vectors of another model or corpus, with another prefix, or unfinished ones.
+        CheckpointError: there is no model.
+    """
+    settings.check()
+    index = _index(settings.indexer, settings.indexer_options, reads="vectors", else_hint="leave model_file out")
+    if settings.vectors and corpus is None:
+        raise ConfigError("vectors are those of a corpus; name it with corpus=<file>")
+    for key, prefix in (("query_prefix", settings.query_prefix), ("passage_prefix", settings.passage_prefix)):
+        warn_of_lost_space(key, prefix)
+    where = resolve_device(settings.device)
+    model = BiEncoder.load(settings.model_file, device=where, **settings.arguments())
+    shards = open_shards(settings.vectors) if settings.vectors else []
+    check_vectors_are_of(model, shards, model_file=f"model_file={settings.model_file}")
+    text = model.tensorizer.text
+    passage_prefix = text.agreed_prefix(settings.passage_prefix, text.passage_prompt, key="passage_prefix") or ""
+    if corpus is not None:
+        _check_vectors_are_of_corpus(shards, corpus, passage_prefix)
+    return DenseSearch(
+        model,
+        shards=shards,
+        batch_tokens=settings.batch_tokens or usual_tokens(where),
+        precision=settings.precision,
+        query_prefix=settings.query_prefix,
+        passage_prefix=passage_prefix,
+        prompt=settings.prompt,
+        index=index,
+    )
+
+
+def _index(kind: str, options: Mapping[str, Any], *, reads: str, else_hint: str) -> IndexChoice:
+    choice = IndexChoice.of(kind, options, key="indexer.options.")
+    if (found := choice.index_class.reads) != reads:
+        raise ConfigError(f"indexer={kind} searches {found}; {else_hint}")
+    return choice
+
+
+def open_cross_encoder(folder: str, *, device: str | None = None, precision: str = "fp32", batch_tokens: int = 0) -> PairScorer:
+    """The cross-encoder in a folder; raises CheckpointError where there is none, or it cannot be used."""
+    where = resolve_device(device)
+    return CrossEncoder.load(folder, where, batch_tokens=batch_tokens or usual_tokens(where), precision=precision)
+
+
+def workers_elsewhere(
+    cluster: ClusterSettings, *, folder: Path, device: str | None, cross_encoder: Callable[[], PairScorer] | None
+) -> Elsewhere | None:
+    """The workers of a cluster, which write to ``folder``; None without one.
+
+    ``device``: cpu where neither model nor cross-encoder is used.
+    """
+    if cluster.kind == "none":
+        return None
+    return Elsewhere(partial(share_out, cluster, what="mining", folder=folder, device=device), cross_encoder)
+
+
+def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:
+    """Texts may have been normalised, and ids are compared one by one later; all else must be as mining reads the corpus."""
+    expected = PassageSource(corpus, passage_prefix=passage_prefix).identity() if shards else {}
+    for shard in shards:
+        for key in sorted(expected.keys() - {"id_prefix", "normalize"}):
+            if (found := shard.metadata.get(key)) != expected[key]:
+                raise InputError(
+                    f"vectors of {shard.metadata.get('corpus')!r} made with {key}={found!r}",
+                    file=shard.path,
+                    expected=f"{expected[key]!r}, as for {corpus}",
+                    hint="embed this corpus with the passage_prefix of the training, name the one they were made of, or leave vectors out",
+                )

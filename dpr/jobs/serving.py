@@ -1,0 +1,246 @@
+"""A worker of ``dpr serve``: opens run folders and answers batches of requests that come through its standard input.
+
+It ends when that input ends. What it or a library prints goes to standard error; standard output carries the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpr.core.errors import DprError, InputError, first_line
+from dpr.core.logs import configure_logging, get_logger, seldom
+from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.indexer.ranking import encode_ids, is_among
+from dpr.jobs.served_runs import ServedIndex, open_runs
+from dpr.retrieval.explaining import Found, QuestionWords, retrieve_with_sides
+from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
+from dpr.serving import frames
+from dpr.serving.settings import ServeSettings
+
+logger = get_logger("dpr.jobs.serving")  # also where it is the program itself
+_EXCERPT = 320  # characters
+
+
+class Refusal(Exception):
+    """A request that cannot be answered: status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Engine:
+    """The indexes, and what they answer. A job is the JSON object that the service made of a request (``dpr/serving/app.py``)."""
+
+    def __init__(self, indexes: Sequence[ServedIndex]) -> None:
+        self._indexes = {index.name: index for index in indexes}
+        self._indexes |= {f"{index.run}:{index.mode}": index for index in indexes}
+        self._first = indexes[0]
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Of each stage, since they were last taken."""
+
+    def answer(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
+        """Status and body of the answer to each job. Searches of the same index, depth and filter are one search."""
+        answers: list[tuple[int, bytes]] = [(500, b"")] * len(jobs)
+        together: defaultdict[str, list[int]] = defaultdict(list)
+        for place, job in enumerate(jobs):
+            together[json.dumps([job.get("index"), job.get("k"), job.get("filter")], sort_keys=True)].append(place)
+        for places in together.values():
+            for place, answer in zip(places, self._answer_alike([jobs[place] for place in places]), strict=True):
+                answers[place] = answer
+        return answers
+
+    def _answer_alike(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
+        try:
+            index = self._index(jobs[0].get("index"))
+            if "k" not in jobs[0]:
+                return [_encoded(*self._document(index, job)) for job in jobs]
+            questions = [question for job in jobs for question in job["queries"]]
+            hits = iter(self._found(index, questions, jobs[0]["k"], jobs[0].get("filter")))
+            return [_encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs]
+        except Exception as error:
+            if len(jobs) > 1:  # one of them must not fail the others
+                return [self._answer_alike([job])[0] for job in jobs]
+            if isinstance(error, Refusal):
+                return [_encoded(error.status, {"error": str(error)})]
+            if isinstance(error, DprError | OSError):
+                logger.error("the files of an index are not what they were: %s", error)
+                what = f"{error.file}: {error.found}" if isinstance(error, InputError) else first_line(error)
+                said = f"the files of the index are not what they were ({what}); POST /reload opens them as they are now"
+                return [_encoded(500, {"error": said})]
+            logger.exception("a search failed")
+            return [_encoded(500, {"error": "the search has failed; the service's log says why"})]
+
+    def _index(self, name: str | None) -> ServedIndex:
+        if name is None:
+            return self._first
+        if name not in self._indexes:
+            raise Refusal(404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}")
+        return self._indexes[name]
+
+    def _found(self, index: ServedIndex, questions: Sequence[str], k: int, wanted: Mapping[str, Any] | None) -> list[list[Found]]:
+        retriever = index.retriever
+        if wanted is not None:
+            if not index.can_filter:
+                raise Refusal(422, f"{index.name} has an index but not the vectors, which a filter needs")
+            try:
+                ids = _ids(index, wanted)
+            except InputError as error:
+                raise Refusal(422, first_line(error)) from None
+            if not len(ids):
+                return [[] for _ in questions]
+            retriever = index.among(ids)
+        asked = [index.searcher.settings.form.asked(question) for question in questions if question.strip()]
+        start = time.perf_counter()
+        hits = iter(retrieve_with_sides(retriever, asked, k) if asked else [])
+        found = [next(hits) if question.strip() else [] for question in questions]
+        taken = time.perf_counter() - start
+        dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
+        if isinstance(dense, DenseRetriever):
+            for name, seconds in dense.seconds.items():
+                self.seconds[name] += seconds
+                taken -= seconds
+            dense.seconds.clear()
+        self.seconds["search"] += taken
+        return found
+
+    def _shaped(self, index: ServedIndex, job: Mapping[str, Any], found: list[list[Found]]) -> dict[str, Any]:
+        """The answer to a request, from the hits of its questions."""
+        start = time.perf_counter()
+        value: dict[str, Any]
+        passages = self._texts(index, {hit.id for row in found for hit in row}) if job.get("texts", True) or job.get("explain") else {}
+        if job["do"] == "retrieve":
+            value = {"result": [[_for_trainers(hit, passages, job["scores"]) for hit in row] for row in found]}
+        elif job["do"] == "candidates":
+            candidates = [
+                {"docid": hit.id, "score": hit.score, "rank": rank, "doc": _contents(passages[hit.id], parse=job["parse"])}
+                for rank, hit in enumerate(found[0], 1)
+            ]
+            value = {"api": "v1", "index": job["index"], "query": {"text": job["queries"][0]}, "candidates": candidates}
+        else:
+            rows = [
+                _hits(row, passages, QuestionWords(question) if job["explain"] else None, texts=job["texts"], file=index.file)
+                for question, row in zip(job["queries"], found, strict=True)
+            ]
+            value = {"index": index.name, "fingerprint": index.facts["fingerprint"], "results": rows}
+        self.seconds["texts"] += time.perf_counter() - start
+        return value
+
+    def _document(self, index: ServedIndex, job: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        found = index.searcher.passages.get([job["id"]]).get(job["id"])
+        if found is None:
+            raise Refusal(404, f"{index.name} has no passage {job['id'][:200]!r}")
+        if job["do"] == "document":
+            return 200, {"api": "v1", "index": job["index"], "docid": job["id"], "doc": _contents(found, parse=job["parse"])}
+        return 200, {"index": index.name, "id": found.id, "title": found.title, "text": found.text}
+
+    def _texts(self, index: ServedIndex, ids: set[str]) -> dict[str, Passage]:
+        """The passages; one that the corpus does not have comes without texts."""
+        found = index.searcher.passages.get(ids)
+        return {passage_id: found.get(passage_id) or Passage("", "", passage_id) for passage_id in ids}
+
+
+def _ids(index: ServedIndex, wanted: Mapping[str, Any]) -> np.ndarray:
+    """Ids (n,), ascending and distinct, of the passages that a filter lets through."""
+    ids = None
+    if wanted.get("ids") is not None:  # fixed-width bytes would lose a zero at an id's end, which no id of a corpus has
+        ids = np.unique(encode_ids([item for item in wanted["ids"] if len(item) <= MAX_ID_BYTES and "\0" not in item]))
+    if wanted.get("metadata") is None:
+        return np.empty(0, dtype="S1") if ids is None else ids
+    matching = index.fields.matching(wanted["metadata"])
+    return matching if ids is None else matching[is_among(matching, ids)]
+
+
+def _hits(
+    found: Sequence[Found], passages: Mapping[str, Passage], words: QuestionWords | None, *, texts: bool, file: str | None
+) -> list[dict[str, Any]]:
+    """Of one question: id, score, place on each side; title and text; where and why it was found, as ``dpr search`` shows it."""
+    hits: list[dict[str, Any]] = []
+    for hit in found:
+        sides = {name: place and {"rank": place.rank, "score": place.score} for name, place in hit.sides.items()}
+        value: dict[str, Any] = {"id": hit.id, "score": hit.score, "sides": sides}
+        passage = passages.get(hit.id, Passage("", "", hit.id))
+        if texts:
+            value |= {"title": passage.title, "text": passage.text}
+        if words is not None:
+            value |= {
+                "file": file,
+                "origin": _origin(passage),
+                "title_pieces": words.pieces(passage.title or hit.id),
+                "excerpt": words.excerpt(passage.text, _EXCERPT),
+                "pieces": words.pieces(passage.text),
+                "words": words.in_common(passage.title, passage.text),
+            }
+        hits.append(value)
+    return hits
+
+
+def _origin(passage: Passage) -> dict[str, str] | None:
+    found = passage.origin
+    return None if found is None else {"place": found.place, "heading": found.heading, "url": found.url}
+
+
+def _for_trainers(hit: Found, passages: Mapping[str, Passage], with_scores: bool) -> dict[str, Any]:
+    document = {"id": hit.id, "contents": _joined(passages[hit.id])}
+    return {"document": document, "score": hit.score} if with_scores else document
+
+
+def _contents(passage: Passage, *, parse: bool) -> Any:
+    value = {"id": passage.id, "contents": _joined(passage), "title": passage.title, "text": passage.text}
+    return value if parse else json.dumps(value, ensure_ascii=False)
+
+
+def _joined(passage: Passage) -> str:
+    return f"{passage.title}\n{passage.text}"
+
+
+def _encoded(status: int, value: dict[str, Any]) -> tuple[int, bytes]:
+    return status, json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def main() -> int:
+    """The process: opens what its arguments name, says what that is, and answers."""
+    options = argparse.ArgumentParser()
+    options.add_argument("settings", type=json.loads)
+    given = options.parse_args().settings
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # these reach whole groups of processes; the service ends it by ending its input
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    configure_logging()
+    _send(answers, {"opening": True}, [])
+    try:
+        indexes = list(open_runs({name: Path(path) for name, path in given["runs"].items()}, ServeSettings(**given["settings"])))
+    except (DprError, OSError) as error:
+        code = error.exit_code if isinstance(error, DprError) else 3
+        _send(answers, {"error": str(error), "exit_code": code}, [])
+        return 0
+    engine = Engine(indexes)
+    seldom(get_logger("dpr"))
+    _send(answers, {"indexes": [dict(index.facts) for index in indexes]}, [])
+    while (frame := frames.read(sys.stdin.buffer)) is not None:
+        found = engine.answer(frame["jobs"])
+        _send(answers, {"statuses": [status for status, _ in found], "seconds": dict(engine.seconds)}, [body for _, body in found])
+        engine.seconds.clear()
+    return 0
+
+
+def _send(out: Any, value: dict[str, Any], bodies: list[bytes]) -> None:
+    out.write(frames.packed(value, bodies))
+    out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

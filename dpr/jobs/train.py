@@ -1,0 +1,263 @@
+"""Training settings -> objects -> a run. The one place that knows both sides."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.core.seeding import seed_everything
+from dpr.core.settings import part_of
+from dpr.data.collator import SetOptions
+from dpr.data.settings import TextSettings
+from dpr.data.tokens import open_tokens
+from dpr.data.training_data import SampleSource
+from dpr.evaluation.report.write import write_report
+from dpr.formats.training_sets import TrainingSet, open_training_set
+from dpr.jobs.catalogue import warn_of_lost_space
+from dpr.jobs.export_best import check_formats, check_model, export_best
+from dpr.jobs.renewal import Opened, RenewNegatives
+from dpr.jobs.sources import NamedSource, resolve_training_files
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.pretrained import read_config
+from dpr.models.sentence_transformers import MODULES
+from dpr.models.settings import EncoderSettings, TowerSettings
+from dpr.storage.durable import write_json
+from dpr.training.callbacks import Callback
+from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
+from dpr.training.checkpointing import stored_apostrophes
+from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
+from dpr.training.dry_run import dry_run
+from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.user_classes import user_data
+from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.protocol import run_validations
+from dpr.training.validations.usual import usual_validations
+
+logger = get_logger(__name__)
+
+
+def run(config: BiEncoderTrainConfig) -> float | None:
+    """Trains, or only evaluates when there are no train_datasets. Returns the best (or the evaluated) validation value."""
+    train_sources = resolve_training_files(config.train_datasets, config.datasets)
+    dev_sources = resolve_training_files(config.dev_datasets, config.datasets)
+    if config.as_dpr:
+        # The original put special tokens before training questions only.
+        dev_sources = [replace(source, options=replace(source.options, special_token=None)) for source in dev_sources]
+    if not train_sources and (config.model_file is None or not (dev_sources or config.train.validation)):
+        raise ConfigError(
+            "nothing to do: set train_datasets to train, or model_file and dev_datasets (or train.validation) to evaluate\n"
+            "e.g. train_datasets=[train.json] dev_datasets=[dev.json] output_dir=runs/first"
+        )
+    if train_sources and config.output_dir is None:
+        raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
+    check_formats(config.train.export)
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    with process_group(device.type, timeout_s=config.rank_timeout_s):
+        seed_everything(config.seed)
+        model = build_model(config).to(device)
+        dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
+        if not train_sources:
+            return evaluate(config, model, dev_sets)
+        check_model(config.train.export, model)
+        train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
+        if config.train.dry_run:
+            # Trackers and user-defined callbacks do not see it.
+            unseen = replace(config, tracking=TrackingConfig(), train=replace(config.train, callbacks=None))
+            found = dry_run(build_trainer(unseen, model, train_sets, dev_sets))
+            if current_ranks().is_main:
+                print("\n".join(found.lines()))
+            return None
+        best, is_main = build_trainer(config, model, train_sets, dev_sets).train(), current_ranks().is_main
+    if is_main:  # outside of the group: the others need not wait for it
+        export_best(config)
+    return best
+
+
+def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
+    """The towers: from ``model_file`` (its own settings win over ``encoder``), or from ``encoder.pretrained_model_cfg``.
+
+    Raises:
+        ConfigError: ``encoder`` says of vectors or texts what the model states otherwise.
+    """
+    encoder = config.encoder
+    for key in ("query_prompt", "passage_prompt"):
+        warn_of_lost_space(f"encoder.{key}", getattr(encoder, key) or "")
+    options = part_of(TowerOptions, config.loss, encoder)
+    text = encoder.text_of(TextSettings(plain_apostrophes=_makes_apostrophes_plain(config)))
+    settings = part_of(EncoderSettings, text, encoder, dpr_trailing_sep=config.trailing_sep())
+    if config.model_file is not None:
+        model = BiEncoder.load(
+            config.model_file,
+            options=options,
+            dropout=encoder.dropout,
+            pretrained_model_cfg=encoder.named_model(),
+            special_tokens=config.special_tokens or (),
+            trailing_sep=encoder.dpr_trailing_sep is not False,
+            settings=part_of(EncoderSettings, TextSettings(), settings),
+            text=encoder,
+        )
+        _refuse_other_use(encoder, model, str(config.model_file))
+        stated, stored = config.loss.temperature, model.stored_temperature
+        # A run that is continued states the temperature of its start; its present one is restored with its other weights.
+        if config.init != "continue" and stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):
+            message = "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model"
+            logger.warning(message, stated, config.model_file, stored)
+        return model
+    _check_kind(encoder)
+    return BiEncoder.from_pretrained(
+        encoder.pretrained_model_cfg,
+        settings,
+        pretrained=encoder.pretrained and config.init != "scratch",
+        dropout=encoder.dropout,
+        do_lower_case=config.do_lower_case,
+        special_tokens=config.special_tokens or (),
+        options=options,
+        token_frequencies=encoder.token_frequencies,
+    )
+
+
+def _makes_apostrophes_plain(config: BiEncoderTrainConfig) -> bool:
+    """The default: a run that is resumed keeps what it began with, also where a version began it that made them plain for every model."""
+    output_dir = None if config.output_dir is None else Path(config.output_dir)
+    stored = stored_apostrophes(output_dir, config)
+    # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes of questions alone.
+    return not config.encoder.shared if stored is None else stored
+
+
+def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:
+    """A pooling, a length or another setting that is not the model's would have no effect; the usual ones may just not have been named."""
+    own = model.settings
+    lengths = {"sequence_length": own.sequence_length, "question_length": model.tensorizer.question_length}
+    for name, stored in {"pooling": own.pooling, "normalize": own.normalize, "shared": own.shared, **lengths}.items():
+        if (given := getattr(encoder, name)) not in (stored, getattr(EncoderSettings(), name)):
+            raise ConfigError(f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own")
+
+
+def _check_kind(encoder: TowerSettings) -> None:
+    """What is asked to be a static encoder must be one: it learns at rates that would ruin any other."""
+    folder = Path(encoder.pretrained_model_cfg)
+    if encoder.encoder_model_type == "static" and not ((folder / "config.json").is_file() and read_config(folder).model_type == "static"):
+        raise ConfigError(
+            f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static encoder; make one with "
+            f"dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=512 (tokenizer={folder} takes the tokenizer of a model)"
+        )
+    if (folder / MODULES).is_file():
+        found = f"encoder.pretrained_model_cfg={folder} is a folder of sentence-transformers"
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{found} whose encoder lies deeper; set model_file={folder} in its place")
+        logger.warning("%s: its encoder alone is used; model_file=%s takes its pooling, prompts and lengths too", found, folder)
+
+
+def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:
+    """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
+    if loss_scales is not None:
+        if named := next((source.name for source in sources if source.options.loss_scale is not None), None):
+            raise ConfigError(f"datasets.{named}.loss_scale and loss_scale_factors are mutually exclusive; leave one of them out")
+        if len(loss_scales) != len(sources):
+            raise ConfigError(f"loss_scale_factors has {len(loss_scales)} values for {len(sources)} train_datasets; give one for each")
+    opened: Opened = []
+    bad_rows: dict[str, Any] = {"on_bad_row": config.on_bad_row, "max_bad_rows": config.max_bad_rows}
+    scales = [source.options.loss_scale for source in sources] if loss_scales is None else loss_scales
+    for source, scale in zip(sources, scales, strict=True):
+        given = source.options
+        data: SampleSource
+        if given.reader is not None:
+            data = user_data(given.reader, source.files, name=source.name)
+        else:
+            data = open_training_set(source.files, name=source.name, **bad_rows)
+        if given.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
+            keys = f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true"
+            raise ConfigError(f"{keys} are mutually exclusive; nothing would train")
+        options = SetOptions(
+            namespace=source.name,
+            prompt=given.prompt,
+            query_prefix=given.before_questions(),
+            passage_prefix=given.passage_prefix or None,
+            query_suffix=given.query_special_suffix,
+            selector=given.selector,
+            encoder_type=given.encoder_type or "",
+            shuffle_positives=given.shuffle_positives,
+            normalize=given.normalize,
+            exclude_gold=given.exclude_gold,
+            loss_scale=1.0 if scale is None else scale,
+            weight=given.weight,
+        )
+        opened.append((data, options))
+    return opened
+
+
+def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> Opened:
+    """The sets with their tokens read from token stores, as ``train.token_store`` says; user-defined sets stay as they are.
+
+    Raises:
+        ConfigError: a set has another prompt than the model.
+    """
+    sets = [(source, options.agreed(model.tensorizer.text)) for source, options in sets]
+    train, folder = config.train, config.train.token_store_folder()
+    if train.token_store == "off":
+        return sets
+    # Tokenising everything first pays only in a run that is long enough.
+    questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
+    sees_most_rows = not train.max_steps or train.max_steps * questions >= sum(len(source) for source, _ in sets) // 2
+    build = folder is not None or (sees_most_rows and not train.dry_run)
+    result: Opened = []
+    for source, options in sets:
+        if isinstance(source, TrainingSet):
+            result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
+        else:
+            logger.info("%s: read by a user-defined class, so its texts are tokenised as they come", source.name)
+            result.append((source, options))
+    return result
+
+
+def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:
+    """The trainer that the settings describe."""
+    reopen = partial(as_tokens, config=config, model=model)
+    renewal = [RenewNegatives(config, train_sets, reopen)] if config.train.renew_negatives else []
+    return BiEncoderTrainer(
+        model,
+        train_sets,
+        dev_sets,
+        output_dir=str(config.output_dir),
+        settings=config,
+        callbacks=[*renewal, *make_trackers(config)],
+        config=asdict(config),
+    )
+
+
+def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
+    """The trackers that ``tracking`` asks for. They follow user-defined callbacks, so they get the metrics that those add."""
+    tracking, found = config.tracking, list[Callback]()
+    if tracking.tensorboard:
+        found.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
+    if tracking.wandb:
+        found.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
+    return found
+
+
+def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
+    """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json and a report. Returns the NLL, or without
+    dev sets the first metric."""
+    sets = [DevSet(source.name, source, options) for source, options in dev_sets]
+    metrics = run_validations(usual_validations(sets, config), model)
+    if current_ranks().is_main:
+        for name, value in metrics.items():
+            print(f"{name:<40} {value:.6f}")
+    if config.output_dir is not None:
+        folder = Path(config.output_dir)
+
+        def write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "metrics.json", metrics)
+            write_report(folder)
+
+        on_main(write)
+    return metrics.get("eval/nll_loss", next(iter(metrics.values())))

@@ -1,0 +1,153 @@
+"""SHA-256 of files: of inputs, cached so that each is read once; of single output files, in ``<name>.sha256`` beside them.
+
+The latter is a line that ``sha256sum --check`` reads, and optionally a comment that says what the file was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import InputError
+from dpr.core.hashes import text_sha256
+from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, verify_folder
+
+_SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
+
+
+def cache_root(cache_dir: Path | None) -> Path:
+    """``cache_dir``, else $DPR_CACHE, else ~/.cache/dpr."""
+    return Path(cache_dir or os.environ.get("DPR_CACHE") or "~/.cache/dpr").expanduser()
+
+
+def file_state(file: Path) -> tuple[int, ...]:
+    """What differs once a file has been replaced or written. Raises InputError where there is none."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=file) from None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def require_unchanged(file: Path, seen: tuple[int, ...]) -> None:
+    """Raises InputError if the ``file_state`` is another than the one seen before."""
+    if file_state(file) != seen:
+        raise InputError("has changed since it was opened", file=file, hint="start the command again")
+
+
+def content_sha256(path: Path, *, without: Path | None = None) -> str:
+    """SHA-256 of a file, or of the names and contents of all files in a folder except the output ``without`` and what belongs to it.
+
+    Hashes of files are cached by device, inode, size and times, so that an unchanged file is read once.
+
+    Raises:
+        InputError: a file is missing, cannot be read, or changes while it is read.
+    """
+    try:
+        if not path.is_dir():
+            return _cached_sha256(path)
+        files = sorted(found for found in path.rglob("*") if found.is_file())
+        if without is not None:
+            parent, names = without.parent.resolve(), (without.name, f".tmp-{without.name}")
+            files = [file for file in files if file.parent.resolve() != parent or not file.name.startswith(names)]
+        listed = [[file.relative_to(path).as_posix(), _cached_sha256(file)] for file in files]
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or path) from None
+    return text_sha256(json.dumps(listed))
+
+
+def _cached_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        start, seen = time.time_ns(), _identity(file.fileno())
+        note = cache_root(None) / "contents" / text_sha256(seen)[:32]
+        with suppress(OSError, ValueError):
+            found, check = note.read_text("ascii").split()
+            if check == text_sha256(seen + found):  # otherwise the note is damaged, or of another file
+                return found
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.fstat(file.fileno())
+        if _identity(file.fileno()) != seen:
+            raise InputError("changed while it was read", file=path, hint="rerun the same command when it is complete")
+    if start - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        with suppress(OSError), durable_file(note) as out:  # without a cache the file is read again next time
+            out.write(f"{found} {text_sha256(seen + found)}\n")
+    return found
+
+
+def folder_problems(folder: Path) -> list[str]:
+    """As ``verify_folder``, but files that had no problems are read again only when their inodes, sizes or times have changed."""
+    start, last, seen = time.time_ns(), 0, [str(folder.resolve())]
+    try:
+        for name in ("", *names_below(folder)):
+            status = (folder / name).lstat()
+            seen.append(f"{name.rpartition('/')[2] or folder.name} {_stated(status)}")
+            last = max(last, status.st_mtime_ns, status.st_ctime_ns)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", file=error.filename or folder) from None
+    if is_remembered("verified", seen):
+        return []
+    problems = verify_folder(folder)
+    if not problems and start - last > _SETTLED_NS:
+        remember("verified", seen)
+    return problems
+
+
+def is_remembered(fact: str, about: Sequence[str]) -> bool:
+    """Whether ``remember`` was called with the same arguments by any process with this cache."""
+    note, check = _note_of(fact, about)
+    with suppress(OSError, ValueError):
+        return note.read_text("ascii") == check
+    return False
+
+
+def remember(fact: str, about: Sequence[str]) -> None:
+    """Keeps in the cache that a fact was proved. Without a cache it will have to be proved again."""
+    note, check = _note_of(fact, about)
+    with suppress(OSError, InputError), durable_file(note) as out:
+        out.write(check)
+
+
+def _note_of(fact: str, about: Sequence[str]) -> tuple[Path, str]:
+    check = text_sha256(json.dumps([fact, *about]))
+    return cache_root(None) / "proved" / check[:32], check
+
+
+def _identity(descriptor: int) -> str:
+    return _stated(os.fstat(descriptor))
+
+
+def _stated(status: os.stat_result) -> str:
+    return repr((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+def verify_file(path: Path) -> list[str]:
+    """Problems of a file that has a checksum beside it, one sentence each; empty when it is as it was written."""
+    note = path.with_name(path.name + CHECKSUM)
+    if not note.is_file():
+        return [f"no {note.name} beside it, so nothing says what was written"]
+    try:
+        stated = re.match(r"[0-9a-f]{64}(?=\s)", note.read_bytes().decode("ascii", "replace"))
+        if stated is None:
+            return [f"{note.name} holds no SHA-256"]
+        is_same = describe_file(path)["sha256"] == stated[0]
+    except FileNotFoundError:
+        return ["is missing"]
+    except OSError as error:
+        return [f"cannot be read ({error.strerror})"]
+    return [] if is_same else [f"content has changed (SHA-256 differs from the one in {note.name})"]
+
+
+def made_of_in(path: Path) -> Any:
+    """What a file was made of according to its checksum file; None where that does not say."""
+    with suppress(OSError, ValueError):
+        for line in path.with_name(path.name + CHECKSUM).read_text(encoding="utf-8").splitlines():
+            if line.startswith(MADE_OF):
+                return json.loads(line.removeprefix(MADE_OF))
+    return None

@@ -1,0 +1,332 @@
+"""The only writer of output files and folders, so that nothing half-written is ever read as complete.
+
+Write beside the target under a name that starts with ``.tmp-``; flush to disk (folders: hash every file, write ``manifest.json`` last);
+rename onto the target; flush the parent folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from dpr import __version__
+from dpr.core.errors import InputError, OutputError
+from dpr.storage.leftovers import REPLACED, remove, remove_leftovers_once, temporary_beside
+from dpr.storage.strict_json import finite_float, refuse_constant
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+CHECKSUM = ".sha256"
+MADE_OF = "# made_of "
+_DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+# Messages of libraries with their own exceptions, and of numpy, whose OSError has no errno.
+_DISK_MESSAGES = re.compile("|".join([*(re.escape(os.strerror(number)) for number in _DISK_FAILS), r"\d+ requested and \d+ written"]))
+
+
+@contextmanager
+def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str, Any] | None = None) -> Iterator[Path]:
+    """Yields an empty folder that appears at ``target`` complete, with a manifest, or not at all.
+
+    ``metadata`` is read when the block ends, so the block may fill it. Files get the mode that the umask asks for, whoever wrote them
+    (safetensors leaves 0600). An empty folder at ``target`` counts as absent.
+
+    Raises:
+        InputError: ``target`` exists, or appears meanwhile, and ``overwrite`` is false.
+        OutputError: it cannot be written.
+    """
+    target = Path(target)
+    if not overwrite:
+        _refuse_existing(target)
+    temporary = temporary_beside(target)
+    try:
+        with writing(target):
+            remove_leftovers_once(target.parent)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        with writing(target, calls_others=True):
+            yield temporary
+        with writing(target):
+            write_manifest(temporary, metadata or {})
+            _move_folder(temporary, target, overwrite=overwrite)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | None = None) -> Iterator[IO[Any]]:
+    """A file that appears at ``target`` complete, replacing what was there, or not at all. Text is UTF-8, newlines as written.
+
+    With ``note``, a checksum file beside it holds its SHA-256 and the note: what the output was made of. The checksum is written first, so
+    that an existing file always has one; a process killed in between leaves the checksum of a missing file.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if mode not in ("w", "wb"):
+        raise ValueError(f"mode {mode!r}: a durable file is written whole, with 'w' or 'wb'")
+    target = Path(target)
+    temporary = temporary_beside(target)
+    is_text = mode == "w"
+    try:
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers_once(target.parent)
+            file = open(temporary, mode, encoding="utf-8" if is_text else None, newline="" if is_text else None)  # noqa: SIM115
+        with writing(target, calls_others=True), file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if note is not None:
+            with durable_file(target.with_name(target.name + CHECKSUM)) as out:
+                out.write(f"{describe_file(temporary)['sha256']}  {target.name}\n" + (f"{MADE_OF}{json_text(note)}\n" if note else ""))
+        with writing(target):
+            os.replace(temporary, target)
+            flush(target.parent)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+@contextmanager
+def writing(target: Path, *, calls_others: bool = False, hint: str | None = None) -> Iterator[None]:
+    """A block whose failed writes become an OutputError that names ``target``.
+
+    A block that ``calls_others`` can also fail for other reasons: only errors that report a full or broken disk are converted there.
+    """
+    try:
+        yield
+    except OutputError:
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in _DISK_FAILS or (isinstance(error, OSError) and not calls_others):
+            raise OutputError(target, error.strerror or str(error), hint=hint) from error  # type: ignore[attr-defined]
+        if calls_others and number is None and not isinstance(error, InputError) and (match := _DISK_MESSAGES.search(str(error))):
+            raise OutputError(target, match[0], hint=hint) from error
+        raise
+
+
+def write_json(path: Path, obj: Any, *, note: Mapping[str, Any] | None = None) -> None:
+    """Writes ``obj`` durably as JSON with sorted keys. NaN and infinity, which JSON lacks, become null."""
+    with durable_file(Path(path), note=note) as file:
+        file.write(json_text(obj, indent=2) + "\n")
+
+
+def append_jsonl(path: Path, obj: Any) -> None:
+    """Adds one line in one write call, so that lines of several processes do not mix. Ends a line that a killed writer left open."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (json_text(obj) + "\n").encode()
+    with open(path, "ab+", buffering=0) as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+
+
+@contextmanager
+def appended(path: Path) -> Iterator[IO[bytes]]:
+    """A log open for appending, unbuffered. It is written in place, since nobody can say when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab", buffering=0) as file:
+        yield file
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        InputError: missing, unreadable, or not JSON (NaN and 1e999 are not).
+    """
+    path = Path(path)
+    try:
+        return json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=refuse_constant, parse_float=finite_float)
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg}", file=path, line=error.lineno) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def write_manifest(folder: Path, metadata: dict[str, Any], *, files: dict[str, dict[str, Any]] | None = None) -> None:
+    """Flushes and hashes every file of a folder and writes ``manifest.json``; ``files`` are the entries where that is done already."""
+    if files is None:
+        files = {}
+        (folder / MANIFEST).touch()  # takes the mode of an ordinary new file, which the others are given
+        mode = (folder / MANIFEST).stat().st_mode & 0o777
+        (folder / MANIFEST).unlink()
+        for path in sorted(folder.rglob("*")):
+            if path.is_symlink():
+                raise ValueError(f"{path} is a symbolic link; a durable folder holds plain files")
+            if path.is_file():
+                path.chmod(mode)
+                files[path.relative_to(folder).as_posix()] = describe_file(path)
+            flush(path)
+    manifest = {"schema": SCHEMA, "tool": f"dpr {__version__}", "metadata": metadata, "files": files}
+    write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size and SHA-256, as a manifest lists them."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a folder.
+
+    Raises:
+        InputError: missing (the folder is unfinished, or another program wrote it), invalid, of an unknown schema, changed since it was
+            written, or with names that leave the folder.
+    """
+    path = Path(path)
+    file = path / MANIFEST
+    if not path.is_dir():
+        raise InputError("is a file, expected a folder" if path.exists() else "no such folder", file=path)
+    if not os.access(path, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise InputError("cannot be read: Permission denied", file=path)
+    if not file.is_file() or file.is_symlink():
+        raise InputError(f"no {MANIFEST}, so the folder is unfinished or was not written by this toolkit", file=path)
+    manifest = read_json(file)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or not isinstance(manifest.get("metadata"), dict):
+        raise InputError("not a manifest", file=file, expected="an object with schema, metadata and files")
+    if manifest.get("schema") != SCHEMA:
+        raise InputError(f"manifest schema {manifest.get('schema')!r} is not known", file=file, expected=str(SCHEMA))
+    for name, entry in manifest["files"].items():
+        parts = Path(name).parts
+        if not parts or Path(name).is_absolute() or ".." in parts or "\\" in name or "\0" in name:
+            raise InputError(f"the file name {name!r} leaves the folder", file=file)
+        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("sha256"), str):
+            raise InputError(f"the entry of {name!r} has no bytes and sha256", file=file)
+    digest = manifest.pop("sha256", None)  # absent in the first folders of this schema
+    if not manifest.keys() <= {"schema", "tool", "metadata", "files"} or digest not in (None, _digest(manifest)):
+        raise InputError("content has changed (SHA-256 differs from the one it states)", file=file)
+    return manifest
+
+
+def verify_folder(path: Path) -> list[str]:
+    """Problems of a folder with a manifest, one sentence each; empty when all its files are as they were written."""
+    path = Path(path)
+    try:
+        listed = read_manifest(path)["files"]
+    except InputError as error:
+        return [str(error)]
+    problems = []
+    present: set[str] = set()
+    for name in names_below(path):
+        found = path / name
+        if found.is_symlink():
+            problems.append(f"{name}: is a symbolic link")
+        elif found.is_dir():
+            continue
+        elif name in listed:
+            problems += [f"{name}: {problem}" for problem in _differences(found, listed[name])]
+        elif name != MANIFEST:
+            problems.append(f"{name}: is not in the manifest")
+        present.add(name)
+    return problems + [f"{name}: is missing" for name in listed if name not in present]
+
+
+def names_below(folder: Path) -> list[str]:
+    """Names of all files and folders in a folder, relative to it, sorted; links to folders are not followed."""
+    names: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        place = Path(parent).relative_to(folder).as_posix()
+        names += (name if place == "." else f"{place}/{name}" for name in (*folders, *files))
+    return sorted(names)
+
+
+def _differences(path: Path, entry: dict[str, Any]) -> list[str]:
+    try:
+        if (size := path.stat().st_size) != entry["bytes"]:
+            return [f"has {size} bytes, the manifest says {entry['bytes']}"]
+        if describe_file(path)["sha256"] != entry["sha256"]:
+            return ["content has changed (SHA-256 differs from the manifest)"]
+    except OSError as error:
+        return [f"cannot be read ({error.strerror})"]
+    return []
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a durable folder at once: a process killed meanwhile leaves a temporary folder, never half a folder of that name."""
+    doomed = temporary_beside(folder)
+    remove(doomed)
+    os.rename(folder, doomed)
+    remove(doomed)
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists() or target.is_symlink():
+        raise InputError("exists already", file=target, hint="choose another name, or remove it first")
+
+
+def _move_folder(temporary: Path, target: Path, *, overwrite: bool) -> None:
+    replaced = None
+    if overwrite and target.exists():
+        replaced = temporary_beside(target, REPLACED)
+        remove(replaced)
+        os.rename(target, replaced)
+    try:
+        if target.is_dir() and not any(target.iterdir()):
+            target.rmdir()  # only POSIX renames onto an empty folder
+        os.rename(temporary, target)
+    except OSError:
+        if replaced is not None:
+            os.rename(replaced, target)
+        _refuse_existing(target)
+        raise
+    flush(target.parent)
+    if replaced is not None:
+        remove(replaced)
+
+
+def flush(path: Path) -> None:
+    """Flushes a file's content, or a folder's names, to disk. (Windows flushes no folders, and only files open for writing.)"""
+    is_windows, is_folder = os.name == "nt", path.is_dir()
+    if is_windows and is_folder:
+        return
+    descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not is_folder or error.errno != errno.EINVAL:  # some network file systems do not flush folders either
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    try:
+        return hashlib.sha256(json_text(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
+    except RecursionError:  # or lists inside lists, as deep as no manifest that was written
+        return ""
+
+
+def _finite(obj: Any) -> Any:
+    if isinstance(obj, float):
+        return obj if math.isfinite(obj) else None
+    if isinstance(obj, dict):
+        return {key: _finite(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [_finite(value) for value in obj]
+    return obj
+
+
+def json_text(obj: Any, *, indent: int | None = None) -> str:
+    """JSON with sorted keys. NaN and infinity, which JSON lacks, become null."""
+    return json.dumps(_finite(obj), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)

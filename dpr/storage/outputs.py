@@ -1,0 +1,139 @@
+"""What a command writes, and what is cached: checked before the work begins, built by one process, and recognised by later ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import ConfigError, InputError, OutputError
+from dpr.core.hashes import text_sha256
+from dpr.core.logs import get_logger
+from dpr.storage.checksums import content_sha256, made_of_in, verify_file
+from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, writing
+from dpr.storage.leftovers import remove, remove_leftovers_once, temporary_beside
+from dpr.storage.run_lock import alone_with, held, lock_of
+
+logger = get_logger(__name__)
+
+
+@contextmanager
+def output(target: Path, made_of: Mapping[str, Any], *, overwrite: bool | None = False) -> Iterator[bool]:
+    """A block in which this process alone writes ``target``. Yields False if it is complete, and made of the same: nothing to do.
+
+    The block writes ``made_of`` with the output: as the note of a ``durable_file``, or as the item "made_of" of a folder's metadata.
+
+    Args:
+        made_of: the command's settings, and its inputs by ``content_sha256``.
+        overwrite: None where the command has no such setting.
+
+    Raises:
+        InputError: it exists, made of something else or damaged, and ``overwrite`` is not set; or is not an output of this toolkit.
+        OutputError: it cannot be written.
+        CheckpointError: another process is writing it.
+    """
+    require_writable(target.parent, folder=True)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with held(target, file=lock_of(target)):
+        yield not _is_made(target, json.loads(json.dumps(made_of)), overwrite)
+
+
+def require_writable(target: str | Path, *, folder: bool = False) -> None:
+    """Refuses a file (or a ``folder`` to write into) that cannot be written, before the work begins. Creates nothing.
+
+    Raises:
+        OutputError: it is the root of the file system, is or lies under a file, or may not be written. Missing parents are fine.
+    """
+    target = Path(target)
+    try:
+        if target.resolve() == Path(target.resolve().anchor):
+            raise OutputError(target, "it is the root of the file system", hint="name a folder")
+        if target.is_dir() and not folder:
+            raise OutputError(target, "it is a folder", hint="name a file")
+        place = target if folder else target.parent
+        while not (place.exists() or place.is_symlink()):
+            place = place.parent
+        if not place.is_dir():
+            raise OutputError(target, f"{place} is not a folder")
+        remove_leftovers_once(place)
+        probe = temporary_beside(place / "probe")
+        try:
+            os.close(os.open(probe, os.O_CREAT | os.O_WRONLY))
+        finally:
+            remove(probe)
+    except OutputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise OutputError(target, getattr(error, "strerror", None) or str(error)) from None
+
+
+def _is_made(target: Path, made_of: Any, overwrite: bool | None) -> bool:
+    is_folder = target.is_dir()
+    if not (target.exists() or target.is_symlink()) or (is_folder and not any(target.iterdir())):
+        return False
+    hint = "choose another name, or overwrite=true" if overwrite is False else "choose another name, or remove it first"
+    if overwrite:
+        if is_folder and not (target / MANIFEST).is_file():
+            raise InputError("is a folder that this toolkit has not written", file=target, hint=hint)
+        return False
+    stated: Any = None
+    with suppress(InputError):
+        stated = read_manifest(target)["metadata"].get("made_of") if is_folder else made_of_in(target)
+    if stated != made_of:
+        keys = sorted(stated.keys() | made_of.keys()) if isinstance(stated, dict) else []
+        other = ", ".join(key for key in keys if stated.get(key) != made_of.get(key))
+        raise InputError("exists already" + (f", made with another {other}" if other else ""), file=target, hint=hint)
+    if problems := verify_folder(target) if is_folder else verify_file(target):
+        raise InputError(f"exists already, and has changed since it was made: {problems[0]}", file=target, hint=hint)
+    logger.info("%s exists already, made of the same inputs with the same settings: nothing to do", target)
+    return True
+
+
+def cache_key(paths: Sequence[Path], facts: Sequence[Any]) -> str:
+    """A name that changes with name and content of the files and folders, and with ``facts``.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    known = [*facts, *([path.name, content_sha256(path)] for path in paths)]
+    return text_sha256(json.dumps(known))[:32]
+
+
+def cached_problem(folder: Path) -> str | None:
+    """What is wrong with a cached folder: its metadata must name it, and every file be as it was written (read once, then remembered)."""
+    try:
+        manifest = read_manifest(folder)
+        if manifest["metadata"].get("cache") != folder.name:
+            return "it belongs to other data"
+        for name, entry in manifest["files"].items():
+            if (folder / name).is_symlink() or content_sha256(folder / name) != entry["sha256"]:
+                return f"{name} has changed"
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Callable[[Path], str | None] = cached_problem) -> None:
+    """Calls ``build(folder)`` in one of the processes that ask together, unless the folder is there and ``problem_of`` finds nothing wrong.
+
+    Raises:
+        ConfigError: the cache folder cannot be written.
+    """
+    if folder.is_dir() and problem_of(folder) is None:
+        return
+    cache = folder.parent
+    try:
+        require_writable(cache, folder=True)
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the cache folder {cache} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
+    with alone_with(cache / f"{folder.name}.lock"):  # without locks in the file system, processes may build it side by side
+        if folder.exists():
+            if (found := problem_of(folder)) is None:
+                return
+            logger.warning("the cache %s is damaged or unfinished (%s); rebuilding it", folder, found)
+        build(folder)

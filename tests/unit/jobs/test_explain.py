@@ -1,0 +1,121 @@
+"""What is printed of a step is what the trainer does in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.jobs import explain as main
+from dpr.core.errors import ConfigError
+from dpr.formats.training_sets import write_training_set
+from dpr.jobs.explain import explain
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.losses.candidates import find_candidates
+from dpr.training.command_settings import ExplainConfig
+from tests.helpers.tiny import encoder_folder, make_samples
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExplainConfig:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    encoder_folder(tmp_path / "encoder")
+    write_training_set(tmp_path / "train.json", make_samples(30, num_passages=12))
+    write_training_set(tmp_path / "more.json", make_samples(20, seed=4))
+    config = ExplainConfig(output_dir=str(tmp_path / "run"), device="cpu", questions=0)
+    config.train_datasets = [str(tmp_path / "train.json"), str(tmp_path / "more.json")]
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(tmp_path / "encoder"), False
+    config.encoder.sequence_length = 24
+    config.train.batch_size, config.train.num_workers, config.train.num_train_epochs = 4, 0, 3
+    config.train.gradient_accumulation_steps, config.train.other_negatives, config.train.warmup_steps = 2, 1, 0
+    config.check()
+    return config
+
+
+@pytest.mark.parametrize("step", [1, 7, 16])
+def test_rows_passages_tokens_and_masks_are_those_of_the_step(config: ExplainConfig, step: int) -> None:
+    sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
+    trainer = build_trainer(config, build_model(config), sets, [])
+    assert trainer.total_steps == 18
+    trainer.progress.step = step - 1
+    batches = trainer.micro_batches()
+    expected = [next(batches) for _ in range(2)]
+    config.step = step
+    text = "\n".join(explain(config))
+    assert f"step {step} of 18: epoch {(step - 1) // 6}, step {(step - 1) % 6 + 1} of 6 in it, 2 pools" in text
+    pools = re.split(r"(?m)^pool ", text)[1:]
+    for pool, batch in zip(pools, expected, strict=True):
+        assert f"rows {', '.join(map(str, batch.rows))}\n" in pool
+        words = trainer.model.tensorizer.tokenizer.convert_ids_to_tokens
+        tokens = batch.contexts.tokens.split(batch.contexts.lengths.tolist())
+        shown = re.findall(r"(?m)^              (.+)$", pool)
+        valid = [int(row) for row, is_there in zip(batch.context_row, batch.context_valid, strict=True) if is_there]
+        assert shown == [" ".join(words(tokens[row].tolist())) for row in valid]
+        known = batch.known_positive_ids, batch.known_positive_valid
+        found = find_candidates(trainer.loss.candidates, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
+        masked = [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
+        lines = re.findall(r"(?m)^    masked    (.+)$", pool)
+        assert [re.findall(r"\d+", line) for line in lines] == [[str(slot) for slot in row] for row in masked]
+
+
+def test_a_mixed_pool_is_reported_set_by_set_with_its_prefixes(config: ExplainConfig) -> None:
+    first, second = config.train_datasets
+    config.datasets = {
+        "first": {"file": first, "query_prefix": "ba: ", "weight": 1},
+        "second": {"file": second, "passage_prefix": "bo: ", "weight": 1, "loss_scale": 0.5},
+    }
+    config.train_datasets, config.step = ["first", "second"], 3
+    config.train.sampling.mixed = config.train.sampling.group_by_length = True
+    config.check()
+    sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
+    trainer = build_trainer(config, build_model(config), sets, [])
+    trainer.progress.step = 2
+    batches = trainer.micro_batches()
+    text = "\n".join(explain(config))
+    for pool in re.split(r"(?m)^pool ", text)[1:]:
+        batch = next(batches)
+        found = [(int(row), name) for row, name in re.findall(r"(?m)^  question \d+, row (\d+) of (\w+):", pool)]
+        assert found == [(row, ("first", "second")[dataset]) for row, dataset in zip(batch.rows, batch.datasets, strict=True)]
+        assert set(batch.datasets) == {0, 1}
+        assert re.search(r"questions of first, rows [\d, ]+, 'ba: ' before questions\n", pool)
+        assert re.search(r"(?m)^  and \d questions of second, rows [\d, ]+, 'bo: ' before passages$", pool)
+        assert len(re.findall(r"tokens    \[CLS\] ba ", pool)) >= batch.datasets.count(0)
+
+
+def test_some_step_masks_something(config: ExplainConfig) -> None:
+    """Otherwise the lines above would prove little."""
+    texts = []
+    for step in range(1, 7):
+        config.step = step
+        texts.append("\n".join(explain(config)))
+    assert any("which answer it too" in text for text in texts)
+
+
+def test_the_pool_of_the_run_is_taken_and_a_step_too_far_is_refused(config: ExplainConfig) -> None:
+    sets = open_sets(resolve_training_files(config.train_datasets, config.datasets), config)
+    config.train.max_steps = 1
+    build_trainer(config, build_model(config), sets, []).train()
+    config.train.batch_size, config.train.max_steps = 2, 0
+    assert "pool 0: 4 questions" in "\n".join(explain(config))
+    continued = replace(config, init="continue", model_file=config.output_dir, output_dir=f"{config.output_dir}-2")
+    assert "pool 0: 4 questions" in "\n".join(explain(continued))
+    config.step = 19
+    with pytest.raises(ConfigError, match="step=19, but the run has 18 steps"):
+        list(explain(config))
+
+
+def test_the_command_takes_the_command_line_of_the_run(config: ExplainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        f"train_datasets={tmp_path / 'train.json'}",
+        f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}",
+        "encoder.sequence_length=24",
+        "train.batch_size=6",
+        "device=cpu",
+    ]
+    assert main([*given, "step=2", "questions=1"]) == 0
+    out = capsys.readouterr().out
+    assert "step 2 of 15" in out and "... 5 more questions" in out
+    assert main(["step=2"]) == 2

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dpr.core.errors import InputError
+from dpr.embedding.source import PassageSource
+from dpr.jobs.indexes import index_choice, open_text_index
+from dpr.retrieval.settings import IndexerConfig
+
+
+def corpus_of(path: Path, middle: str = "lamp") -> Path:
+    path.write_text("".join(f"p{row}\t{'filler ' * 2000}{middle if row == 100 else 'word'}\ttitle{row}\n" for row in range(200)))
+    return path
+
+
+def opened(sources: list[PassageSource], index: str) -> None:
+    open_text_index(index_choice(IndexerConfig(kind="bm25")), sources, index)
+
+
+@pytest.mark.parametrize("options", [{"text_col": 2, "title_col": 1}, {"title_col": 5}, {"normalize": True}, {"id_prefix": "w:"}])
+def test_a_saved_bm25_index_of_other_passage_settings_is_refused(tmp_path: Path, options: dict[str, object]) -> None:
+    corpus, index = corpus_of(tmp_path / "c.tsv"), str(tmp_path / "index")
+    opened([PassageSource(corpus)], index)
+    opened([PassageSource(corpus, name="another", passage_prefix="passage: ")], index)  # changes no word of it
+    with pytest.raises(InputError, match="remove it to build it again"):
+        opened([PassageSource(corpus, **options)], index)  # type: ignore[arg-type]
+
+
+def test_a_saved_bm25_index_of_a_corpus_whose_middle_changed_is_refused(tmp_path: Path) -> None:
+    corpus, index = corpus_of(tmp_path / "c.tsv"), str(tmp_path / "index")
+    times = corpus.stat()
+    opened([PassageSource(corpus)], index)
+    corpus_of(corpus, "sofa")
+    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(InputError, match="remove it to build it again"):
+        opened([PassageSource(corpus)], index)

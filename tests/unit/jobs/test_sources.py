@@ -1,0 +1,136 @@
+"""What a user may write for ``train_datasets``, and what they read when it is not there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpr.cli.conf_folder import conf_folder
+from dpr.core.errors import ConfigError
+from dpr.jobs.sources import resolve_training_files
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def touch(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+def names_and_files(given: Any, catalogue: dict[str, Any] | None = None) -> list[tuple[str, list[str]]]:
+    return [(source.name, [str(file) for file in source.files]) for source in resolve_training_files(given, catalogue or {})]
+
+
+def test_none_is_no_data() -> None:
+    assert names_and_files(None) == []
+
+
+def test_paths_globs_and_names_stand_side_by_side() -> None:
+    touch("a/nq train.json.gz", "part-2.jsonl", "part-10.jsonl", "known.json")
+    given = ["a/nq train.json.gz", "part-*.jsonl", "mine"]
+    assert names_and_files(given, {"mine": {"file": "known.json"}}) == [
+        ("nq train", ["a/nq train.json.gz"]),
+        ("part", ["part-10.jsonl", "part-2.jsonl"]),
+        ("mine", ["known.json"]),
+    ]
+
+
+def test_one_text_is_a_list_of_one() -> None:
+    touch("a.json")
+    assert names_and_files("a.json") == [("a", ["a.json"])]
+
+
+def test_names_are_unique_so_that_metrics_do_not_mix() -> None:
+    touch("x/dev.json", "y/dev.json", "z/dev.jsonl")
+    assert [name for name, _ in names_and_files(["x/dev.json", "y/dev.json", "z/dev.jsonl"])] == ["dev", "dev_2", "dev_3"]
+
+
+def test_a_file_wins_over_a_key_of_its_name_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    touch("nq", "other.json")
+    with caplog.at_level(logging.WARNING):
+        assert names_and_files("nq", {"nq": {"file": "other.json"}}) == [("nq", ["nq"])]
+    assert "nq is a file here and a data set of the catalogue" in caplog.text
+
+
+def test_a_folder_that_is_training_data_is_taken_whole() -> None:
+    touch("scifact/corpus.jsonl", "scifact/queries.jsonl", "scifact/qrels/train.tsv")
+    assert names_and_files("scifact") == [("scifact", ["scifact"])]
+    assert names_and_files("scifact/qrels/train.tsv") == [("train", ["scifact/qrels/train.tsv"])]
+
+
+def test_a_key_wins_over_a_folder_of_its_name() -> None:
+    touch("nq/readme", "other.json")
+    assert names_and_files("nq", {"nq": {"file": "other.json"}}) == [("nq", ["other.json"])]
+
+
+def test_catalogue_entry_of_several_files_and_globs() -> None:
+    touch("a.json", "b1.json", "b2.json")
+    assert names_and_files("s", {"s": {"file": ["a.json", "b*.json"]}}) == [("s", ["a.json", "b1.json", "b2.json"])]
+
+
+@pytest.mark.parametrize("published", ["nq-train.json.gz", "biencoder-nq-train.json.gz", "biencoder-nq-train.json"])
+def test_a_published_file_is_found_as_it_was_downloaded(published: str) -> None:
+    catalogue = yaml.safe_load((conf_folder() / "datasets" / "encoder_train_default.yaml").read_text())
+    touch(f"downloads/data/retriever/{published}")
+    assert names_and_files("nq_train", catalogue) == [("nq_train", [f"downloads/data/retriever/{published}"])]
+
+
+def test_every_dpr_name_says_where_it_is_published() -> None:
+    catalogue = yaml.safe_load((conf_folder() / "datasets" / "encoder_train_default.yaml").read_text())
+    expected = {"nq_train", "nq_train_hn1", "nq_dev"} | {
+        f"{s}_{part}" for s in ("trivia", "squad1", "webq", "curatedtrec") for part in ("train", "dev")
+    }
+    assert set(catalogue) == expected
+    for name in catalogue:
+        with pytest.raises(ConfigError) as error:
+            resolve_training_files(name, catalogue)
+        assert "published at https://dl.fbaipublicfiles.com/dpr/data/retriever/biencoder-" in str(error.value)
+        assert f"datasets.{name}.file=<path>" in str(error.value)
+
+
+def test_options_reach_the_source() -> None:
+    touch("a.json")
+    entry = {
+        "_target_": "dpr.data.biencoder_data.JsonlQADataset",
+        "file": "a.json",
+        "total_data_size": 5,
+        "special_token": "[Q]",
+        "exclude_gold": True,
+    }
+    (source,) = resolve_training_files("s", {"s": entry})
+    assert (source.options.special_token, source.options.exclude_gold) == ("[Q]", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "catalogue", "expected"),
+    [
+        ("nq_trian", {"nq_train": {"file": "x"}}, "did you mean nq_train?"),
+        ("data/trian.json", {}, "did you mean data/train.json?"),
+        ("zzz", {"nq_train": {}}, "the catalogue has nq_train"),
+        ("*.nothing", {}, "no file matches *.nothing"),
+        ("data", {}, "data is a folder; name its files, e.g. 'data/*.json'"),
+        ("s", {"s": {"file": "missing.json"}}, "missing.json does not exist\nput it there, or name your copy: datasets.s.file=<path>"),
+        ("s", {"s": {}}, "set datasets.s.file=<path>"),
+        ("s", {"s": {"file": "a", "fil": "b"}}, "unknown setting datasets.s.fil; did you mean file?"),
+        ("s", {"s": {"file": "a", "normalize": "yes"}}, "datasets.s.normalize='yes' is not true or false"),
+        ("s", {"s": {"file": "a", "encoder_type": "both"}}, "datasets.s.encoder_type=both"),
+        ("s", {"s": {"file": "a", "_target_": "os.system"}}, "datasets.s._target_=os.system is not supported"),
+        ("s", {"s": 3}, "datasets.s is not a set of options"),
+        ([["a.json"]], {}, "is not a data set"),
+        ([3], {}, "is not a data set"),
+    ],
+)
+def test_mistakes_are_reported_with_a_way_out(given: Any, catalogue: dict[str, Any], expected: str) -> None:
+    touch("data/train.json")
+    with pytest.raises(ConfigError) as error:
+        resolve_training_files(given, catalogue)
+    assert expected in str(error.value)

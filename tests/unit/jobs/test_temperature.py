@@ -1,0 +1,125 @@
+"""The temperature belongs to the model: what it was trained with is what it is evaluated and trained on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.core.errors import CheckpointError
+from dpr.formats import checkpoints
+from dpr.jobs.train import build_model, run
+from dpr.training.command_settings import BiEncoderTrainConfig
+from tests.helpers.tiny import training_folder
+
+WARNED = "was trained with"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training_folder(tmp_path_factory.mktemp("temperature"), train=24, dev=9)
+
+
+def config_of(folder: Path, **loss: Any) -> BiEncoderTrainConfig:
+    """Evaluation only, of whatever model is named."""
+    config = BiEncoderTrainConfig(device="cpu", dev_datasets=[str(folder / "dev.json")])
+    config.encoder.pretrained_model_cfg, config.encoder.pretrained = str(folder / "encoder"), False
+    config.encoder.sequence_length, config.train.num_workers, config.train.dev_batch_size = 24, 0, 9
+    for name, value in loss.items():
+        setattr(config.loss, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> dict[str, tuple[Path, float]]:
+    """The run of each kind of temperature, and the last validation of its training."""
+    runs = {}
+    kinds: dict[str, dict[str, Any]] = {"fixed": {"temperature": 0.25}, "learned": {"temperature": 0.25, "learn_temperature": True}}
+    for name, loss in kinds.items():
+        config = config_of(folder, **loss)
+        config.train_datasets, config.output_dir = [str(folder / "train.json")], str(folder / name)
+        config.train.batch_size, config.train.num_train_epochs, config.train.learning_rate, config.train.warmup_steps = 8, 1, 0.05, 0
+        value = run(config)
+        assert value is not None
+        runs[name] = folder / name, value
+    return runs
+
+
+def evaluated(folder: Path, model: Path, **loss: Any) -> float:
+    config = config_of(folder, **loss)
+    config.model_file = str(model)
+    value = run(config)
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
+def test_evaluation_uses_the_temperature_of_training(
+    folder: Path, trained: dict[str, tuple[Path, float]], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, value = trained[kind]
+    assert evaluated(folder, model) == value, "to the last bit"
+    assert WARNED not in caplog.text
+    assert abs(evaluated(folder, model, temperature=1.0) - value) > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "stated", "is_told"), [("fixed", 1.0, True), ("learned", 1.0, True), ("fixed", 0.25, False)])
+def test_a_stated_temperature_that_differs_is_used_and_told(
+    folder: Path, trained: dict[str, tuple[Path, float]], kind: str, stated: float, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(folder, temperature=stated)
+    config.model_file = str(trained[kind][0])
+    assert build_model(config).temperature == stated
+    assert (WARNED in caplog.text) == is_told
+
+
+@pytest.mark.parametrize("learn", [False, True])
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
+def test_training_on_starts_from_the_temperature_of_the_model(
+    folder: Path, trained: dict[str, tuple[Path, float]], kind: str, learn: bool
+) -> None:
+    config = config_of(folder, learn_temperature=learn)
+    config.model_file = str(trained[kind][0])
+    model = build_model(config)
+    assert (model.log_temperature is not None) == learn
+    assert model.stored_temperature is not None
+    assert float(model.temperature) == pytest.approx(model.stored_temperature, rel=1e-6)
+    assert (model.stored_temperature == 0.25) == (kind == "fixed"), "learning moved it"
+
+
+def test_a_run_of_a_learned_temperature_is_resumed_with_what_it_learned(folder: Path, tmp_path: Path) -> None:
+    values = []
+    for name, epochs in (("whole", [2]), ("halves", [1, 2])):
+        for number in epochs:
+            config = config_of(folder, temperature=0.25, learn_temperature=True)
+            config.train_datasets, config.output_dir = [str(folder / "train.json")], str(tmp_path / name)
+            config.train.batch_size, config.train.num_train_epochs, config.train.stop_at_epoch = 8, 2, number % 2
+            config.train.learning_rate = 0.05
+            run(config)
+        newest = checkpoints.checkpoint_folders(tmp_path / name, "dpr_biencoder")[0]
+        values.append(float(checkpoints.read_tensors(newest, checkpoints.MODEL_FILE)["log_temperature"].exp()))
+    assert values[0] == values[1] != 0.25
+
+
+def stored_settings(run_folder: Path) -> Path:
+    return checkpoints.resolve_checkpoint(run_folder) / checkpoints.SETTINGS_FILE
+
+
+def test_a_checkpoint_without_a_temperature_has_1_as_before_and_a_damaged_one_is_refused(
+    folder: Path, trained: dict[str, tuple[Path, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "check_whole", lambda *_: None)
+    file, config = stored_settings(trained["fixed"][0]), config_of(folder)
+    config.model_file, text = str(trained["fixed"][0]), file.read_text()
+    try:
+        for value, found in ((None, 1.0), (2, 2.0)):
+            file.write_text(json.dumps(json.loads(text) | {"temperature": value}))
+            assert build_model(config).temperature == found
+        for wrong in (0, -1.0, "1", True, [1.0]):
+            file.write_text(json.dumps(json.loads(text) | {"temperature": wrong}))
+            with pytest.raises(CheckpointError, match=r"encoder_settings\.json.*temperature is"):
+                build_model(config)
+    finally:
+        file.write_text(text)

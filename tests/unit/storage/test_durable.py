@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpr.core.errors import InputError
+from dpr.storage.durable import (
+    append_jsonl,
+    durable_file,
+    durable_folder,
+    read_json,
+    read_manifest,
+    verify_folder,
+    write_json,
+)
+from dpr.storage.leftovers import remove_leftovers, temporary_beside
+from tests.helpers.users import bound_by_permissions
+
+HOST = temporary_beside(Path("x")).name.rpartition("@")[2]
+
+
+def make_folder(target: Path, **files: str) -> Path:
+    with durable_folder(target, metadata={"made": "here"}) as folder:
+        for name, text in (files or {"a": "first", "b": "second"}).items():
+            (folder / name).write_text(text)
+    return target
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
+    with durable_folder(tmp_path / "out", metadata={"x": 1}) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "f.txt").write_text("hello")
+        assert not (tmp_path / "out").exists()
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest["metadata"] == {"x": 1}
+    assert manifest["files"] == {
+        # printf hello | sha256sum
+        "deep/f.txt": {"bytes": 5, "sha256": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"}
+    }
+    assert verify_folder(tmp_path / "out") == []
+    assert names(tmp_path) == ["out"]
+
+
+def test_nothing_is_left_of_a_folder_or_file_whose_writer_failed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+
+    def fail_in_folder() -> None:
+        with durable_folder(tmp_path / "out") as folder:
+            (folder / "half").write_text("x")
+            raise RuntimeError
+
+    def fail_in_file() -> None:
+        with durable_file(tmp_path / "file") as file:
+            file.write("new")
+            raise RuntimeError
+
+    for fail in (fail_in_folder, fail_in_file):
+        with pytest.raises(RuntimeError):
+            fail()
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    make_folder(tmp_path / "out", a="1")
+    with pytest.raises(InputError, match="exists already"), durable_folder(tmp_path / "out"):
+        pytest.fail("the block must not run")
+    with durable_folder(tmp_path / "out", overwrite=True) as folder:
+        (folder / "b").write_text("2")
+        assert (tmp_path / "out" / "a").exists()
+    assert names(tmp_path / "out") == ["b", "manifest.json"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    def write_beside() -> None:
+        with durable_folder(tmp_path / "out") as folder:
+            (folder / "a").write_text("mine")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "a").write_text("theirs")
+
+    with pytest.raises(InputError, match="exists already"):
+        write_beside()
+    assert (tmp_path / "out" / "a").read_text() == "theirs"
+
+
+def test_files_get_the_mode_of_the_umask_whoever_wrote_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with durable_folder(tmp_path / "out") as folder:
+            (folder / "private").touch(mode=0o600)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
+
+
+def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "out", flipped="abc", shorter="abc", gone="abc", link="abc", good="abc")
+    (folder / "flipped").write_text("abd")
+    (folder / "shorter").write_text("ab")
+    (folder / "gone").unlink()
+    (folder / "link").unlink()
+    (folder / "link").symlink_to(folder / "good")
+    (folder / "extra").write_text("x")
+    problems = {problem.partition(":")[0]: problem for problem in verify_folder(folder)}
+    assert set(problems) == {"flipped", "shorter", "gone", "link", "extra"}
+    assert "has changed" in problems["flipped"]
+    assert "has 2 bytes, the manifest says 3" in problems["shorter"]
+    assert "missing" in problems["gone"]
+    assert "symbolic link" in problems["link"]
+    assert "not in the manifest" in problems["extra"]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "", "a\\b"])
+def test_manifest_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    folder = make_folder(tmp_path / "out")
+    (tmp_path / "secret").write_text("x")
+    manifest = read_json(folder / "manifest.json")
+    manifest["files"][name] = {"bytes": 1, "sha256": "0"}
+    write_json(folder / "manifest.json", manifest)
+    with pytest.raises(InputError, match="leaves the folder"):
+        read_manifest(folder)
+    assert "leaves the folder" in verify_folder(folder)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a manifest"),
+        ('{"schema": 2, "files": {}, "metadata": {}}', "schema 2"),
+        ("\xff", "not JSON"),
+        (r'{"schema": 1, "files": {}, "metadata": {"kind": "\ud800"}, "sha256": "0"}', "has changed"),
+        (f'{{"schema": 1, "files": {{}}, "metadata": {{"kind": {"[" * 800}{"]" * 800}}}, "sha256": "0"}}', "has changed"),
+    ],
+)
+def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, message: str) -> None:
+    folder = make_folder(tmp_path / "out")
+    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+    (problem,) = verify_folder(folder)
+    assert message in problem
+    assert "manifest.json" in problem
+
+
+@pytest.mark.parametrize(("closed", "message"), [("a", "a: cannot be read"), ("manifest.json", "cannot be read"), (".", "cannot be read")])
+def test_what_may_not_be_read_is_a_problem_and_no_failure(tmp_path: Path, closed: str, message: str) -> None:
+    folder = make_folder(tmp_path / "out")
+    (folder / closed).chmod(0)
+    with bound_by_permissions(tmp_path):
+        problems = verify_folder(folder)
+    (folder / closed).chmod(0o755)
+    assert len(problems) == 1 and message in problems[0] and "ermission denied" in problems[0]
+
+
+def test_unfinished_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    with pytest.raises(InputError, match="unfinished"):
+        read_manifest(tmp_path / "half")
+    with pytest.raises(InputError, match="no such folder"):
+        read_manifest(tmp_path / "none")
+
+
+def test_leftovers_of_dead_writers_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (tmp_path / f".tmp-dead-{child.pid}@{HOST}").mkdir()
+    (tmp_path / f".tmp-reused-{os.getppid()}.5@{HOST}").mkdir()  # that process started at another time
+    (tmp_path / f".tmp-file-{child.pid}@{HOST}").write_text("x")
+    (tmp_path / f".tmp-living-{os.getppid()}@{HOST}").mkdir()
+    (tmp_path / f".tmp-elsewhere-{child.pid}@another_host").mkdir()
+    (tmp_path / ".tmp-notours").mkdir()
+    with durable_folder(tmp_path / "out"):
+        remove_leftovers(tmp_path)  # our own, in use
+    assert names(tmp_path) == sorted(
+        [f".tmp-living-{os.getppid()}@{HOST}", f".tmp-elsewhere-{child.pid}@another_host", ".tmp-notours", "out"]
+    )
+
+
+def test_folder_set_aside_by_a_killed_replacement_comes_back(tmp_path: Path) -> None:
+    make_folder(tmp_path / "out", a="kept")
+    os.rename(tmp_path / "out", tmp_path / f".old-out-{os.getpid()}@{HOST}")
+    remove_leftovers(tmp_path)
+    assert (tmp_path / "out" / "a").read_text() == "kept"
+
+
+def test_writer_killed_before_the_rename_leaves_the_target_alone(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom dpr.storage import durable\n"
+        "durable.os.rename = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with durable.durable_folder(Path(sys.argv[1])) as folder:\n    (folder / 'a').write_text('x')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert result.returncode == -9
+    assert len(names(tmp_path)) == 1
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom dpr.storage.durable import durable_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "with durable_file(Path(sys.argv[1]), 'wb') as file:\n    file.write(b'x' * 5000)\n"
+    )
+    (tmp_path / "file").write_text("old")
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False, capture_output=True, text=True)
+    assert "File too large" in result.stderr
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_jsonl_lines_stay_whole_after_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "m.jsonl"
+    append_jsonl(path, {"step": 1})
+    with open(path, "a") as file:
+        file.write('{"step": 2, "lo')  # a killed writer
+    append_jsonl(path, {"step": 3, "loss": float("nan")})
+    assert path.read_text().splitlines() == ['{"step": 1}', '{"step": 2, "lo', '{"loss": null, "step": 3}']
+
+
+def test_read_json_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{\n "a": 1,\n}')
+    with pytest.raises(InputError, match=r"x\.json:3: not JSON"):
+        read_json(path)
+    path.write_text('{"a": NaN}')
+    with pytest.raises(InputError, match="NaN is not a JSON number"):
+        read_json(path)
+    with pytest.raises(InputError, match="No such file"):
+        read_json(tmp_path / "none.json")
+    path.write_bytes(b"\xef\xbb\xbf[1]")
+    assert read_json(path) == [1]

@@ -1,0 +1,116 @@
+"""Outputs: a place that cannot be written is refused before the work, and the same command knows what it has made."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from dpr.core.errors import CheckpointError, InputError, OutputError
+from dpr.storage import run_lock
+from dpr.storage.checksums import verify_file
+from dpr.storage.durable import durable_file, durable_folder
+from dpr.storage.leftovers import ProcessName
+from dpr.storage.outputs import output, require_writable
+from dpr.storage.run_lock import held, lock_of
+from tests.helpers.users import bound_by_permissions
+
+MADE_OF = {"seed": 1, "inputs": [["a.txt", "0123"]], "corpus": None}
+
+
+def make_file(target: Path, text: str = "content") -> bool:
+    with output(target, MADE_OF) as is_missing:
+        if is_missing:
+            with durable_file(target, note=MADE_OF) as out:
+                out.write(text)
+        return is_missing
+
+
+def make_folder(target: Path) -> bool:
+    with output(target, MADE_OF) as is_missing:
+        if is_missing:
+            with durable_folder(target, metadata={"made_of": MADE_OF}) as folder:
+                (folder / "part").write_text("content")
+        return is_missing
+
+
+@pytest.mark.parametrize("make", [make_file, make_folder])
+def test_the_same_is_made_once_and_something_else_is_refused(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    target = tmp_path / "new" / "out"
+    assert [make(target), make(target)] == [True, False]
+    with (
+        pytest.raises(InputError, match="exists already, made with another corpus, seed"),
+        output(target, MADE_OF | {"seed": 2, "corpus": "x"}),
+    ):
+        pass
+    part = target / "part" if target.is_dir() else target
+    part.write_text("CONTENT")
+    with pytest.raises(InputError, match="has changed since it was made"):
+        make(target)
+    assert not lock_of(target).exists()
+
+
+def test_what_others_made_is_refused_and_folders_of_others_are_not_even_replaced_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("mine")
+    for name in ("file", "folder"):
+        with pytest.raises(InputError, match="exists already"), output(tmp_path / name, MADE_OF):
+            pass
+    with pytest.raises(InputError, match="not written"), output(tmp_path / "folder", MADE_OF, overwrite=True):
+        pass
+    with output(tmp_path / "file", MADE_OF, overwrite=True) as is_missing:
+        assert is_missing
+
+
+def test_a_process_killed_between_the_note_and_the_file_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.replace
+
+    def kill(source: Path, target: Path) -> None:
+        if Path(target).name == "out":
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", kill)
+    with pytest.raises(KeyboardInterrupt):
+        make_file(tmp_path / "out")
+    monkeypatch.undo()
+    assert (tmp_path / "out.sha256").exists() and not (tmp_path / "out").exists()
+    assert make_file(tmp_path / "out")
+    assert verify_file(tmp_path / "out") == []
+
+
+def test_two_at_once_do_not_write_the_same_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "this_process", lambda: ProcessName("x", 1, 0))
+    with held(tmp_path / "out", file=lock_of(tmp_path / "out")):
+        monkeypatch.undo()
+        with pytest.raises(CheckpointError, match=r"process 1 on x \(rank 0, since 20"), output(tmp_path / "out", MADE_OF):
+            pass
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_places_that_cannot_be_written_are_refused(tmp_path: Path, folder: bool) -> None:
+    (tmp_path / "file").write_text("x")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    places = [Path("/"), tmp_path / "file" / "out", tmp_path / "file" / "deep" / "out", closed / "out", closed / "deep" / "out"]
+    places += [tmp_path / ("x" * 300), tmp_path / "a\0b", tmp_path / "file" if folder else closed]
+    with bound_by_permissions(tmp_path):
+        for place in places:
+            with pytest.raises(OutputError, match="cannot be written") as caught:
+                require_writable(place, folder=folder)
+            assert "\n" not in str(caught.value)
+        require_writable(tmp_path / "new" / "deep" / "out", folder=folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "file"]
+
+
+def test_an_output_error_is_one_of_the_system_and_one_for_people_and_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(OutputError("out", "No space left on device")))
+    assert isinstance(error, OSError) and isinstance(error, InputError)
+    assert (str(error), error.strerror, error.exit_code) == (
+        "out: cannot be written (No space left on device)",
+        "No space left on device",
+        3,
+    )
