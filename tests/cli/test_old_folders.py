@@ -1,7 +1,7 @@
 """What an earlier version wrote still opens, and means the same: runs, models, vectors, indexes, search folders.
 
 ``tests/fixtures/written_by_0_1_0.tar.xz`` was written by that version's own commands, with what they answered in ``expected/``. ``cut``
-is a run that SIGTERM ended at step 4 of 12.
+is a run that SIGTERM ended at step 4 of 12, ``unfinished/vectors_0`` an embedding that SIGKILL ended in its second chunk of five.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dpr.models.biencoder import BiEncoder
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "fixtures" / "written_by_0_1_0.tar.xz"
 TRAIN = (
-    "train_datasets=train.json dev_datasets=dev.json encoder.pretrained_model_cfg=encoder encoder.pretrained=false encoder.sequence_length=24 "
-    "train.batch_size=8 train.num_train_epochs=2 train.num_workers=0 no_cuda=true train.log_batch_step=1 train.learning_rate=0.01 "
+    "train_datasets=train.json dev_datasets=dev.json encoder.pretrained_model_cfg=encoder encoder.pretrained=false "
+    "encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=2 train.num_workers=0 no_cuda=true train.log_batch_step=1 train.learning_rate=0.01 "
     "train.warmup_steps=2 train.token_store=off loss.temperature=0.5"
 ).split()
 QUESTIONS = "qa_dataset=questions.jsonl qrels=qrels.tsv ctx_datasets=[corpus.tsv] no_cuda=true".split()
@@ -78,6 +78,16 @@ def test_vectors_are_found_done(old: Path, capsys: pytest.CaptureFixture[str]) -
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in old.glob("run/vectors_0/*")}
     assert dpr("embed model_file=run ctx_src=corpus.tsv out_file=run/vectors no_cuda=true token_store=off".split()) == 0
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in old.glob("run/vectors_0/*")} == before
+
+
+def test_killed_embedding_continues(old: Path) -> None:
+    first = Path("unfinished/vectors_0/vectors-00000.npy")
+    before = first.stat().st_mtime_ns
+    arguments = "embed model_file=run ctx_src=corpus.tsv out_file=unfinished/vectors no_cuda=true token_store=off chunk_size=8".split()
+    assert dpr(arguments) == 0
+    assert first.stat().st_mtime_ns == before, "its finished chunk is not embedded again"
+    parts = [np.load(f"unfinished/vectors_0/vectors-{number:05d}.npy") for number in range(5)]
+    np.testing.assert_allclose(np.concatenate(parts), np.load("run/vectors_0/vectors-00000.npy"), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
