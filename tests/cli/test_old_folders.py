@@ -20,8 +20,8 @@ from dpr.models.biencoder import BiEncoder
 ARCHIVE = Path(__file__).resolve().parents[1] / "fixtures" / "written_by_0_1_0.tar.xz"
 TRAIN = (
     "train_datasets=train.json dev_datasets=dev.json encoder.pretrained_model_cfg=encoder encoder.pretrained=false "
-    "encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=2 train.num_workers=0 no_cuda=true train.log_batch_step=1 train.learning_rate=0.01 "
-    "train.warmup_steps=2 train.token_store=off loss.temperature=0.5"
+    "encoder.sequence_length=24 train.batch_size=8 train.num_train_epochs=2 train.num_workers=0 no_cuda=true "
+    "train.log_batch_step=1 train.learning_rate=0.01 train.warmup_steps=2 train.token_store=off loss.temperature=0.5"
 ).split()
 QUESTIONS = "qa_dataset=questions.jsonl qrels=qrels.tsv ctx_datasets=[corpus.tsv] no_cuda=true".split()
 DENSE = "model_file=run encoded_ctx_files=[run/vectors_0]".split()
