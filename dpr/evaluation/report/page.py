@@ -67,11 +67,19 @@ def build_page(report: Report) -> str:
             ("Environment", "versions", _environment(report)),
         ],
     }
+    content["contents"] = _contents(content)
     for limit in (TEXT_LIMIT, 200, 60, 0):
         page = render("page.html", content | {"text_limit": limit})
         if len(page.encode()) < LARGEST:
             break
     return page
+
+
+def _contents(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Anchors and headings of the page's sections."""
+    sections = [(group["anchor"], f"Retrieval: {group['heading']}") for group in content["retrievals"]]
+    sections += [("examples", "Example questions")] * bool(content["examples"]) + [("training", "Training")] * bool(content["training"])
+    return sections + [(heading.lower(), heading) for heading, _, groups in content["settings"] if groups]
 
 
 def render(template: str, content: Mapping[str, Any]) -> str:
@@ -175,7 +183,8 @@ def _retrieval_sections(retrievals: Sequence[Retrieval]) -> list[dict[str, Any]]
         name, number, judged = runs[0].question_set, runs[0].num_questions, runs[0].num_judged
         counted = f"{number:,} questions" if judged == number else f"{judged:,} of {number:,} questions judged"
         heading = f"{cut(name, 80) + ', ' if name else ''}{counted}"
-        sections.append({"heading": heading, "runs": runs, "duel": duel(runs), **_comparison(runs)})
+        anchor = f"retrieval-{len(sections) + 1}"
+        sections.append({"heading": heading, "anchor": anchor, "runs": runs, "duel": duel(runs), **_comparison(runs)})
     return sections
 
 

@@ -40,11 +40,11 @@ HOSTILE = [
 ]
 ELEMENTS = set(
     "html head meta title style body main h1 h2 h3 p dl dt dd div section figure figcaption ul ol li svg g line path rect circle text "
-    "table thead tbody tr th td details summary span b mark".split()
+    "table thead tbody tr th td details summary span b mark nav a".split()
 )
 ATTRIBUTES = set(
     "charset http-equiv content name lang class viewBox role aria-label aria-hidden x y x1 x2 y1 y2 dy cx cy r d width height text-anchor "
-    "scope tabindex open dir preserveAspectRatio".split()
+    "scope tabindex open dir preserveAspectRatio id href".split()
 )
 
 
@@ -53,6 +53,10 @@ def elements(page: str) -> list[ElementTree.Element]:
     found = list(ElementTree.fromstring(page).iter())
     assert {element.tag for element in found} <= ELEMENTS
     assert {name for element in found for name in element.attrib} <= ATTRIBUTES
+    anchors = [f"#{element.get('id')}" for element in found if element.get("id")]
+    assert len(anchors) == len(set(anchors))
+    assert {element.get("href") for element in found if element.tag == "a"} <= set(anchors), "links lead to parts of the page alone"
+    assert {element.tag for element in found if element.get("href")} <= {"a"}
     return found
 
 
@@ -104,7 +108,7 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path, text: str) -
     page = build_page(Report(text, training, [retrieval, Retrieval("x", text, 1, {})], {text: text}, [text]))
     found = elements(page)
     page.encode("utf-8")
-    assert not [element for element in found if element.tag in ("script", "img", "a", "base", "link")]
+    assert not [element for element in found if element.tag in ("script", "img", "base", "link")]
     readable = re.sub("[\x00\x1b\ud800\ufffe\u202e]", "\ufffd", text)
     assert texts(page).count(readable) > 10
 
@@ -118,10 +122,18 @@ def test_file_names_and_labels_are_escaped(tmp_path: Path) -> None:
 
 def test_nothing_is_fetched_and_nothing_runs(tmp_path: Path) -> None:
     page = write_report(run_folder(tmp_path), [("a", metrics_file(tmp_path / "a.json", text="see https://example.org/x"))]).read_text()
-    assert not re.search(r"(?i)<script|\bsrc=|\bhref=|@import|url\(|<link|<iframe|\bon\w+=", page)
+    assert not re.search(r"(?i)<script|\bsrc=|\bhref=[\"'](?!#)|@import|url\(|<link|<iframe|\bon\w+=", page)
     assert page.count("https://") == page.count("see https://"), "addresses occur as text of passages only"
     (policy,) = [element for element in elements(page) if element.get("http-equiv")]
     assert policy.get("content", "").startswith("default-src 'none'")
+
+
+def test_a_long_page_has_contents_and_settings_are_folded(tmp_path: Path) -> None:
+    path = write_report(run_folder(tmp_path), [("a", metrics_file(tmp_path / "a.json")), ("b", metrics_file(tmp_path / "b.json"))])
+    found = elements(path.read_text(encoding="utf-8"))
+    wanted = ["#retrieval-1", "#examples", "#training", "#configuration", "#environment"]
+    assert [element.get("href") for element in found if element.tag == "a"] == wanted
+    assert len([element for element in found if element.tag == "details" and element.get("open")]) == 1, "the first example"
 
 
 def test_large_inputs_give_a_small_file(tmp_path: Path) -> None:
