@@ -20,12 +20,14 @@ from dpr.core.records import MAX_ID_BYTES, Origin, Passage
 from dpr.formats.json_records import describe, iter_json_objects
 from dpr.formats.origins import origin_of, origin_record
 from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
-from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, has_lone_surrogate, iter_lines, located
+from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, are_column_names, has_lone_surrogate, iter_lines, located, warn_of_header
 from dpr.formats.training_records import checked_text
 from dpr.storage.durable import durable_file
 
 _QUOTE_HINT = 'a field that begins with a quote (") ends with one, and quotes inside it are doubled'
 _HELD_HASHES = 1 << 20
+_HEADER = ("id", "text", "title")
+_TEXT_NAMES = ("text", "passage", "passage_text", "paragraph", "contents", "content", "body", "document", "context")
 _SEPARATED = {"\t": "tab", ",": "comma"}
 DEFAULT_COLUMNS = (0, 1, 2)  # of id, text and title, as in DPR
 Columns = tuple[int, int, int]
@@ -50,8 +52,8 @@ def read_passages(
 ) -> Iterator[Passage]:
     """Passages number ``start`` to ``stop`` of a file, in order; counted from ``place``, which is that of a row, where it is given.
 
-    TSV as DPR reads it: Python's csv quoting, rows whose id is literally ``id`` are headers, all ``"`` around the text are stripped.
-    A header in the first line that names ``id`` and ``text`` defines the columns, unless others than the default are given. There are no
+    TSV as DPR reads it: Python's csv quoting, all ``"`` around the text are stripped. A first row of column names is a header, there and
+    wherever it is repeated; one that names ``id`` and ``text`` defines the columns, unless others than the default are given. There are no
     titles if ``title_col`` is negative or beyond the row. Empty texts are passed on. A .csv file without a tab in its first line is
     separated by commas. Names in .json/.jsonl are read as BEIR corpora (``_id``, ``title``, ``text``), .parquet by the same column names.
     Plain or gzip. An id has at most MAX_ID_BYTES bytes, prefix included.
@@ -106,7 +108,7 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     Where a passage was taken from is written in JSON lines only, into BEIR's object ``metadata``.
 
     Raises:
-        InputError: a passage that would not be read back the same (no id; in TSV also id ``id``, quotes around the text).
+        InputError: a passage that would not be read back the same (no id; in TSV also one like the header, or with quotes around the text).
     """
     file = Path(path)
     count = 0
@@ -114,7 +116,7 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     with write_text(file) as out:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         if not is_json:
-            writer.writerow(("id", "text", "title"))
+            writer.writerow(_HEADER)
         for count, passage in enumerate(passages, 1):  # noqa: B007
             if not passage.id:
                 raise InputError(f"a passage without id cannot be written ({passage.text[:40]!r})", file=file)
@@ -124,10 +126,11 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
                     record["metadata"] = origin_record(passage.origin)
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 continue
-            if passage.id == "id" or passage.text != passage.text.strip('"') or "\r" in f"{passage.id}{passage.text}{passage.title}":
-                reason = "the id 'id', quotes around a text, and carriage returns do not survive in a passages TSV"
+            row = (passage.id, passage.text, passage.title)
+            if row == _HEADER or passage.text != passage.text.strip('"') or "\r" in "".join(row):
+                reason = "column names, quotes around a text, and carriage returns do not survive in a passages TSV"
                 raise InputError(f"passage {passage.id!r} cannot be written: {reason}", file=file, hint="write .jsonl instead")
-            writer.writerow((passage.id, passage.text, passage.title))
+            writer.writerow(row)
     return count
 
 
@@ -250,7 +253,7 @@ def numbered_ids(path: Path, columns: Columns, place: LinePlace | None = None) -
 
 def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator[_Row]:
     """Every data row."""
-    width = 0
+    width, header = 0, list[str]()
     delimiter = csv_delimiter(path)
     rows = iter_csv_rows(path, delimiter, place)
     is_passed = place is not None and place.offset > 0
@@ -259,8 +262,7 @@ def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator
     for line, row in rows:
         if len(row) != width:
             if not width:
-                columns, is_header = _named_columns(row, columns)
-                is_passed = is_passed or is_header
+                columns, header = _named_columns(row, columns, path, line)
             if width or len(row) <= max(columns[:2]):
                 expected = f"{width}, as in the first row" if width else f"at least {max(columns[:2]) + 1}"
                 hint = f"columns are separated by {_SEPARATED[delimiter]}s" + ("; check the quotes above this line" if width else "")
@@ -269,7 +271,7 @@ def _tsv_rows(path: Path, columns: Columns, place: LinePlace | None) -> Iterator
             id_col, text_col, title_col = columns
             has_titles = 0 <= title_col < width
         key = row[id_col]
-        if is_passed or key == "id":
+        if is_passed or row == header:  # headers stand in the middle of files that were joined
             is_passed = False
             continue
         if not key:
@@ -286,12 +288,17 @@ def csv_delimiter(path: Path) -> str:
     return "\t"
 
 
-def _named_columns(first: list[str], columns: Columns) -> tuple[Columns, bool]:
-    """The columns that the first row names if it is a header and ``columns`` are the default, and whether it is one."""
+def _named_columns(first: list[str], columns: Columns, path: Path, line: int) -> tuple[Columns, list[str]]:
+    """The columns, as the first row names them if it is a header and ``columns`` are the default; and the row, empty if it is none."""
     names = [name.strip().lower() for name in first]
-    if columns != DEFAULT_COLUMNS or not {"id", "text"} <= set(names):
-        return columns, False
-    return (names.index("id"), names.index("text"), names.index("title") if "title" in names else -1), True
+    id_col, text_col, _ = columns
+    if columns == DEFAULT_COLUMNS and {"id", "text"} <= set(names):
+        return (names.index("id"), names.index("text"), names.index("title") if "title" in names else -1), first
+    if len(first) <= max(id_col, text_col) or names[id_col] != "id" or not are_column_names(first):
+        return columns, []
+    if names[text_col] not in _TEXT_NAMES:
+        warn_of_header(path, line, tuple(first))
+    return columns, first
 
 
 def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[_Row]:

@@ -21,6 +21,7 @@ from dpr import __version__
 from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.logs import get_logger
 from dpr.storage.durable import describe_file, flush, read_json, write_json, writing
+from dpr.storage.leftovers import open_own
 from dpr.storage.run_lock import held, lock_of
 
 logger = get_logger(__name__)
@@ -59,7 +60,7 @@ def download(url: str, target: Path, *, sha256: str | None = None, attempts: int
     with writing(part):
         target.parent.mkdir(parents=True, exist_ok=True)
     with held(target, file=lock_of(part)):
-        with writing(part, calls_others=True), open(part, "ab+") as file:
+        with writing(part, calls_others=True), open_own(part, "ab+") as file:
             _fetch_all(url, file, part, attempts, pause_s, timeout_s)
             file.flush()
             os.fsync(file.fileno())

@@ -19,7 +19,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.formats.text_input import BOM, MAX_LINE_BYTES, LinePlace, NulWarning, decode_line, iter_raw_lines, open_input
-from dpr.storage.strict_json import STRICT
+from dpr.storage.strict_json import STRICT, TooDeepError, require_shallow, shallow_part
 
 _WINDOW = 2**20
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -108,12 +108,11 @@ def iter_member_records(path: Path, key: str) -> Iterator[JsonRecord]:
 
 def parse_object(text: str) -> dict[str, Any]:
     """One JSON object; ValueError says what is wrong, without file and line."""
+    require_shallow(text)
     try:
         value = STRICT.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.pos + 1}") from None
-    except RecursionError:
-        raise ValueError("nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError(f"the row is {describe(value)}, expected an object")
     return value
@@ -163,17 +162,25 @@ class _Window:
 
     def __init__(self, pieces: Iterator[str], path: Path, line: int) -> None:
         self._pieces, self.path, self._line, self._nul = pieces, path, line, NulWarning(path)
-        self.text, self.position, self._counted = "", 0, 0
+        self.text, self.position, self._counted, self._is_too_deep = "", 0, 0, False
 
     def grow(self, least: int = 1) -> bool:
-        """Adds at least ``least`` characters and drops those before the position; False at the end of the file."""
+        """Adds at least ``least`` characters and drops those before the position; False at the end of the file.
+
+        Raises:
+            InputError: what follows is nested too deeply.
+        """
+        if self._is_too_deep:
+            raise self.fail(str(TooDeepError()))
         added: list[str] = []
         while least > 0 and (piece := next(self._pieces, "")):
             added.append(piece)
             least -= len(piece)
         self.line_at(self.position)
         # An escape may begin in one piece and end in the next.
-        self.text = self._nul.replace_in_json("".join([self.text[self.position :], *added]), self._line)
+        text = self._nul.replace_in_json("".join([self.text[self.position :], *added]), self._line)
+        self.text = shallow_part(text)
+        self._is_too_deep = len(self.text) < len(text)
         self.position = self._counted = 0
         return bool(added)
 
@@ -231,8 +238,6 @@ class _Window:
                 if at_end and problem.pos >= len(self.text):
                     raise self.cut_off() from None
                 raise self.fail(f"not JSON: {problem.msg}", problem.pos) from None
-            except RecursionError:
-                raise self.fail("nested too deep") from None
             except ValueError as problem:
                 error, decoder = str(problem), _LENIENT
                 continue

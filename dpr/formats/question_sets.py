@@ -14,10 +14,12 @@ from dpr.core.errors import InputError
 from dpr.core.records import Question
 from dpr.formats.corpora import first_id, is_json_name, iter_csv_rows, require_word, write_text
 from dpr.formats.json_records import iter_json_objects
-from dpr.formats.text_input import iter_lines, located
+from dpr.formats.text_input import are_column_names, iter_lines, located, warn_of_header
 from dpr.formats.training_records import checked_answers, checked_text
 
 Qrels = dict[str, dict[str, int]]
+_LARGEST_GRADE = 2**31 - 1  # of 32 bits, as trec_eval holds them
+_GRADES = ("score", "grade", "rel", "relevance", "relevancy", "label", "rating", "judgement", "judgment", "qrel")
 
 
 def read_questions(
@@ -111,12 +113,14 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
 
 
 def judgement_lines(file: Path) -> Iterator[tuple[int, str, list[str]]]:
-    """Line number, text and columns of every judgement in a file; empty lines and BEIR's header are left out."""
+    """Line number, text and columns of every judgement in a file; empty lines and a header are left out."""
     lines = ((line, text) for line, text in iter_lines(file) if text.strip())
     for place, (line, text) in enumerate(lines):
         columns = [column.strip() for column in (text.split("\t") if "\t" in text else text.split())]
-        if place or len(columns) != 3 or grade_of(columns[-1]) is not None:
+        if place or len(columns) != 3 or grade_of(columns[-1]) is not None or not are_column_names(columns):
             yield line, text, columns
+        elif columns[-1].lower() not in _GRADES:
+            warn_of_header(file, line, tuple(columns))
 
 
 def judgement(columns: list[str]) -> tuple[str, str, int]:
@@ -132,10 +136,10 @@ def judgement(columns: list[str]) -> tuple[str, str, int]:
 
 
 def grade_of(text: str) -> int | None:
-    """The grade of a judgement; None if it is not an integer."""
+    """The grade of a judgement; None if it is not an integer of 32 bits."""
     try:
         number = float(text) if len(text) <= 20 else float("nan")
-        return int(number) if number == int(number) else None
+        return int(number) if number == int(number) and abs(number) <= _LARGEST_GRADE else None
     except (ValueError, OverflowError):
         return None
 

@@ -95,7 +95,7 @@ def read_trec_run(path: str | Path, *, as_trec_eval: bool = False) -> dict[str, 
         as_trec_eval: order them as trec_eval does: scores are narrowed to float32, equal ones ordered by passage id, descending.
 
     Raises:
-        InputError: a line without six columns, a score that is not a number, a passage listed twice for one question.
+        InputError: a line without six columns, a score that is not a finite number, a passage listed twice for one question.
     """
     file = Path(path)
     run: dict[str, dict[str, float]] = {}
@@ -154,6 +154,6 @@ def _score(value: Any) -> float:
         score = math.nan if isinstance(value, bool) or value is None else float(value)
     except (ValueError, TypeError, OverflowError):
         score = math.nan
-    if math.isnan(score):
-        raise ValueError(f"the score is {describe(value)}, expected a number")
+    if not math.isfinite(score):  # 1e400 is infinity here, and two of them tie
+        raise ValueError(f"the score is {describe(value)}, expected a finite number")
     return score

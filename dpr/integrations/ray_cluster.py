@@ -194,7 +194,7 @@ def _marked(folder: Path) -> Iterator[Path]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
-        mark.touch()
+        mark.touch(exist_ok=False)
     try:
         yield mark
     finally:

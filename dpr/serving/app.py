@@ -20,7 +20,7 @@ from dpr.core.errors import DprError, first_line
 from dpr.core.logs import get_logger
 from dpr.serving.bodies import RetrieveBody, SearchBody, sentence
 from dpr.serving.figures import Figures
-from dpr.serving.guard import FAILED, Guard
+from dpr.serving.guard import FAILED, NOT_JSON, Guard
 from dpr.serving.queueing import Service, Unavailable
 from dpr.serving.settings import LimitSettings, ServeSettings
 
@@ -96,7 +96,7 @@ def _add_refusals(app: FastAPI) -> None:
         known = {
             "Not Found": f"there is nothing at {request.scope['path'][:200]}",
             "Method Not Allowed": f"{request.method} is not allowed here",
-            "There was an error parsing the body": "the body is not JSON in UTF-8, or is nested too deeply",
+            "There was an error parsing the body": NOT_JSON,
         }
         return _error(error.status_code, known.get(str(error.detail), str(error.detail)), error.headers)
 

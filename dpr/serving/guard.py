@@ -15,6 +15,7 @@ from typing import Any
 
 from dpr.core.logs import get_logger
 from dpr.serving.settings import ServeSettings
+from dpr.storage.strict_json import require_shallow
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,6 +26,7 @@ logger = get_logger(__name__)
 HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
 FAILED = "the service has failed at this request; its log says why"
+NOT_JSON = "the body is not JSON in UTF-8, or is nested too deeply"
 _LEFT = 499  # in the counts: the other side left before it was answered
 _UNCOUNTED = (*HEALTH, "/metrics")  # a full service must be able to say so
 _PAGE = re.compile(r"/|/page/[^?]*")
@@ -91,6 +93,7 @@ class Guard:
             # A body is read only where it is looked at: other paths are open to anybody, or not counted.
             is_looked_at = not _is_open(scope["path"]) and is_counted
             body = await self._body(receive, headers) if is_looked_at and scope["method"] == "POST" else b""
+            _check_body(body)
             work = self._app(scope, _once(body), answer)
             if not is_looked_at:
                 await work
@@ -144,6 +147,17 @@ class Guard:
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {self._settings.timeout:g} s") from None
         raise Refused(400, "the other side has left before its body was complete")
+
+
+def _check_body(body: bytes) -> None:
+    """Refuses what a parser would read in another encoding, or recurse in."""
+    try:
+        text = body.decode()
+        if "\0" in text:
+            raise ValueError
+        require_shallow(text)
+    except ValueError:
+        raise Refused(400, NOT_JSON) from None
 
 
 async def _is_waited_for(work: Coroutine[Any, Any, None], receive: Receive, has_begun: Callable[[], bool]) -> bool:

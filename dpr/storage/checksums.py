@@ -18,6 +18,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, verify_folder
+from dpr.storage.strict_json import parsed
 
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
 
@@ -149,5 +150,5 @@ def made_of_in(path: Path) -> Any:
     with suppress(OSError, ValueError):
         for line in path.with_name(path.name + CHECKSUM).read_text(encoding="utf-8").splitlines():
             if line.startswith(MADE_OF):
-                return json.loads(line.removeprefix(MADE_OF))
+                return parsed(line.removeprefix(MADE_OF))
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -20,8 +21,8 @@ from typing import IO, Any
 
 from dpr import __version__
 from dpr.core.errors import InputError, OutputError
-from dpr.storage.leftovers import REPLACED, remove, remove_leftovers_once, temporary_beside
-from dpr.storage.strict_json import finite_float, refuse_constant
+from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
+from dpr.storage.strict_json import parsed
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -50,7 +51,7 @@ def durable_folder(target: Path, *, overwrite: bool = False, metadata: dict[str,
     try:
         with writing(target):
             remove_leftovers_once(target.parent)
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
             temporary.mkdir(parents=True)
         with writing(target, calls_others=True):
             yield temporary
@@ -76,12 +77,12 @@ def durable_file(target: Path, mode: str = "w", *, note: Mapping[str, Any] | Non
         raise ValueError(f"mode {mode!r}: a durable file is written whole, with 'w' or 'wb'")
     target = Path(target)
     temporary = temporary_beside(target)
-    is_text = mode == "w"
     try:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             remove_leftovers_once(target.parent)
-            file = open(temporary, mode, encoding="utf-8" if is_text else None, newline="" if is_text else None)  # noqa: SIM115
+            file = open_own(temporary, "xb")
+            file = file if mode == "wb" else io.TextIOWrapper(file, encoding="utf-8", newline="")
         with writing(target, calls_others=True), file:
             yield file
             file.flush()
@@ -127,7 +128,7 @@ def append_jsonl(path: Path, obj: Any) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json_text(obj) + "\n").encode()
-    with open(path, "ab+", buffering=0) as file:
+    with open_own(path, "ab+", buffering=0) as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
             if file.read(1) != b"\n":
@@ -139,7 +140,7 @@ def append_jsonl(path: Path, obj: Any) -> None:
 def appended(path: Path) -> Iterator[IO[bytes]]:
     """A log open for appending, unbuffered. It is written in place, since nobody can say when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab", buffering=0) as file:
+    with open_own(path, "ab", buffering=0) as file:
         yield file
 
 
@@ -147,14 +148,14 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        InputError: missing, unreadable, or not JSON (NaN and 1e999 are not).
+        InputError: missing, unreadable, not JSON (NaN and 1e999 are not), or nested too deeply.
     """
     path = Path(path)
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=refuse_constant, parse_float=finite_float)
+        return parsed(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error.msg}", file=path, line=error.lineno) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"not JSON: {error}", file=path) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
@@ -311,10 +312,7 @@ def flush(path: Path) -> None:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    try:
-        return hashlib.sha256(json_text(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
-    except RecursionError:  # or lists inside lists, as deep as no manifest that was written
-        return ""
+    return hashlib.sha256(json_text(manifest).encode(errors="surrogatepass")).hexdigest()  # damage may be half a character
 
 
 def _finite(obj: Any) -> Any:

@@ -1,17 +1,23 @@
-"""Names of processes, temporary files named after their process, and removal of those that killed processes left."""
+"""Files whose names are this toolkit's: never opened through a link; temporary ones, named after their process, removed when it is gone."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import socket
+import stat
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+from dpr.core.errors import OutputError
 
 HOST_BYTES = 64
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _TEMPORARY, REPLACED = ".tmp-", ".old-"
 _OWNED = re.compile(r"(?P<kind>\.tmp-|\.old-)(?P<name>.+)-(?P<pid>\d+)(?:\.(?P<start>\d+))?@(?P<host>[^@]+)", re.DOTALL)
 _cleared: set[tuple[int, Path]] = set()
@@ -43,6 +49,28 @@ def temporary_beside(target: Path, kind: str = _TEMPORARY, *, process: ProcessNa
     """Where this process, or another one, writes the future ``target``, or moves a file or folder that it replaces."""
     process = process or this_process()
     return target.parent / f"{kind}{target.name}-{process.pid}.{process.start}@{_in_a_name(process.host)}"
+
+
+def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
+    """Opens a file to write it, as ``open``, but neither through a symbolic link nor what is no plain file; "x" replaces what is there.
+
+    Others may have put a link to a file of yours where the name of a lock, a log or a temporary file can be foreseen.
+
+    Raises:
+        OutputError: a link or something else is in its place.
+    """
+    if "x" in mode:
+        remove(path)
+    kind = path.lstat().st_mode if os.path.lexists(path) else stat.S_IFREG
+    try:
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.ELOOP, "")
+        return open(path, mode, buffering, opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666))
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        found = "it is not a plain file" if not stat.S_ISLNK(kind) and kind != stat.S_IFREG else "it is a symbolic link"
+        raise OutputError(path, found, hint="remove it; it may lead to a file that is not to be overwritten") from None
 
 
 def remove_leftovers(parent: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.storage.checksums import content_sha256, made_of_in, verify_file
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, writing
-from dpr.storage.leftovers import remove, remove_leftovers_once, temporary_beside
+from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.run_lock import alone_with, held, lock_of
 
 logger = get_logger(__name__)
@@ -62,7 +61,7 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
         remove_leftovers_once(place)
         probe = temporary_beside(place / "probe")
         try:
-            os.close(os.open(probe, os.O_CREAT | os.O_WRONLY))
+            open_own(probe, "xb").close()
         finally:
             remove(probe)
     except OutputError:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from dpr.core.errors import InputError
+from dpr.core.errors import InputError, OutputError
 from dpr.storage.durable import (
     MANIFEST,
     appended,
@@ -28,8 +28,9 @@ from dpr.storage.durable import (
     write_manifest,
     writing,
 )
-from dpr.storage.leftovers import remove_leftovers
+from dpr.storage.leftovers import open_own, remove_leftovers
 from dpr.storage.outputs import output
+from dpr.storage.strict_json import parsed
 
 _PROGRESS, _LOG = "progress.json", "progress.jsonl"
 _RERUN = "rerun the same command when there is room; finished steps are kept"
@@ -42,6 +43,8 @@ class ResumedFolder:
         self.folder, self.steps = folder, 0
         self._made_of, self._sizes = dict(made_of), dict[str, int]()
         self._changed = set[str]()  # files since the last commit
+        if folder.is_symlink():
+            raise OutputError(folder, "it is a symbolic link", hint="remove it")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
@@ -66,7 +69,7 @@ class ResumedFolder:
         path = self.folder / name
         with writing(path, hint=_RERUN):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "ab")  # noqa: SIM115
+            file = open_own(path, "ab")
         with writing(path, calls_others=True, hint=_RERUN), file:
             yield file
             file.flush()
@@ -96,7 +99,7 @@ class ResumedFolder:
         """Writes how far the folder is, in one piece. A log left beside it says nothing more."""
         write_json(self.folder / _PROGRESS, {"made_of": self._made_of, "steps": self.steps, "bytes": self._sizes})
         (self.folder / _LOG).unlink(missing_ok=True)
-        (self.folder / _LOG).touch()  # its name is flushed before the first step is
+        open_own(self.folder / _LOG, "xb").close()  # its name is flushed before the first step is
         flush(self.folder)
 
     def _remove_progress(self) -> None:
@@ -120,6 +123,8 @@ class ResumedFolder:
                 path.unlink()
         for name, size in self._sizes.items():
             path = self.folder / name
+            if Path(name).is_absolute() or path.resolve() != self.folder.resolve() / name:
+                raise InputError(f"the file {name!r} is not in this folder", file=self.folder, hint="remove the folder")
             if not path.is_file() or path.stat().st_size < size:
                 raise InputError("is shorter than it was written", file=path, hint=f"remove {self.folder} and rerun the same command")
             os.truncate(path, size)
@@ -130,7 +135,7 @@ class ResumedFolder:
         log = self.folder / _LOG
         for line in log.read_bytes().splitlines(keepends=True) if log.is_file() else ():
             with suppress(ValueError):
-                if line.endswith(b"\n") and (step := json.loads(line))["steps"] == steps + 1:
+                if line.endswith(b"\n") and (step := parsed(line.decode()))["steps"] == steps + 1:
                     steps += 1
                     yield step
 

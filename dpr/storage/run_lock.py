@@ -22,12 +22,14 @@ from typing import IO, Any
 
 from filelock import lock_descriptor
 
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import CheckpointError, InputError, OutputError
 from dpr.core.logs import get_logger
 from dpr.storage.durable import read_json, writing
-from dpr.storage.leftovers import ProcessName, temporary_beside, this_process
+from dpr.storage.leftovers import ProcessName, open_own, temporary_beside, this_process
+from dpr.storage.strict_json import parsed
 
 LOCK_FILE = "run.lock"
+_BEGINNINGS = (b'{"token"', b'{"since"', b'{"processes"', b"{}")  # a killed writer may have left less than all
 TOUCH_EVERY_S = 30.0
 STALE_AFTER_S = 180.0
 
@@ -78,7 +80,11 @@ class RunLock:
     def _take(self, processes: list[ProcessName]) -> str | None:
         """Writes the lock file and returns None, or returns who holds it."""
         with writing(self._file), alone_with(self._file) as (file, is_alone):
-            seen = _parsed(file.read())
+            file.seek(0)
+            content = file.read()
+            seen = _parsed(content)
+            if content.strip(b"\0") and not content.startswith(_BEGINNINGS):
+                raise OutputError(self._file, "it holds something else than a lock", hint="move it away")
             if (holder := self._holder(seen)) is not None:
                 return holder
             if seen:
@@ -86,8 +92,7 @@ class RunLock:
             self._token = os.urandom(8).hex()
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             lock = {"token": self._token, "since": since, "processes": [asdict(process) for process in processes]}
-            file.seek(0)
-            file.truncate()
+            file.truncate(0)
             file.write(json.dumps(lock).encode())
             file.flush()
         if not is_alone:
@@ -112,7 +117,7 @@ class RunLock:
         """Seconds since the file was touched, by the clock of the file system, which may differ from this machine's."""
         now = temporary_beside(self._file)
         try:
-            now.touch()
+            open_own(now, "xb").close()
             return now.stat().st_mtime - self._file.stat().st_mtime
         except OSError:
             return 0.0
@@ -140,13 +145,13 @@ def lock_of(output: Path) -> Path:
 def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
     """The file, created if missing and open for reading and writing, and whether it is really locked against others."""
     while True:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        with open_own(path, "ab+") as file:
             try:
                 is_alone = lock_descriptor(file.fileno())
             except OSError:  # some network file systems have no locks
                 is_alone = False
             try:
-                is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+                is_there = os.path.samestat(os.fstat(file.fileno()), path.lstat())
             except FileNotFoundError:
                 is_there = False
             if is_there:
@@ -157,14 +162,14 @@ def alone_with(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
 
 def _parsed(content: bytes) -> dict[str, Any]:
     with suppress(TypeError, ValueError):
-        return dict(json.loads(content))
+        return dict(parsed(content.decode()))
     return {}
 
 
 def _keep_fresh(file: Path, done: threading.Event) -> None:
     while not done.wait(TOUCH_EVERY_S):
         with suppress(OSError):
-            os.utime(file)
+            os.utime(file, follow_symlinks=False)
 
 
 def _remove_lock(file: Path, token: str, done: threading.Event, owner: int) -> None:

@@ -1,11 +1,60 @@
-"""JSON as the standard has it: no repeated keys, no NaN or infinity, no numbers that no float or memory holds."""
+"""JSON of others: no repeated keys, no NaN or infinity, no numbers that no float or memory holds, no deep nesting."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
+from itertools import accumulate
 from typing import Any
+
+MAX_DEPTH = 200
+"""Lists and objects inside each other. Parsers recurse, and how far the interpreter lets them is for any library to change."""
+_STEPS = tuple((byte in b"[{") - (byte in b"]}") for byte in range(256))
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+
+
+class TooDeepError(ValueError):
+    """JSON is nested deeper than MAX_DEPTH."""
+
+    def __init__(self) -> None:
+        super().__init__(f"nested too deeply (more than {MAX_DEPTH} lists and objects inside each other)")
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text; repeated keys are allowed.
+
+    Raises:
+        ValueError: it is not JSON (NaN and 1e999 are not), or nested too deeply.
+    """
+    require_shallow(text)
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+
+
+def require_shallow(text: str) -> None:
+    """Raises TooDeepError where a parser of this JSON would recurse deeper than MAX_DEPTH."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    # Without what is escaped, all but brackets and quotes, and strings; at the speed of C.
+    data = text.encode("utf-8", "surrogatepass").replace(b"\\\\", b"").replace(b'\\"', b"")
+    data = re.sub(rb'"[^"]*"?', b"", data.translate(None, _NOT_STRUCTURE).replace(b'""', b""))
+    if max(accumulate(map(_STEPS.__getitem__, data)), default=0) > MAX_DEPTH:
+        raise TooDeepError
+
+
+def shallow_part(text: str) -> str:
+    """The text, or what of it is before the bracket that is nested too deeply."""
+    try:
+        require_shallow(text)
+    except TooDeepError:
+        depth = 0
+        for token in _TOKEN.finditer(text):
+            depth += _STEPS[ord(token[0])] if len(token[0]) == 1 else 0
+            if depth > MAX_DEPTH:
+                return text[: token.start()]
+    return text
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -16,8 +65,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def refuse_constant(name: str) -> Any:
-    """Raises ValueError for NaN and infinity, which Python's parser accepts."""
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -27,12 +75,11 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def finite_float(digits: str) -> float:
-    """The number in these digits; ValueError where no float is that large and Python would read infinity."""
+def _finite_float(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
         raise ValueError(f"the number {digits[:40]} is too large")
     return value
 
 
-STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=refuse_constant, parse_int=_parse_int, parse_float=finite_float)
+STRICT = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_finite_float)

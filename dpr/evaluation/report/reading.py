@@ -19,6 +19,7 @@ from dpr.formats.metrics_files import PerQuestion, per_question
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 from dpr.storage.durable import read_json
+from dpr.storage.strict_json import parsed
 
 METRICS_FILE = "metrics.json"
 _CATALOGUES = ("datasets", "ctx_sources")
@@ -254,9 +255,9 @@ def printable(value: Any) -> str:
 def _metrics_of(line: str) -> dict[str, float] | None:
     """The numbers of a line of metrics; null, which stands for NaN or infinity, is NaN."""
     try:
-        entry = json.loads(line)
+        entry = parsed(line)
         step = float(entry["step"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
     numbers = {str(key): float(value) if is_finite_number(value) else math.nan for key, value in entry.items()}
     return numbers if math.isfinite(step) else None

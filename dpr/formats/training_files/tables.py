@@ -13,12 +13,13 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.text_input import MAX_LINE_BYTES, iter_lines, open_input
+from dpr.formats.text_input import MAX_LINE_BYTES, are_column_names, iter_lines, open_input, warn_of_header
 from dpr.formats.training_files.lookup import Lookup, open_lookups
 from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, parsed_row
 from dpr.formats.training_files.values import number_of, split_by_grade, text_of
 
 QUESTIONS = ("question", "query", "anchor", "query_text")
+_PASSAGES = ("passage", "positive", "pos", "context", "document", "text", "answer")
 HEAD_BYTES = 2**16
 
 
@@ -84,8 +85,11 @@ def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:
         raise ConfigError("rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv")
     parse = partial(_sample, width, queries, corpus, options.min_grade)
     for number, (line, fields) in enumerate(table_rows(path)):
-        if number or fields[0].strip().lower() not in QUESTIONS:  # else a header
+        names = [field.strip().lower() for field in fields]
+        if number or names[0] not in QUESTIONS or not are_column_names(names):  # else a header
             yield parsed_row(path, line, parse, fields)
+        elif names[1:2] and names[1] not in _PASSAGES:
+            warn_of_header(path, line, tuple(fields))
 
 
 def _sample(width: int, queries: Lookup | None, corpus: Lookup | None, min_grade: float | None, fields: list[str]) -> TrainingSample:

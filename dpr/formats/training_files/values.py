@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from dpr.core.records import Passage
-from dpr.formats.json_records import describe
+from dpr.formats.json_records import describe, is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.lookup import Lookup
 from dpr.formats.training_records import TEACHER_KEYS, checked_score, teacher_score_in
@@ -76,7 +75,7 @@ def number_of(value: Any) -> float | None:
             value = float(value) if len(value) <= 40 else None
         except ValueError:
             return None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, bool) or is_finite_number(value) else None
 
 
 def split_by_grade(

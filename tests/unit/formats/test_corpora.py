@@ -37,7 +37,8 @@ def test_what_is_written_is_read_back(tmp_path_factory: Any, monkeypatch: pytest
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     passages = [Passage(data.draw(TEXT), data.draw(TEXT), key, origin=data.draw(ORIGINS)) for key in ids]
     path = tmp_path_factory.mktemp("round") / name
-    cannot = any(p.id == "id" or p.text != p.text.strip('"') or "\r" in f"{p.id}{p.text}{p.title}" for p in passages)
+    rows = [(p.id, p.text, p.title) for p in passages]
+    cannot = any(row == ("id", "text", "title") or row[1] != row[1].strip('"') or "\r" in "".join(map(str, row)) for row in rows)
     if "tsv" in name and cannot:
         with pytest.raises(InputError, match=r"write \.jsonl instead"):  # instead of changing it silently
             write_passages(path, passages)
@@ -54,7 +55,7 @@ TRAPS = (
     '1\t"Aaron ""the"" prophet"\tAaron\r\n'
     '2\t"""Quoted"" all around"""\t"Ti""tle"""\r\n'
     '3\t"two\nlines\tand a tab"\t\r\n'
-    "id\tanother header\tx\r\n"
+    "id\ttext\ttitle\r\n"
     "\r\n"
     "4\tit's \u2019plain\"\t T \r\n"
     '5\t""\tempty\r\n'
@@ -207,6 +208,31 @@ def test_a_header_says_where_columns_are(tmp_path: Path, name: str, text: str) -
     expected = [Passage("x y", "T", "1"), Passage("z", "U", "2")]
     assert list(read_passages(tmp_path / name)) == expected
     assert check_unique_ids(tmp_path / name) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids"),
+    [
+        ("id\tAn id names a row of a table.\tDatabases\n1\tx y\tT\n", ["id", "1"]),
+        ("id\tdog\t\n1\tx y\tT\n", ["id", "1"]),
+        ("1\tx y\tT\nid\tIdaho, a state\tId\n", ["1", "id"]),
+        ("id\ttext\ttitle\nid\tIdaho\tId\nid\ttext\ttitle\n1\tx y\tT\n", ["id", "1"]),
+    ],
+)
+def test_a_passage_whose_id_is_the_text_id_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str, ids: list[str]) -> None:
+    (tmp_path / "c.tsv").write_text(rows)
+    assert [passage.id for passage in read_passages(tmp_path / "c.tsv")] == ids
+    assert check_unique_ids(tmp_path / "c.tsv") == len(ids)
+    assert not caplog.records
+
+
+def test_a_header_of_unknown_names_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "c.tsv").write_text("id\tbeschreibung\tname\n1\tx y\tT\n")
+    for _ in range(2):
+        assert [passage.id for passage in read_passages(tmp_path / "c.tsv")] == ["1"]
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}/c.tsv:1: 'id', 'beschreibung', 'name' is read as a header; if it is data, write a header above it"
+    ]
 
 
 def test_columns_that_are_given_win_over_a_header_and_a_header_without_title_means_none(tmp_path: Path) -> None:

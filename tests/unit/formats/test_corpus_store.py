@@ -33,7 +33,7 @@ def write(path: Path) -> Path:
     records = [{"_id": str(number), "text": text, "title": f"T{number}"} for number, text in enumerate(TEXTS)]
     lines = [f"{json.dumps(record)}\n" for record in records]
     content = {
-        ".tsv": "\ufeffid\ttext\ttitle\r\n" + TSV.replace("\r\n40\t", "\r\n\r\nid\tagain\tx\r\n40\t"),
+        ".tsv": "\ufeffid\ttext\ttitle\r\n" + TSV.replace("\r\n40\t", "\r\n\r\nid\ttext\ttitle\r\n40\t"),
         ".csv": "id,title,text\n" + "".join(f'{n},T{n},"{text.replace(chr(34), chr(34) * 2)}"\n' for n, text in enumerate(TEXTS)),
         ".jsonl": "\n\n" + "\n".join(lines),
         ".json": json.dumps(records, indent=1),

@@ -26,7 +26,7 @@ NAME = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], 
 IDS = NAME | st.integers(0, 999).map(str)
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters='"'), max_size=12)
 SOLID = TEXT.filter(lambda text: bool(text.strip()))
-PASSAGES = st.dictionaries(IDS.filter(lambda key: key != "id"), st.tuples(SOLID, TEXT), min_size=1, max_size=6)
+PASSAGES = st.dictionaries(IDS, st.tuples(SOLID, TEXT), min_size=1, max_size=6)
 QUESTIONS = st.dictionaries(IDS, st.tuples(SOLID, st.lists(TEXT, max_size=2, unique=True).map(tuple)), min_size=1, max_size=4)
 NOWHERE = "nowhere"  # longer than an id above
 QUICK = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))

@@ -138,7 +138,7 @@ def test_nul_becomes_a_space_with_one_warning(tmp_path: Path, caplog: pytest.Log
         assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("depth", [300, 600, 900])
+@pytest.mark.parametrize("depth", [100, 300, 900])
 @pytest.mark.parametrize("layout", ["%s\n", "[%s]"])
 def test_nul_in_deep_nesting_is_read_or_refused(tmp_path: Path, depth: int, layout: str) -> None:
     (tmp_path / "x").write_text(layout % ('{"a": ' + "[" * depth + '"\\u0000"' + "]" * depth + "}"))

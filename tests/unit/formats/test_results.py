@@ -71,11 +71,12 @@ def test_results_of_dpr_are_read(tmp_path: Path) -> None:
     [
         ({"ctxs": None}, "answers and ctxs are not both lists"),
         ({"ctxs": ["x"]}, "an entry of ctxs is the string 'x'"),
-        ({"ctxs": [{"id": "1", "text": "x", "score": "high"}]}, "the score is the string 'high', expected a number"),
+        ({"ctxs": [{"id": "1", "text": "x", "score": "high"}]}, "the score is the string 'high', expected a finite number"),
         ({"ctxs": [{"id": "1", "text": "x", "score": "nan"}]}, "the score is the string 'nan'"),
         ({"ctxs": [{"id": "1", "text": "x", "score": 1, "has_answer": "yes"}]}, "has_answer is the string 'yes'"),
         ({"ctxs": [{"id": None, "text": "x", "score": 1}]}, "id is null"),
         ({"question": 5}, "question is the number 5"),
+        ({"ctxs": [{"id": "1", "text": "t", "score": "1e400"}]}, "the score is the string '1e400', expected a finite number"),
         ({"answers": [1]}, "answers[] is the number 1"),
     ],
 )
@@ -109,7 +110,9 @@ def test_run_is_ordered_by_score_then_id_whatever_the_lines_say(tmp_path: Path) 
     [
         ("1 Q0 a 1 0.5\n", "run:1: 5 columns, expected 6"),
         ("1 Q0 a 1 0.5 x\n1 Q0 a 2 0.4 x\n", "run:2: passage 'a' is listed twice"),
-        ("1 Q0 a 1 nan x\n", "run:1: the score is the string 'nan', expected a number"),
+        ("1 Q0 a 1 nan x\n", "run:1: the score is the string 'nan', expected a finite number"),
+        ("1 Q0 a 1 0.5 x\n1 Q0 b 2 1e400 x\n", "run:2: the score is the string '1e400', expected a finite number"),
+        ("1 Q0 a 1 -inf x\n", "run:1: the score is the string '-inf', expected a finite number"),
         ("1 Q0 a 1 0,5 x\n", "run:1: the score is the string '0,5'"),
     ],
 )

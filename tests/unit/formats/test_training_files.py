@@ -317,6 +317,23 @@ def test_rows_of_one_question_become_one_sample(tmp_path: Path) -> None:
     assert rows[0].sample == TrainingSample("q", (Passage("a"), Passage("b")))
 
 
+@pytest.mark.parametrize(
+    ("first", "is_data", "is_told"),
+    [
+        ("query\tA query is a question to a database.", True, False),
+        ("query\tpassage", False, False),
+        ("Frage\tText", True, False),
+        ("query\tAbschnitt", False, True),
+    ],
+)
+def test_a_first_row_about_queries_is_told_from_a_header(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, is_data: bool, is_told: bool
+) -> None:
+    samples = samples_of(lines(tmp_path / "data.tsv", first, "q of words\tp"), "pairs")
+    assert [sample.question for sample in samples] == [first.split("\t")[0]] * is_data + ["q of words"]
+    assert ["read as a header" in record.message for record in caplog.records] == [True] * is_told
+
+
 LABELLED = {
     "labels": [{"query": "q", "passage": "p", "label": 1}, {"query": "q", "passage": "n", "label": 0}],
     "booleans": [{"query": "q", "passage": "p", "is_relevant": True}, {"query": "q", "passage": "n", "is_relevant": False}],
@@ -348,6 +365,8 @@ def test_a_negative_whose_question_has_no_positive_is_counted_and_not_used(tmp_p
         ("some question\tsome passage\t0.134", "column 3 is the score 0.134, expected a whole grade"),
         ("question\tpassage one\t0.134", "column 3 is the score 0.134"),
         ({"query": "q", "passage": "p", "label": "entailment"}, "label is the string 'entailment', expected a number"),
+        ({"query": "q", "passage": "p", "label": 10**400}, "label is the number .1000"),
+        ("some question\tsome passage\t1e400", "3 columns, expected"),
         ({"query": "q", "passage": ["a", "b"], "labels": [1]}, "labels has 1 values for 2 passages"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,17 @@ def test_a_bad_body_gets_one_sentence(client: Any, body: str, words: str) -> Non
     assert list(answer.json()) == ["error"]
     assert words in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 1000, '{"queries": [[['.encode("utf-16-le") + b"[\0" * 300, b'{"queries": ["\xff"]}'])
+def test_a_body_nested_too_deeply_is_refused_whatever_the_interpreter_allows(client: Any, body: bytes) -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        answer = client.post("/search", content=body, headers=JSON)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert (answer.status_code, answer.json()) == (400, {"error": "the body is not JSON in UTF-8, or is nested too deeply"})
 
 
 def test_what_is_not_there_is_404_and_says_what_is(client: Any) -> None:

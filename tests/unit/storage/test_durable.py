@@ -139,7 +139,7 @@ def test_manifest_names_that_leave_the_folder_are_refused(tmp_path: Path, name: 
         ('{"schema": 2, "files": {}, "metadata": {}}', "schema 2"),
         ("\xff", "not JSON"),
         (r'{"schema": 1, "files": {}, "metadata": {"kind": "\ud800"}, "sha256": "0"}', "has changed"),
-        (f'{{"schema": 1, "files": {{}}, "metadata": {{"kind": {"[" * 800}{"]" * 800}}}, "sha256": "0"}}', "has changed"),
+        (f'{{"schema": 1, "files": {{}}, "metadata": {{"kind": {"[" * 800}{"]" * 800}}}, "sha256": "0"}}', "nested too deeply"),
     ],
 )
 def test_broken_manifest_is_one_clear_problem(tmp_path: Path, text: str, message: str) -> None:

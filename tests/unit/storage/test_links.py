@@ -1,0 +1,137 @@
+"""A link where the name of a lock, a log, a temporary or an unfinished file can be foreseen: what it points to is never written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpr.core.errors import InputError, OutputError
+from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder, write_json
+from dpr.storage.leftovers import open_own, temporary_beside
+from dpr.storage.outputs import ensure_built, output, require_writable
+from dpr.storage.resumed_folders import ResumedFolder, resumed_folder
+from dpr.storage.run_lock import held, lock_of
+
+PRECIOUS = "years of work\n"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    file = tmp_path / "home" / "precious"
+    file.write_text(PRECIOUS)
+    return file
+
+
+def write_output(out: Path) -> None:
+    with output(out, {}) as is_missing:
+        assert is_missing
+
+
+def hold_run(out: Path) -> None:
+    out.mkdir(exist_ok=True)
+    with held(out):
+        pass
+
+
+def build_cache(out: Path) -> None:
+    ensure_built(out, lambda folder: folder.mkdir())
+
+
+def log(out: Path) -> None:
+    with appended(out) as file:
+        file.write(b"x")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
+    "lock of an output": (lock_of, write_output),
+    "lock of a run": (lambda out: out / "run.lock", hold_run),
+    "lock of a cache": (lock_of, build_cache),
+    "metrics": (lambda out: out, lambda out: append_jsonl(out, {})),
+    "log": (lambda out: out, log),
+}
+
+
+@pytest.mark.parametrize("kind", ["soft", "dangling", "hard", "pipe", "folder"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_link_in_the_place_of_a_file_that_is_written_is_refused(tmp_path: Path, precious: Path, name: str, kind: str) -> None:
+    out = tmp_path / "shared" / "out"
+    place = REFUSED[name][0](out)
+    place.parent.mkdir(parents=True)
+    if kind == "hard" and name in ("metrics", "log", "lock of a cache"):
+        pytest.skip("what is there already is appended to, or left alone")
+    make = {"soft": lambda: place.symlink_to(precious), "dangling": lambda: place.symlink_to(precious.with_name("new"))}
+    make |= {"hard": lambda: place.hardlink_to(precious), "pipe": lambda: os.mkfifo(place), "folder": place.mkdir}
+    make[kind]()
+    with pytest.raises(OutputError) as caught:
+        REFUSED[name][1](out)
+    assert str(place) in str(caught.value)
+    assert precious.read_text() == PRECIOUS
+    assert [path.name for path in precious.parent.iterdir()] == ["precious"]
+
+
+def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(tmp_path: Path, precious: Path) -> None:
+    out = tmp_path / "out"
+    temporary_beside(out).symlink_to(precious)
+    with durable_file(out) as file:
+        file.write("content")
+    assert not out.is_symlink() and out.read_text() == "content"
+    temporary_beside(tmp_path / "probe").symlink_to(precious)
+    require_writable(tmp_path / "new")
+    temporary_beside(tmp_path / "folder").symlink_to(precious.parent)
+    with durable_folder(tmp_path / "folder") as folder:
+        (folder / "part").write_text("content")
+    out.with_name("out.sha256").symlink_to(precious)
+    out.with_name("out").unlink()
+    with durable_file(out, note={"seed": 1}) as file:
+        file.write("content")
+    assert precious.read_text() == PRECIOUS
+    assert [path.name for path in precious.parent.iterdir()] == ["precious"]
+
+
+def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, precious: Path) -> None:
+    (tmp_path / "out.unfinished").symlink_to(precious.parent)
+    with pytest.raises(OutputError, match=r"out\.unfinished: .*symbolic link"), resumed_folder(tmp_path / "out", {}):
+        pass
+    for name in (str(precious), "../home/precious", "part", "inner/precious"):
+        folder = tmp_path / f"folder-{len(name)}"
+        folder.mkdir()
+        (folder / "part").symlink_to(precious)
+        (folder / "inner").symlink_to(precious.parent)
+        write_json(folder / "progress.json", {"made_of": {}, "steps": 1, "bytes": {name: 2}})
+        with pytest.raises(InputError, match="is not in this folder"):
+            ResumedFolder(folder, {})
+        assert precious.read_text() == PRECIOUS
+    folder = tmp_path / "log"
+    steps = ResumedFolder(folder, {})
+    (folder / "part").symlink_to(precious)
+    with pytest.raises(OutputError, match="symbolic link"), steps.appended("part") as file:
+        file.write(b"x")
+    (folder / "progress.jsonl").unlink()
+    (folder / "progress.jsonl").symlink_to(precious)
+    with pytest.raises(OutputError, match="symbolic link"):
+        steps.commit()
+    assert precious.read_text() == PRECIOUS
+
+
+def test_a_file_that_is_no_lock_is_not_taken_over_and_a_damaged_lock_is(tmp_path: Path) -> None:
+    lock = lock_of(tmp_path / "out")
+    lock.write_text("[packages]\n")
+    with pytest.raises(OutputError, match=r"out\.lock: cannot be written \(it holds something else than a lock\)"):
+        write_output(tmp_path / "out")
+    assert lock.read_text() == "[packages]\n"
+    for damaged in ("", "\0" * 40, '{"token": "ab', json.dumps({"token": "x", "processes": [{"host": 3}]})):
+        lock.write_text(damaged)
+        write_output(tmp_path / "out")
+        assert not lock.exists()
+
+
+def test_what_is_new_is_created_and_nothing_that_was_there_is_opened(tmp_path: Path, precious: Path) -> None:
+    (tmp_path / "x").hardlink_to(precious)
+    with open_own(tmp_path / "x", "xb") as file:
+        file.write(b"new")
+    assert (precious.read_text(), (tmp_path / "x").read_text()) == (PRECIOUS, "new")
