@@ -23,9 +23,9 @@ class BuildWithConf(build_py):
 
 def version() -> str:
     """``__version__`` of the package, read without importing it."""
-    found = re.search(r'__version__ = "(.+?)"', (HERE / "dpr" / "__init__.py").read_text())
+    found = re.search(r'__version__ = "(.+?)"', (HERE / "dpr" / "core" / "version.py").read_text())
     if found is None:
-        raise RuntimeError("dpr/__init__.py has no __version__")
+        raise RuntimeError("dpr/core/version.py has no __version__")
     return found.group(1)
 
 

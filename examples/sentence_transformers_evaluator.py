@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dpr.formats.corpora import read_passages
-from dpr.formats.question_sets import read_qrels, read_questions
+from dpr import read_passages, read_qrels, read_questions
 
 
 def evaluate(model: str, corpus: str, questions: str, qrels: str) -> dict[str, float]:

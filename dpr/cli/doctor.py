@@ -8,9 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import dpr
 from dpr.core.lazy import version_of
 from dpr.core.machine import usable_cores
+from dpr.core.version import __version__
 
 _USAGE = """Usage: dpr doctor [--deep]
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {unknown[0]} is not known; dpr doctor takes --deep alone", file=sys.stderr)
         return 2
     versions = {name: version_of(name) for name in _CORE}
-    print(f"dpr {dpr.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    print(f"dpr {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, version in versions.items():
         print(f"  {name:<22} {version or 'MISSING'}")
     _section("Machine", _machine())

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-import dpr
 from dpr.cli.endings import exit_code_of, run_and_leave
 from dpr.core.suggestions import suggestion
+from dpr.core.version import __version__
 
 # name -> module, and its line in --help. The function (argv) -> exit code has the command's name, or is main in a module of its own.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         print(_usage(), end="")
         return 0 if arguments else 2
     if name == "--version":
-        print(f"dpr {dpr.__version__}")
+        print(f"dpr {__version__}")
         return 0
     if name not in COMMANDS:
         print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)

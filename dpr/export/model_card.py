@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr import __version__
+from dpr.core.version import __version__
 from dpr.evaluation.report.reading import Retrieval
 from dpr.export.checking import Difference
 from dpr.models.biencoder import BiEncoder

@@ -17,9 +17,9 @@ import urllib.request
 from pathlib import Path
 from typing import IO, Any
 
-from dpr import __version__
 from dpr.core.errors import ConfigError, InputError, OutputError
 from dpr.core.logs import get_logger
+from dpr.core.version import __version__
 from dpr.storage.durable import describe_file, flush, read_json, write_json, writing
 from dpr.storage.leftovers import open_own
 from dpr.storage.run_lock import held, lock_of

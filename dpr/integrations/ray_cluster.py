@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 import torch
 
-import dpr
 from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import configure_logging, get_logger
+from dpr.core.version import __version__
 from dpr.storage.durable import writing
 from dpr.storage.leftovers import remove, remove_leftovers, temporary_beside
 
@@ -172,7 +172,7 @@ def _result(ray: ModuleType, reference: Any) -> Any:
 
 
 def _versions() -> tuple[str, str]:
-    return dpr.__version__, torch.__version__
+    return __version__, torch.__version__
 
 
 def _gpus(ray: ModuleType, settings: ClusterSettings, device: str | None) -> float:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import dpr
 from dpr.core.stopping import SignalBlock
 from dpr.storage.durable import appended
 
@@ -70,7 +69,7 @@ def python_command(arguments: Sequence[str], *, processes: int = 1) -> list[str]
 def _environment() -> dict[str, str]:
     """``-m dpr`` means this package, whatever is in the working directory; output is not buffered; a stage ends when the process that
     ``DPR_LADDER`` names has ended."""
-    paths = [str(Path(dpr.__file__).resolve().parents[1]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "DPR_LADDER": str(os.getpid())}
     return {**os.environ, **fixed, "PYTHONPATH": os.pathsep.join(paths)}
 

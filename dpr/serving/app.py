@@ -15,9 +15,9 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-import dpr
 from dpr.core.errors import DprError, first_line
 from dpr.core.logs import get_logger
+from dpr.core.version import __version__
 from dpr.serving.bodies import RetrieveBody, SearchBody, sentence
 from dpr.serving.figures import Figures
 from dpr.serving.guard import FAILED, NOT_JSON, Guard
@@ -66,7 +66,7 @@ def make_app(
             await opening
         await service.close()
 
-    app = FastAPI(title="dpr", version=dpr.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="dpr", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_searches(app, settings, service)
     guard = Guard(app, settings, token=token, observe=figures.answered)
     _add_state(app, settings, service, lambda: figures.text(**_gauges(guard, service)))
@@ -143,7 +143,7 @@ def _add_state(app: FastAPI, settings: ServeSettings, service: Service, text: Ca
 
     def described() -> dict[str, Any]:
         return {
-            "version": dpr.__version__,
+            "version": __version__,
             "generation": service.generation,
             "indexes": service.indexes,
             "metadata": settings.metadata_kinds(),

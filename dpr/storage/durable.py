@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from dpr import __version__
 from dpr.core.errors import InputError, OutputError
+from dpr.core.version import __version__
 from dpr.storage.leftovers import REPLACED, open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.strict_json import parsed
 

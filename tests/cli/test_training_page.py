@@ -79,7 +79,7 @@ def test_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in code for word in wanted)
     code = code.replace(wanted[0], '"tiny", EncoderSettings(sequence_length=24), pretrained=False')
     code = code.replace(wanted[1], "min_delta=100.0").replace(wanted[2], "num_train_epochs=40, batch_size=4,")
-    Path("early_stopping.py").write_text("from dpr.models.encoder import EncoderSettings\n" + code)
+    Path("early_stopping.py").write_text("from dpr import EncoderSettings\n" + code)
     variables = runpy.run_path("early_stopping.py")
     trainer = variables["trainer"]
     assert trainer.progress.step == 3 * trainer.steps_per_epoch < trainer.total_steps

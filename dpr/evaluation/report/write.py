@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import dpr
 from dpr.core.lazy import version_of
+from dpr.core.version import __version__
 from dpr.evaluation.report.page import Report, build_page
 from dpr.evaluation.report.reading import read_retrieval, read_training
 from dpr.storage.durable import durable_file
@@ -50,5 +50,5 @@ def write_page(target: Path, report: Report) -> None:
 @cache
 def versions() -> dict[str, str]:
     """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the host."""
-    found = {"dpr": dpr.__version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    found = {"dpr": __version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     return found | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}

@@ -1,0 +1,71 @@
+"""``import dpr`` is the public API: cheap, the same for editors as at run time, and all that documents and examples need."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import dpr
+from tests.architecture.source_files import REPOSITORY, Source, imports, package_sources, parse
+from tests.helpers.patience import patient
+
+BLOCK = re.compile(r"```python\n(.+?)```", re.DOTALL)
+INDENTED = re.compile(r"(?m)^    ((?:from dpr[. ]|import dpr).+)$")
+
+
+def python_for_readers() -> Iterator[Source]:
+    """Every block of Python in README and docs, every cell of the notebook, and the examples that are meant to be copied."""
+    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for number, block in enumerate([*BLOCK.findall(text), *INDENTED.findall(BLOCK.sub("", text))], 1):
+            yield parse(f"{page.name}, block {number}", block)
+    for example in sorted((REPOSITORY / "examples").glob("*.py")):
+        yield parse(f"examples/{example.name}", example.read_text(encoding="utf-8"))
+    notebook = json.loads((REPOSITORY / "examples" / "first_steps.ipynb").read_text(encoding="utf-8"))
+    for number, cell in enumerate(cell for cell in notebook["cells"] if cell["cell_type"] == "code"):
+        yield parse(f"first_steps.ipynb, cell {number}", "".join(cell["source"]))
+
+
+def deep_imports(source: Source) -> list[str]:
+    """Imports of the toolkit that are not ``import dpr`` or ``from dpr import <a public name>``."""
+    public = {"dpr", *(f"dpr.{name}" for name in [*dpr.__all__, "__version__"])}
+    return [source.where(node) for name, node in imports(source) if name.split(".")[0] == "dpr" and name not in public]
+
+
+def test_documents_and_examples_import_from_dpr_alone() -> None:
+    sources = list(python_for_readers())
+    users = [source for source in sources if any(name.split(".")[0] == "dpr" for name, _ in imports(source))]
+    assert len(users) >= 15
+    later = ("examples/rag_folder.py", "first_steps.ipynb")
+    deep = [fault for source in sources if not source.name.startswith(later) for fault in deep_imports(source)]
+    assert not deep, "\n" + "\n".join(deep)
+
+
+@pytest.mark.parametrize("text", ["from dpr.models.biencoder import BiEncoder", "import dpr.models", "from dpr import biencoder"])
+def test_deep_imports_are_found(text: str) -> None:
+    assert len(deep_imports(parse("x.md", text))) == 1
+
+
+def test_editors_see_the_names_that_there_are() -> None:
+    (front,) = (source for source in package_sources() if source.name == "dpr/__init__.py")
+    block = next(node for node in front.tree.body if isinstance(node, ast.If))
+    seen = {(node.module, name.asname) for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert seen == {(module, name) for name, module in dpr._HOME.items()}
+    assert {*dpr.__all__, "__version__"} <= set(dir(dpr))
+    assert all(getattr(dpr, name).__module__.startswith("dpr.") for name in dpr.__all__)
+    with pytest.raises(AttributeError, match="module 'dpr' has no attribute 'Biencoder'"):
+        dpr.Biencoder  # type: ignore[attr-defined]
+
+
+def test_importing_it_loads_nothing_else() -> None:
+    program = "import sys; before = set(sys.modules); import dpr; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-Sc", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=patient(60))
+    loaded = [name for name in done.stdout.split() if name.split(".")[0] == "dpr" or name.split(".")[0] not in sys.stdlib_module_names]
+    assert (loaded, done.stderr) == (["dpr", "dpr.core", "dpr.core.version"], "")
+    assert "dataclasses" not in done.stdout  # nor what is slow to load in the standard library
