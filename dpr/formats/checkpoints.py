@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError, InputError
+from dpr.core.logs import get_logger
 from dpr.formats.json_records import describe
 from dpr.storage.durable import read_json, verify_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = get_logger(__name__)
 
 FORMAT_VERSION = 1
 MODEL_FILE = "model.safetensors"
@@ -140,11 +143,15 @@ def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
         run = read_json(path / RUN_FILE)
         if not isinstance(run, dict):
             raise CheckpointError(f"is {describe(run)}", file=path / RUN_FILE, expected="an object")
+        missing = ""
         for key in ("best_checkpoint", "last_checkpoint")[0 if prefer_best else 1 :]:
             name = run.get(key)
             if name is not None and (not isinstance(name, str) or Path(name).name != name):
                 raise CheckpointError(f"{key} is {describe(name)}", file=path / RUN_FILE, expected="the name of a folder beside it")
             if name and os.path.isdir(path / name):  # unlike Path.is_dir, False for names that cannot be
+                if missing:
+                    logger.warning("%s: its best checkpoint %s is missing; the last one, %s, is used", path, missing, name)
                 return path / name
+            missing = name or ""
         raise CheckpointError("the run has no checkpoint yet", file=path)
     return path

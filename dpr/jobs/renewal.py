@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.validations.corpus_pass import Asked, Found
 from dpr.training.validations.entries import is_built_in, read_entry, settings_of
-from dpr.training.validations.retrieval import RetrievalValidation
+from dpr.training.validations.retrieval import RetrievalValidation, shared_content
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 
 logger = get_logger(__name__)
@@ -73,6 +73,11 @@ class RenewNegatives(Callback):
         self._found: list[Found] = []
         self._run: Run | None = None
         self._step = 0
+
+    def content(self) -> dict[str, Any]:
+        """The corpus is training data here."""
+        corpus = shared_content([self._options.corpus])
+        return {"corpus": corpus, "passage_prefix": self._options.passage_prefix, "negatives": asdict(self._mining)}
 
     def on_train_begin(self, run: Run) -> None:
         self._run = run

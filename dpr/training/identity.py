@@ -15,6 +15,7 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, WARNED, flat_values
+from dpr.data.collator import SetOptions
 from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
@@ -22,9 +23,12 @@ from dpr.models.backbones import dropout_of
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import TowerSettings
 from dpr.storage.durable import read_json
+from dpr.training.callbacks.protocol import Callback
 from dpr.training.checkpointing import StoredRun
 from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
+from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.protocol import Validation
 
 logger = get_logger(__name__)
 
@@ -44,6 +48,10 @@ class RunIdentity:
 
 _DEFAULTS = flat_values(TrainingSettings()) | flat_values(TowerSettings(), prefix="encoder.") | {"encoder.dpr_trailing_sep": False}
 del _DEFAULTS["loss.learn_temperature"]  # never stored by earlier versions; the optimizer's state shows it
+
+
+_OF_METRICS = ("dev_datasets.", "train.validation.", "train.metrics", "train.dev_batch_size", "train.val_av_rank_")
+"""With another value of these, metrics of one name are not those of before."""
 
 
 def _differences(stored: dict[str, Any], own: dict[str, Any], absent: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -69,18 +77,24 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def run_identity(
-    settings: TrainingSettings, plan: Plan, model: BiEncoder, loss: Loss, ranks: Ranks, dev_files: Sequence[str] = ()
+    settings: TrainingSettings,
+    plan: Plan,
+    model: BiEncoder,
+    loss: Loss,
+    ranks: Ranks,
+    *,
+    dev_sets: Sequence[DevSet] = (),
+    validations: Sequence[Validation] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> RunIdentity:
     """What decides the batches and the objective of this run (fixed), and what else decides its outcome (free).
 
-    Both are the settings of these roles, except where the data, the model or the process group decide what is in effect. ``dev_files`` are
-    the fingerprints of the dev sets.
+    Both are the settings of these roles, except where the data, the model or the process group decide what is in effect, and the content of
+    all files that are read: those of train and dev sets, and what validations and callbacks state as theirs.
     """
     options, device = flat_values(model.options, (IDENTITY, WARNED)), model.device
     files = [source.fingerprint for source in plan.dataset.sources]
-    # A set's later options only where they are set, so that older checkpoints compare equal.
-    later = ("passage_prefix", "weight", "prompt")
-    sets = [{key: value for key, value in asdict(each).items() if value is not None or key not in later} for each in plan.dataset.options]
+    sets = [_stated(each) for each in plan.dataset.options]
     identity = RunIdentity(
         fixed=flat_values(settings, (IDENTITY,))
         | {
@@ -96,10 +110,13 @@ def run_identity(
             "encoder.plain_apostrophes": None if model.settings.plain_apostrophes else False,  # the default depends on the model
             "encoder.tokenizer": model.tensorizer.fingerprint,
             **({} if model.base is None else {"encoder.base": model.base.fingerprint}),
+            **{f"train.callbacks.{each.state_key}": content for each in callbacks if (content := dict(each.content()))},
         },
         free=flat_values(settings, (WARNED,))
         | {
-            "dev_datasets.content": list(dev_files),
+            "dev_datasets.content": [dev_set.source.fingerprint for dev_set in dev_sets],
+            "dev_datasets.options": [_stated(replace(dev_set.options, namespace="")) for dev_set in dev_sets],
+            "train.validation.content": [content for each in validations if (content := dict(each.content()))],
             "train.max_steps": plan.total_steps,
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
             "train.warmup_steps": settings.train.warmup(plan.total_steps),
@@ -125,8 +142,28 @@ def run_identity(
     return replace(identity, lineage={"questions": questions, "rounds": [{"from_step": 0, "train_datasets": files}]})
 
 
+def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
+    """The first part of a value that differs, with its key: of long lists and of options one entry, which is what a person looks for."""
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        number = next(number for number, (old, new) in enumerate(zip(was, now, strict=True)) if old != new)
+        return _narrowed(f"{key}[{number}]", was[number], now[number])
+    if isinstance(was, list) and isinstance(now, list):
+        return key, *([each for each in part if each not in others] or f"{len(part)} entries" for part, others in ((was, now), (now, was)))
+    if isinstance(was, dict) and isinstance(now, dict):
+        name = next(name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name))
+        return _narrowed(f"{key}.{name}", was.get(name), now.get(name))
+    return key, was, now
+
+
+def _stated(options: SetOptions) -> dict[str, Any]:
+    """A set's options; later ones only where they are set, so that older checkpoints compare equal."""
+    later = ("passage_prefix", "weight", "prompt")
+    return {key: value for key, value in asdict(options).items() if value is not None or key not in later}
+
+
 def resumed_identity(own: RunIdentity, stored: StoredRun, *, total_steps: int, force: bool) -> RunIdentity:
-    """The identity of a run that resumes ``stored``: its own, with the lineage of that. Warns of changed settings that are free.
+    """The identity of a run that resumes ``stored``: its own, with the lineage of that. Warns of changed settings that are free, and forgets the
+    best checkpoint of ``stored`` where they change what metrics mean.
 
     Raises:
         CheckpointError: a fixed setting differs and ``force`` is off, or the other run cannot be continued on these files.
@@ -136,20 +173,24 @@ def resumed_identity(own: RunIdentity, stored: StoredRun, *, total_steps: int, f
     before = _flat(read_json(config)) if config.is_file() else {}
     changed = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
     if changed and not force:
-        key, (was, now) = next(iter(changed.items()))
+        name, (was, now) = next(iter(changed.items()))
+        key, was, now = _narrowed(name, was, now)
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise CheckpointError(
             f"was written by a different run: {key} was {was}, is now {now}{more}",
             file=stored.folder,
             expected="the same data, order and objective",
-            hint=f"restore {key}, choose a new output_dir, or set resume=force to resume with another order of samples",
+            hint=f"restore {name}, choose a new output_dir, or set resume=force to resume with another order of samples",
         )
     # What an earlier version did not store is in the settings beside it, or nowhere.
     for key, (was, now) in (changed | _differences(identity.get("free", {}), own.free, own.free | before)).items():
         consequence = "; the pool stays as it was (train.global_batch_size)" if key == "train.batch_size" else ""
         if key.startswith("environment."):
             consequence = "; the weights will not be bitwise those of an uninterrupted run"
-        logger.warning("resuming with %s changed from %s to %s%s", key, was, now, consequence)
+        if key.startswith(_OF_METRICS):
+            consequence = "; metrics before and after cannot be compared, so the best checkpoint is chosen anew"
+            stored.progress.forget_best()
+        logger.warning("resuming with %s changed from %s to %s%s", *_narrowed(key, was, now), consequence)
     return replace(own, lineage=identity["lineage"]) if identity.get("lineage") else own
 
 
@@ -185,5 +226,5 @@ def _continued(own: RunIdentity, stored: StoredRun, total_steps: int) -> dict[st
     # The tokenizer now comes from a checkpoint, which may write it otherwise than it was read.
     fixed = {**stored.identity["fixed"], "train_datasets": data, "encoder.tokenizer": own.fixed["encoder.tokenizer"]}
     # Its best checkpoint is in another folder, where it would not be found.
-    stored.progress.best_metric = stored.progress.best_value = stored.progress.best_checkpoint = None
+    stored.progress.forget_best()
     return {**stored.identity, "fixed": fixed, "lineage": {**lineage, "rounds": rounds}}

@@ -44,6 +44,10 @@ class Progress:
         """The fields of the best checkpoint."""
         return {"best_metric": self.best_metric, "best_value": self.best_value, "best_checkpoint": self.best_checkpoint}
 
+    def forget_best(self) -> None:
+        """Lets the best be chosen anew."""
+        self.best_metric = self.best_value = self.best_checkpoint = None
+
     def is_improved_by(self, metric: str, value: float, *, highest: bool = False) -> bool:
         """Whether ``value`` is the best so far: the lowest, or the highest; another metric than before starts over."""
         if self.best_metric != metric or self.best_value is None or math.isnan(self.best_value):

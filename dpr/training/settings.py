@@ -88,7 +88,7 @@ class OptimizerSettings(Settings):
     """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
     lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=WARNED)
     """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never below 1e-7 of the rate."""
-    min_lr_ratio: float = setting(0.0, least=0, on_resume=WARNED)
+    min_lr_ratio: float = setting(0.0, least=0, most=1, on_resume=WARNED)
     """Floor of linear and cosine, as a share of learning_rate."""
     warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=WARNED)
     """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the run's steps."""
@@ -96,8 +96,9 @@ class OptimizerSettings(Settings):
     """The same as a share of the run's optimizer steps; absent = 0.1, where warmup_steps is absent too. Set one of the two at most."""
     weight_decay: float = setting(0.0, least=0, on_resume=WARNED)
     """Not applied to biases and normalisation weights."""
-    adam_eps: float = setting(1e-8, least=0, on_resume=WARNED)
-    """AdamW's epsilon, added to the root of the mean squared gradient."""
+    adam_eps: float = setting(1e-8, least=1e-30, on_resume=WARNED)
+    """AdamW's epsilon, added to the root of the mean squared gradient; one that float32 rounds to 0 would make NaN of weights whose
+    gradient is 0."""
     adam_betas: str = setting("(0.9, 0.999)", on_resume=WARNED)
     """A string, as in DPR: two numbers in brackets."""
     max_grad_norm: float = setting(1.0, least=0, on_resume=WARNED)
@@ -210,7 +211,7 @@ class Periods(Settings):
     val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
     """Other negatives of each dev question in the average-rank pool."""
     val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
-    """Passages per forward pass of the average-rank validation."""
+    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the average rank."""
     val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
     """Dev questions used for the average rank, over all ranks."""
 

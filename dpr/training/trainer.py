@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch.profiler import record_function
 
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
-from dpr.core.distributed import current_ranks, on_main
-from dpr.core.errors import ConfigError
+from dpr.core.distributed import current_ranks, from_main, on_main
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
@@ -68,6 +68,8 @@ class BiEncoderTrainer(Run):
     _num_replaced = 0
     _is_open = False
     _warned_of_best = False
+    _has_refused = False
+    """The disk has refused the last checkpoint."""
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class BiEncoderTrainer(Run):
         self.guard = FiniteGuard(self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16")
 
         self.progress, self.grad_norm = Progress(), torch.zeros(())
+        self._better: dict[str, Any] = {}
         self.results: list[StepResult] = []
         self.metrics = TrainingMetrics(model)
         self._stopping = StopAgreement()
@@ -155,8 +158,12 @@ class BiEncoderTrainer(Run):
         self.checkpoints.prepare()
         self._is_open = True
         stored = find_stored_run(self.checkpoints, self.settings)
-        dev_files = [dev_set.source.fingerprint for dev_set in self._dev_sets]
-        self.identity = run_identity(self.settings, self.plan, self.model, self.loss, self.ranks, dev_files)
+        self.identity = run_identity(
+            *(self.settings, self.plan, self.model, self.loss, self.ranks),
+            dev_sets=self._dev_sets,
+            validations=self.validations,
+            callbacks=self.callbacks,
+        )
         if stored is not None:
             self.identity = resumed_identity(self.identity, stored, total_steps=self.total_steps, force=self.settings.resume == "force")
             self._restore(stored)
@@ -172,6 +179,9 @@ class BiEncoderTrainer(Run):
         self._state.read_callbacks(stored.folder)
         if settings.ignore_checkpoint_lr:
             progress.schedule_start = progress.step
+        if progress.best_checkpoint and not from_main((self.output_dir / progress.best_checkpoint).is_dir()):
+            logger.warning("%s: the best checkpoint %s is missing; it is chosen anew", self.output_dir, progress.best_checkpoint)
+            progress.forget_best()
         self.progress, self.saved_step = progress, -1 if stored.is_other else progress.step
 
     def _run(self, batches: Iterator[BiEncoderBatch]) -> None:
@@ -199,6 +209,12 @@ class BiEncoderTrainer(Run):
             if is_saved:
                 self.checkpoints.note_stop(self.progress.step)
             raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
+        if self._has_refused:
+            raise CheckpointError(
+                f"the run is at its end, step {self.progress.step}, but that step could not be saved",
+                file=self.output_dir,
+                hint="free some space and rerun the same command; it goes on from the last checkpoint that is whole, if there is one",
+            )
         self.emit("on_train_end")
 
     def _is_over(self) -> bool:
@@ -270,8 +286,10 @@ class BiEncoderTrainer(Run):
         metrics = run_validations(due, self.model)  # all of them: the best may be chosen by any metric of any
         name, highest = self.best_by(metrics)
         if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
-            self.progress.best_metric, self.progress.best_value = name, metrics[name]
-            self.progress.best_checkpoint = f"{self.checkpoints.name}.step{self.progress.step}"
+            folder = f"{self.checkpoints.name}.step{self.progress.step}"
+            self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
+            if self.saved_step == self.progress.step:  # a callback has saved this step already
+                self._commit_best()
         is_later = any(each.higher_is_better(name) is not None for each in self.validations if each not in due)
         if name not in metrics and not is_later and not self._warned_of_best:
             self._warned_of_best = True
@@ -291,11 +309,20 @@ class BiEncoderTrainer(Run):
 
     def save(self) -> Path | None:
         assert self.identity is not None, "only train() saves"
-        folder = self.checkpoints.save(self.progress, self._state.collect, asdict(self.identity), self.config)
+        # The best is what can be opened: a step that the disk refused is not it, and nothing is removed in its favour.
+        if self._better.get("best_checkpoint") != f"{self.checkpoints.name}.step{self.progress.step}":
+            self._better = {}  # of a step that was not saved
+        progress = replace(self.progress, **self._better)
+        folder = self.checkpoints.save(progress, self._state.collect, asdict(self.identity), self.config)
+        self._has_refused = folder is None
         if folder is not None:
             self.saved_step = self.progress.step
+            self._commit_best()
             self.emit("on_save", folder)
         return folder
+
+    def _commit_best(self) -> None:
+        self.progress, self._better = replace(self.progress, **self._better), {}
 
     @property
     def _state(self) -> StateOfRun:

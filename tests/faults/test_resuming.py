@@ -153,7 +153,7 @@ def test_changed_data(case: Case, workshop: Workshop) -> None:
                 data.write_text(text[:place] + ("b" if text[place] != "b" else "d") + text[place + 1 :])
             run = workshop.run(trial.output_dir, f"train_datasets=[{data}]")
             assert run.wait() == [REFUSED, REFUSED], run.text
-            assert "train_datasets was " in run.rank_text(0)
+            assert "train_datasets[0] was " in run.rank_text(0)
             assert "resuming with" in workshop.finish(trial.output_dir, f"train_datasets=[{data}]", "resume=force").rank_text(0)
 
 

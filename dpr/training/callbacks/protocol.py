@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,11 @@ class Callback:
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Training ends with an error or an interruption, which is raised again after this. Other ranks may be gone already."""
+
+    def content(self) -> Mapping[str, Any]:
+        """What decides the batches or the objective besides settings and train sets, as JSON, e.g. the content of a file. A run can only be
+        resumed with the same."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know, as JSON; stored in every checkpoint (by rank 0), after all other moments of its step."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -47,6 +48,11 @@ class Validation(ABC):
     def is_due(self, epoch: int) -> bool:
         """Whether a validation in ``epoch`` (counted from 0) includes this one."""
         return True
+
+    def content(self) -> Mapping[str, Any]:
+        """What decides its metrics besides the model, as JSON: contents of its files and settings. A resumed run compares it, and chooses its
+        best checkpoint anew where it has changed."""
+        return {}
 
     def higher_is_better(self, name: str) -> bool | None:
         """Whether more is better of a metric of this validation; None where it is another's, or left to ``train.best_is_highest``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -15,6 +15,7 @@ from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ran
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
+from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, StoredSource, with_store
@@ -24,6 +25,7 @@ from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.formats.vector_shards import VectorShardWriter
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.checksums import content_sha256
 from dpr.training.metrics import Metrics
 from dpr.training.validations.corpus_pass import Asked, CorpusPass, Found
 from dpr.training.validations.estimates import ESTIMATED, Judged, Stratum, estimated
@@ -116,6 +118,13 @@ class JudgedQuestions:
         return [(ranking, [key in ids for key, _ in ranking], len(ids)) for (_, ranking), ids in zip(pairs, right, strict=True) if ids]
 
 
+def shared_content(files: Sequence[str]) -> list[str]:
+    """SHA-256 of files, on all ranks; rank 0 reads them first, and the others find what it has noted in the cache."""
+    found: list[str] = []
+    on_main(lambda: found.extend(content_sha256(Path(file)) for file in files))
+    return found or [content_sha256(Path(file)) for file in files]
+
+
 def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
     """The passages with these ids; without a store all of the file is read."""
     if isinstance(source, StoredSource):
@@ -150,6 +159,10 @@ class RetrievalValidation(Validation):
 
     def higher_is_better(self, name: str) -> bool | None:
         return True if name.startswith(f"eval/{self.name}/") else None
+
+    def content(self) -> dict[str, Any]:
+        files = flat_values(self.options, (CONTENT,)) | {"hard_runs": self.options.runs()}
+        return flat_values(self.options, (IDENTITY,)) | {key: shared_content(listed(named)) for key, named in files.items()}
 
     def __call__(self, model: BiEncoder) -> Metrics:
         return self._measured(model)

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, listed, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, Settings, listed, setting
 
 
 @dataclass
 class RetrievalValidationSettings(Settings):
     """Questions that are searched in a whole corpus, or in a sample of it, with the present model."""
 
-    corpus: str = ""
+    corpus: str = setting("", on_resume=CONTENT)
     """Passages: TSV (id, text, title), BEIR's corpus.jsonl or Parquet."""
-    questions: str = ""
+    questions: str = setting("", on_resume=CONTENT)
     """Questions: TSV (question, answers), JSON lines, or BEIR's queries.jsonl."""
-    qrels: str | None = None
+    qrels: str | None = setting(None, on_resume=CONTENT)
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
-    match: str = setting("auto", choices=("auto", "string", "regex", "qrels"))
+    match: str = setting("auto", choices=("auto", "string", "regex", "qrels"), on_resume=IDENTITY)
     """string or regex: an answer in the text, also beside qrels; qrels: judgements alone; auto = qrels where given, else string."""
-    name: str | None = None
+    name: str | None = setting(None, on_resume=NO_EFFECT)
     """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
-    every: int = setting(1, unit="validations", least=1)
+    every: int = setting(1, unit="validations", least=1, on_resume=NO_EFFECT)
     """Every so many validations include this one; the last one of a run always does."""
-    n_docs: int = setting(100, unit="passages", least=1)
+    n_docs: int = setting(100, unit="passages", least=1, on_resume=IDENTITY)
     """Passages per question."""
-    sample: int = setting(0, unit="passages", least=0)
+    sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
     """Estimate from so many passages drawn from those outside of the hard pool, and the hard pool; 0 = search the whole corpus."""
-    hard_runs: Any = None
+    hard_runs: Any = setting(None, on_resume=CONTENT)
     """TREC runs on these questions, of BM25 or of an earlier checkpoint: the hard pool is what they rank highest, and all passages judged
     relevant; absent = BM25, for which the corpus is indexed in memory once."""
-    hard_depth: int = setting(10, unit="passages", least=1)
+    hard_depth: int = setting(10, unit="passages", least=1, on_resume=IDENTITY)
     """Passages that the hard pool takes from each ranking."""
-    seed: int = setting(0, least=0)
+    seed: int = setting(0, least=0, on_resume=IDENTITY)
     """Decides which passages are drawn."""
-    prompt: str | None = None
+    prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
-    query_prefix: str | None = None
+    query_prefix: str | None = setting(None, on_resume=IDENTITY)
     """Put before every question as it is, as in training; the model's own prompts need not be named."""
-    passage_prefix: str = ""
+    passage_prefix: str = setting("", on_resume=IDENTITY)
     """The same before every passage."""
     keep_vectors: bool = False
     """A training keeps the vectors of its best checkpoint in <output_dir>/vectors, as dpr embed would write them."""
-    negatives: dict[str, Any] = field(default_factory=dict)
+    negatives: dict[str, Any] = setting(dict, on_resume=NO_EFFECT)
     """With train.renew_negatives, the settings of dpr mine that decide what becomes a negative, e.g. {per_question: 5, to_rank: 100}."""
 
     def check_together(self, prefix: str) -> None:
@@ -53,9 +53,10 @@ class RetrievalValidationSettings(Settings):
             if not getattr(self, key):
                 raise ConfigError(f"{prefix}{key} is not set; name a file")
         for key in ("corpus", "questions", "qrels"):
-            file = getattr(self, key)
-            if file and not Path(file).expanduser().is_file():
-                raise ConfigError(f"{prefix}{key}={file} is not a file")
+            if file := getattr(self, key):
+                if not Path(file).expanduser().is_file():
+                    raise ConfigError(f"{prefix}{key}={file} is not a file")
+                setattr(self, key, str(Path(file).expanduser()))
         for run in self.runs():
             if not isinstance(run, str) or not Path(run).expanduser().is_file():
                 raise ConfigError(f"{prefix}hard_runs={run} is not a file; name TREC runs, as dpr retrieve trec_run_file= writes them")
@@ -72,7 +73,7 @@ class RetrievalValidationSettings(Settings):
 
     def runs(self) -> list[Any]:
         """``hard_runs`` as a list."""
-        return listed(self.hard_runs)
+        return [str(Path(run).expanduser()) if isinstance(run, str) else run for run in listed(self.hard_runs)]
 
     def set_name(self) -> str:
         """The name in metrics."""

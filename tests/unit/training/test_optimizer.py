@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, ConfigError
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.optimizer import (
     OptimizerSettings,
@@ -92,3 +92,25 @@ def test_state_restored_by_name_continues_exactly(tmp_path: Path) -> None:
     missing = {name: tensor for name, tensor in optimizer_tensors(first, optimizer).items() if "layer.0" not in name}
     with pytest.raises(CheckpointError, match="ignore_checkpoint_optimizer"):
         restore_optimizer(second, restored, missing)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"adam_eps": 0.0}, r"adam_eps=0\.0 is out of range; it must be at least 1e-30"),
+        ({"adam_eps": 1e-50}, "adam_eps=1e-50 is out of range"),  # float32 knows it as 0
+        ({"min_lr_ratio": 3.0}, r"min_lr_ratio=3\.0 is out of range; it must be in \[0, 1\]"),
+    ],
+)
+def test_values_that_make_nan_or_a_rising_rate_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OptimizerSettings(**values).check()
+
+
+def test_the_least_epsilon_leaves_a_weight_without_gradient_finite(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path, dtype=torch.float32)
+    optimizer = make_optimizer(model, OptimizerSettings(adam_eps=1e-30))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())

@@ -195,7 +195,7 @@ def test_another_vocabulary_is_refused_and_other_dev_data_warned_about(
     assert "dev_datasets" not in caplog.text
     write_training_set(tmp_path / "moved" / "dev.json", make_samples(4, seed=5))
     assert start(tmp_path / "moved", config, dev="dev.json").step == 2
-    assert "resuming with dev_datasets.content changed from" in caplog.text
+    assert "resuming with dev_datasets.content[0] changed from" in caplog.text
     words = (tmp_path / "moved" / "encoder" / "vocab.txt").read_text().split("\n")
     words[-3], words[-2] = words[-2], words[-3]
     (tmp_path / "moved" / "encoder" / "vocab.txt").write_text("\n".join(words))

@@ -134,7 +134,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=2).train()
     with pytest.raises(CheckpointError, match=r"train\.hard_negatives was 1, is now 2"):
         trainer(tmp_path, hard_negatives=2).train()
-    with pytest.raises(CheckpointError, match="train_datasets was"):
+    with pytest.raises(CheckpointError, match=r"train_datasets\[0\] was"):
         trainer(tmp_path, train_sets=[ListSource(make_samples(40, seed=9))]).train()
     with pytest.raises(ConfigError, match="holds a run already"):
         trainer(tmp_path, resume="fresh").train()

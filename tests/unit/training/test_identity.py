@@ -1,0 +1,143 @@
+"""What a run that is resumed must share with its checkpoint: everything that decides a result, files by their content."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.core.errors import CheckpointError
+from dpr.formats.training_sets import write_training_set
+from dpr.jobs.sources import resolve_training_files
+from dpr.jobs.train import build_model, build_trainer, open_sets
+from dpr.models.settings import TowerSettings
+from dpr.training.command_settings import BiEncoderTrainConfig
+from dpr.training.identity import _narrowed
+from dpr.training.settings import TrainSettings
+from dpr.training.trainer import BiEncoderTrainer
+from tests.helpers.tiny import encoder_folder, make_samples, sentence
+
+FILES = ("corpus.tsv", "questions.jsonl", "qrels.tsv", "hard.trec")
+BEST = "best checkpoint is chosen anew"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = random.Random(5)
+    encoder_folder(tmp_path / "encoder", num_hidden_layers=1)
+    texts = [sentence(rng, 8) for _ in range(40)]
+    (tmp_path / "corpus.tsv").write_text("id\ttext\ttitle\n" + "".join(f"p{row}\t{text}\t\n" for row, text in enumerate(texts)))
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps({"id": f"q{row}", "question": texts[row]}) + "\n" for row in range(8)))
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{row}\tp{row}\t1\n" for row in range(8)))
+    (tmp_path / "hard.trec").write_text("".join(f"q{row} Q0 p{row + 9} 1 1.0 r\n" for row in range(8)))
+    write_training_set(tmp_path / "train.json", make_samples(12))
+    write_training_set(tmp_path / "dev.json", make_samples(6, seed=2))
+    return tmp_path
+
+
+def job(folder: Path, *, resume: str = "auto", max_steps: int = 2, kind: str = "whole", **validation: Any) -> BiEncoderTrainer:
+    names = ("corpus", "questions", "qrels", "hard_runs") if kind == "sample" else ("corpus", "questions", "qrels")
+    entry = {"kind": "retrieval", **{key: str(folder / name) for key, name in zip(names, FILES, strict=False)}, **validation}
+    entry |= {"sample": 5, "n_docs": 20} if kind == "sample" else {}
+    train = {"renew_negatives": 1} if kind == "renewed" else {}
+    config = BiEncoderTrainConfig(
+        output_dir=str(folder / "run"),
+        device="cpu",
+        resume=resume,
+        train=TrainSettings(
+            **train, batch_size=4, max_steps=max_steps, eval_every_steps=1, num_workers=0, token_store="off", validation=[entry]
+        ),
+        encoder=TowerSettings(pretrained_model_cfg=str(folder / "encoder"), pretrained=False, sequence_length=24),
+    )
+    config.check()
+    sets, dev_sets = (open_sets(resolve_training_files([str(folder / name)], {}), config) for name in ("train.json", "dev.json"))
+    return build_trainer(config, build_model(config), sets, dev_sets)
+
+
+def appended(text: str) -> Callable[[Path], None]:
+    return lambda file: file.write_text(file.read_text() + text) and None  # type: ignore[return-value]
+
+
+CHANGES = {
+    "corpus.tsv": appended("p90\tba be bi\t\n"),
+    "questions.jsonl": appended('{"id": "q9", "question": "ba"}\n'),
+    "qrels.tsv": appended("q1\tp30\t1\n"),
+    "hard.trec": appended("q1 Q0 p30 2 0.5 r\n"),
+    "dev.json": lambda file: write_training_set(file, make_samples(7, seed=3)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_file_of_a_validation_is_told_and_its_best_forgotten(folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    kind = "sample" if name == "hard.trec" else "whole"
+    job(folder, kind=kind).train()
+    with caplog.at_level(logging.WARNING, "dpr"):
+        assert job(folder, kind=kind).resume().best_checkpoint is not None
+        assert BEST not in caplog.text
+        CHANGES[name](folder / name)
+        assert job(folder, kind=kind).resume().best_checkpoint is None
+    assert BEST in caplog.text and ("dev_datasets" if name == "dev.json" else "train.validation.content") in caplog.text
+
+
+def test_another_setting_of_a_validation_is_told_but_a_copy_of_its_files_is_the_same(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job(folder).train()
+    (folder / "copy.tsv").write_bytes((folder / "corpus.tsv").read_bytes())
+    with caplog.at_level(logging.WARNING, "dpr"):
+        assert job(folder, corpus=str(folder / "copy.tsv"), every=2).resume().best_checkpoint is not None
+        assert BEST not in caplog.text
+        assert job(folder, n_docs=7).resume().best_checkpoint is None
+
+
+@pytest.mark.parametrize("change", ["corpus", "negatives"])
+def test_negatives_are_not_renewed_from_another_corpus(folder: Path, change: str) -> None:
+    job(folder, kind="renewed", max_steps=3).train()
+    negatives = {"negatives": {"per_question": 2}} if change == "negatives" else {}
+    if change == "corpus":
+        CHANGES["corpus.tsv"](folder / "corpus.tsv")
+    with pytest.raises(CheckpointError, match=rf"different run: train\.callbacks\.RenewNegatives\.{change}.* was"):
+        job(folder, kind="renewed", **negatives).resume()
+    assert job(folder, kind="renewed", resume="force", **negatives).resume().step == 3
+
+
+def test_a_checkpoint_that_does_not_state_contents_is_resumed_as_before(folder: Path) -> None:
+    first = job(folder)
+    first.train()
+    from dpr.formats.checkpoints import STATE_FILE, checkpoint_folders
+    from dpr.storage.durable import describe_file
+
+    newest = checkpoint_folders(folder / "run", "dpr_biencoder")[0]
+    state, manifest = (json.loads((newest / name).read_text()) for name in (STATE_FILE, "manifest.json"))
+    for key in ("train.validation.content", "dev_datasets.options"):
+        del state["identity"]["free"][key]
+    (newest / STATE_FILE).write_text(json.dumps(state))
+    manifest["files"][STATE_FILE] = describe_file(newest / STATE_FILE)
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    assert job(folder).resume().best_checkpoint == first.progress.best_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        (["a", "b", "c"], ["a", "x", "c"], ("k[1]", "b", "x")),
+        ([{"p": 1, "q": 2}], [{"p": 1, "q": 3}], ("k[0].q", 2, 3)),
+        (["a", "b"], ["a", "b", "c"], ("k", "2 entries", ["c"])),
+        ({"p": 1}, {"p": 1, "q": None, "r": 0}, ("k.r", None, 0)),
+        (1, [1], ("k", 1, [1])),
+    ],
+)
+def test_of_long_values_the_part_that_differs_is_told(was: Any, now: Any, told: tuple[str, Any, Any]) -> None:
+    assert _narrowed("k", was, now) == told
+
+
+def test_another_run_in_the_folder_names_the_set_that_differs(folder: Path) -> None:
+    job(folder).train()
+    write_training_set(folder / "train.json", make_samples(12, seed=9))
+    with pytest.raises(CheckpointError, match=r"different run: train_datasets\[0\] was \S+, is now \S+"):
+        job(folder).resume()
