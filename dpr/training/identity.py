@@ -148,7 +148,8 @@ def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
         number = next(number for number, (old, new) in enumerate(zip(was, now, strict=True)) if old != new)
         return _narrowed(f"{key}[{number}]", was[number], now[number])
     if isinstance(was, list) and isinstance(now, list):
-        return key, *([each for each in part if each not in others] or f"{len(part)} entries" for part, others in ((was, now), (now, was)))
+        old, new = ([each for each in part if each not in other] or f"{len(part)} entries" for part, other in ((was, now), (now, was)))
+        return key, old, new
     if isinstance(was, dict) and isinstance(now, dict):
         name = next(name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name))
         return _narrowed(f"{key}.{name}", was.get(name), now.get(name))
@@ -162,8 +163,8 @@ def _stated(options: SetOptions) -> dict[str, Any]:
 
 
 def resumed_identity(own: RunIdentity, stored: StoredRun, *, total_steps: int, force: bool) -> RunIdentity:
-    """The identity of a run that resumes ``stored``: its own, with the lineage of that. Warns of changed settings that are free, and forgets the
-    best checkpoint of ``stored`` where they change what metrics mean.
+    """The identity of a run that resumes ``stored``: its own, with the lineage of that. Warns of changed settings that are free and forgets
+    the best checkpoint of ``stored`` where they change what metrics mean.
 
     Raises:
         CheckpointError: a fixed setting differs and ``force`` is off, or the other run cannot be continued on these files.

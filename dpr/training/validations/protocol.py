@@ -50,8 +50,8 @@ class Validation(ABC):
         return True
 
     def content(self) -> Mapping[str, Any]:
-        """What decides its metrics besides the model, as JSON: contents of its files and settings. A resumed run compares it, and chooses its
-        best checkpoint anew where it has changed."""
+        """What decides its metrics besides the model, as JSON: contents of its files, and settings. A resumed run compares it, and
+        chooses its best checkpoint anew where it has changed."""
         return {}
 
     def higher_is_better(self, name: str) -> bool | None:
