@@ -16,7 +16,10 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALL
 
 # A cache folder of this run alone, for every process of it.
 if "DPR_TESTS_CACHE" not in os.environ:
-    os.environ["DPR_TESTS_CACHE"] = os.environ["DPR_CACHE"] = tempfile.mkdtemp(prefix="dpr-tests-")
+    for left in Path(tempfile.gettempdir()).glob("dpr-tests-*-*"):  # of runs that were killed
+        if (owner := left.name.split("-")[2]).isdecimal() and Path("/proc/self").exists() and not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    os.environ["DPR_TESTS_CACHE"] = os.environ["DPR_CACHE"] = tempfile.mkdtemp(prefix=f"dpr-tests-{os.getpid()}-")
     atexit.register(shutil.rmtree, os.environ["DPR_CACHE"], ignore_errors=True)
 
 import numpy as np

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from hashlib import sha256
+from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
+from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.negatives import AnyPassage, AnySample
+from dpr.formats.training_sets import open_training_set
 
 
 class SampleSource(Protocol):
@@ -28,6 +32,36 @@ class SampleSource(Protocol):
     def known_positives(self, row: int) -> tuple[AnyPassage, ...]:
         """Every passage known to answer the question of this row, its own positives included."""
         ...
+
+
+def opened_sets(sets: Any, name: str) -> list[Any]:
+    """One data set, or each of a list of them, as a ``SampleSource``, or as a pair of that and the options that were given with it.
+
+    What ``open_training_set`` takes is opened, named after its file, else ``name``; a list of dictionaries is one data set.
+
+    Raises:
+        InputError: as ``open_training_set``.
+        ConfigError: something else was given.
+    """
+    is_one = not isinstance(sets, list | tuple) or (len(sets) > 0 and all(isinstance(item, Mapping) for item in sets))
+    opened: list[Any] = []
+    taken: set[str] = set()
+    for item in [sets] if is_one or (isinstance(sets, tuple) and _is_pair(sets)) else sets:
+        source, *options = item if isinstance(item, tuple) and _is_pair(item) else (item,)
+        if not hasattr(source, "fingerprint") or hasattr(source, "column_names"):
+            stem = Path(source).name.split(".")[0] if isinstance(source, str | Path) else ""
+            plain = stem if stem.isidentifier() else name
+            free = next(full for number in count(1) if (full := plain if number == 1 else f"{plain}_{number}") not in taken)
+            taken.add(free)
+            source = open_training_set(source, name=free)
+        elif missing := [part for part in ("name", "__len__", "__getitem__", "known_positives") if not hasattr(source, part)]:
+            raise ConfigError(f"a data set of type {type(source).__name__} has no {missing[0]}; dpr.data.training_data says what it needs")
+        opened.append((source, *options) if options else source)
+    return opened
+
+
+def _is_pair(item: tuple[Any, ...]) -> bool:
+    return len(item) == 2 and not isinstance(item[1], str | Path | Mapping | list) and not hasattr(item[1], "__getitem__")
 
 
 def questions_fingerprint(source: Any) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import TrainingSample
 from dpr.formats.text_input import expand_files
+from dpr.formats.training_files.given_rows import are_files, is_hub_name, rows_file
 from dpr.formats.training_files.json_formats import write_training_set as write_training_set
 from dpr.formats.training_files.registry import files_read, format_of
 from dpr.formats.training_files.rows import ReadOptions
-from dpr.formats.training_files.unread_keys import UnreadKeys
 from dpr.formats.training_files.usable_rows import Counts, UsableRows, shown
 from dpr.formats.training_records import sample_to_json
 from dpr.formats.training_store import RowStore, write_rows
@@ -64,31 +64,44 @@ class TrainingSet(RowStore):
 
 
 def open_training_set(
-    files: str | Path | Sequence[str | Path],
+    data: Any,
     *,
     name: str,
+    split: str = "",
+    columns: Mapping[str, str] | None = None,
     cache_dir: Path | None = None,
     on_bad_row: str = "fail",
     max_bad_rows: int = 100,
 ) -> TrainingSet:
-    """Opens training files as one set, in the order given; patterns are expanded, ``.gz`` is unpacked.
+    """Opens training data as one set: files, in the order given (patterns are expanded, ``.gz`` is unpacked), or rows.
 
-    The first opening parses the files into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones reuse that while the content
-    of every file is the same; it is read again only where the file's times have changed. ``on_bad_row="skip"`` sets up to ``max_bad_rows``
-    bad rows aside in ``rejected-<fingerprint>.jsonl`` in the cache folder. Broken JSON inside an array cannot be skipped.
+    The first opening parses the data into ``cache_dir`` (default: $DPR_CACHE, else ~/.cache/dpr), later ones reuse that while the content
+    is the same; a file is read again only where its times have changed. ``on_bad_row="skip"`` sets up to ``max_bad_rows`` bad rows aside
+    in ``rejected-<fingerprint>.jsonl`` in the cache folder. Broken JSON inside an array cannot be skipped.
+
+    Args:
+        data: a path, a pattern or a list of these; a list of dictionaries in any layout that JSON lines may have; a ``datasets.Dataset`` or
+            ``DatasetDict``; or ``hf://user/name``, which ``datasets`` fetches.
+        split: which part of a folder or ``DatasetDict``; empty = train, or the only one.
+        columns: names of columns by role: question, positive, negative, title, answers, label.
 
     Raises:
-        InputError: a file is missing or a row is bad (names file and line); no usable rows.
-        ConfigError: the cache folder cannot be written.
+        InputError: a file is missing or a row is bad (names file and line, or the row); no usable rows.
+        ConfigError: the cache folder cannot be written; ``data`` are of another type.
     """
     if on_bad_row not in ("fail", "skip"):
         raise ConfigError(f"on_bad_row={on_bad_row} is not known; choose one of fail, skip")
-    paths = expand_files(files)
     cache = cache_root(cache_dir)
+    options = ReadOptions(cache_dir=cache, split=split, columns=dict(columns or {}))
     limit = max_bad_rows if on_bad_row == "skip" else -1
-    builder = _Builder(paths, cache, limit)
-    folder = cache / builder.folder_name()
-    ensure_built(folder, builder.build)
+    if are_files(data):
+        paths = expand_files(data)
+        if split and not any(path.is_dir() for path in paths):
+            raise ConfigError(f"split={split} was given, but {shown(paths)} is a file; folders and data sets have splits")
+        folder = _built(paths, options, limit)
+    else:
+        with rows_file(data, split=split, cache=cache) as file:
+            folder = _built([file], replace(options, split=""), limit, origin="rows in memory" if not is_hub_name(data) else data)
     opened = TrainingSet(folder, name)
     counts = opened.counts
     logger.info(
@@ -100,19 +113,27 @@ def open_training_set(
     return opened
 
 
-class _Builder:
-    """Parses files into one cache folder."""
+def _built(paths: list[Path], options: ReadOptions, limit: int, *, origin: str = "") -> Path:
+    builder = _Builder(paths, options, limit, origin)
+    folder = cache_root(options.cache_dir) / builder.folder_name()
+    ensure_built(folder, builder.build)
+    return folder
 
-    def __init__(self, paths: list[Path], cache: Path, limit: int) -> None:
-        self._paths, self._cache, self._limit = paths, cache, limit
+
+class _Builder:
+    """Parses files into one cache folder. ``origin`` says where rows came from that stand in a file of the moment."""
+
+    def __init__(self, paths: list[Path], options: ReadOptions, limit: int, origin: str) -> None:
+        self._paths, self._options, self._limit, self._origin = paths, options, limit, origin
+        self._cache = cache = cache_root(options.cache_dir)
         self._usable = UsableRows(limit if limit >= 0 else None, file=cache / "rejected-too-many.jsonl")
         self._digest = hashlib.sha256(_FINGERPRINT)
-        self._unread = UnreadKeys()
 
     def folder_name(self) -> str:
         """The name of the cache folder, from the content of all files that are read."""
         read = [file for path in self._paths for file in files_read(path)]
-        return f"training-{cache_key(read, [_CACHE_VERSION, self._limit])}"
+        chosen = [self._options.split, self._options.columns]
+        return f"training-{cache_key(read, [_CACHE_VERSION, self._limit, *(chosen if any(chosen) else [])])}"
 
     def build(self, folder: Path) -> None:
         metadata: dict[str, Any] = {}
@@ -126,17 +147,19 @@ class _Builder:
                 cache=folder.name,
                 fingerprint=self._digest.hexdigest(),
                 counts=asdict(self._usable.counts),
-                files=[str(path) for path in self._paths],
-                unread=self._unread.warnings,
+                files=[self._origin or str(path) for path in self._paths],
+                unread={key: self._named(note) for key, note in self._options.unread.warnings.items()},
             )
         self._usable.list_rejected(self._cache / f"rejected-{self._digest.hexdigest()[:16]}.jsonl")
 
+    def _named(self, note: str) -> str:
+        return note.replace(f"{self._paths[0]}:", f"{self._origin}, row ", 1) if self._origin else note
+
     def _samples(self, path: Path) -> Iterator[TrainingSample]:
         content = hashlib.sha256()
-        options = ReadOptions(cache_dir=self._cache, unread=self._unread)
-        source = format_of(path, options, fallback="dpr")
+        source = format_of(path, self._options, fallback="dpr")
         is_native = source.name == "dpr"
-        for sample in self._usable.samples(source.read(path, options)):
+        for sample in self._usable.samples(source.read(path, self._options)):
             if not is_native:
                 content.update(json.dumps(sample_to_json(sample)).encode())
             yield sample

@@ -18,8 +18,11 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, verify_folder
+from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.strict_json import parsed
 
+_CONTENTS, _PROVED = "contents", "proved"
+_DAY_S, _STALE_DAYS = 86_400, 60
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
 
 
@@ -67,9 +70,9 @@ def content_sha256(path: Path, *, without: Path | None = None) -> str:
 def _cached_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         start, seen = time.time_ns(), _identity(file.fileno())
-        note = cache_root(None) / "contents" / text_sha256(seen)[:32]
+        note = cache_root(None) / _CONTENTS / text_sha256(seen)[:32]
         with suppress(OSError, ValueError):
-            found, check = note.read_text("ascii").split()
+            found, check = _read_note(note).split()
             if check == text_sha256(seen + found):  # otherwise the note is damaged, or of another file
                 return found
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -104,7 +107,7 @@ def is_remembered(fact: str, about: Sequence[str]) -> bool:
     """Whether ``remember`` was called with the same arguments by any process with this cache."""
     note, check = _note_of(fact, about)
     with suppress(OSError, ValueError):
-        return note.read_text("ascii") == check
+        return _read_note(note) == check
     return False
 
 
@@ -117,7 +120,23 @@ def remember(fact: str, about: Sequence[str]) -> None:
 
 def _note_of(fact: str, about: Sequence[str]) -> tuple[Path, str]:
     check = text_sha256(json.dumps([fact, *about]))
-    return cache_root(None) / "proved" / check[:32], check
+    return cache_root(None) / _PROVED / check[:32], check
+
+
+def _read_note(note: Path) -> str:
+    text = note.read_text("ascii")
+    if time.time() - note.stat().st_mtime > _DAY_S:
+        os.utime(note)  # it is in use
+    return text
+
+
+def remove_stale_notes(cache: Path) -> None:
+    """Removes notes that were not read for so long that their files are probably gone, and what killed writers of notes left."""
+    for folder in (cache / _CONTENTS, cache / _PROVED):
+        remove_leftovers(folder)
+        for note in folder.glob("*") if folder.is_dir() else ():
+            if time.time() - note.lstat().st_mtime > _STALE_DAYS * _DAY_S:
+                note.unlink(missing_ok=True)
 
 
 def _identity(descriptor: int) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import ConfigError, InputError, OutputError
+from filelock import lock_descriptor
+
+from dpr.core.errors import ConfigError, DprError, InputError, OutputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
-from dpr.storage.checksums import content_sha256, made_of_in, verify_file
+from dpr.storage.checksums import content_sha256, made_of_in, remove_stale_notes, verify_file
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, writing
 from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.run_lock import alone_with, held, lock_of
@@ -124,15 +127,31 @@ def ensure_built(folder: Path, build: Callable[[Path], None], *, problem_of: Cal
     """
     if folder.is_dir() and problem_of(folder) is None:
         return
-    cache = folder.parent
+    parent = folder.parent
     try:
-        require_writable(cache, folder=True)
-        cache.mkdir(parents=True, exist_ok=True)
+        require_writable(parent, folder=True)
+        parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the cache folder {cache} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
-    with alone_with(cache / f"{folder.name}.lock"):  # without locks in the file system, processes may build it side by side
-        if folder.exists():
-            if (found := problem_of(folder)) is None:
-                return
-            logger.warning("the cache %s is damaged or unfinished (%s); rebuilding it", folder, found)
-        build(folder)
+        raise ConfigError(f"the cache folder {parent} cannot be written ({error.strerror}); set DPR_CACHE to a folder that can") from None
+    _remove_stale(parent)
+    lock = lock_of(folder)
+    with alone_with(lock):  # without locks in the file system, processes may build it side by side
+        try:
+            if folder.exists():
+                if (problem := problem_of(folder)) is None:
+                    return
+                logger.warning("the cache %s is damaged or unfinished (%s); rebuilding it", folder, problem)
+            build(folder)
+        finally:
+            lock.unlink(missing_ok=True)  # whoever waits for it makes another
+
+
+@cache
+def _remove_stale(folder: Path) -> None:
+    """Removes from a cache, once in a process, locks that killed builds left, and notes that nobody has asked for in a long time."""
+    with suppress(OSError):
+        for lock in folder.glob("*.lock"):
+            with suppress(DprError), open_own(lock, "rb") as file:
+                if lock_descriptor(file.fileno(), blocking=False):
+                    lock.unlink()
+        remove_stale_notes(folder)

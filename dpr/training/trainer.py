@@ -20,7 +20,7 @@ from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
-from dpr.data.training_data import SampleSource
+from dpr.data.training_data import SampleSource, opened_sets
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
@@ -45,16 +45,18 @@ from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
-DataSets = Sequence[SampleSource | tuple[SampleSource, SetOptions]]
+DataSets = Any
+"""A training set, or a list of them, each alone or with its ``SetOptions`` (``opened_sets`` in dpr/data/training_data.py)."""
 
 
 class BiEncoderTrainer(Run):
     """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the methods that callbacks may call.
 
-    ``train_sets`` and ``dev_sets`` are what ``open_training_set`` returns, or pairs of that and ``SetOptions``. ``settings`` are those of
-    ``dpr train``; each can also be given by its name alone, as ``batch_size=16`` or ``seed=1``. ``callbacks``, ``validations`` and
-    ``metrics`` are added to the usual ones and to those that settings name; ``loss`` takes the place of ``loss.name``. ``config`` is what
-    checkpoints keep for people to read, by default the settings. Call ``train()``.
+    ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files, rows in memory, data sets),
+    or pairs of that and ``SetOptions``. ``settings`` are those of ``dpr train``; each can also be given by its name alone, as
+    ``batch_size=16`` or ``seed=1``. ``callbacks``, ``validations`` and ``metrics`` are added to the usual ones and to those that
+    settings name; ``loss`` takes the place of ``loss.name``. ``config`` is what checkpoints keep for people to read, by default the
+    settings. Call ``train()``.
 
     Raises:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
@@ -92,10 +94,10 @@ class BiEncoderTrainer(Run):
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
-        own_sets = _with_options(train_sets, model)
+        own_sets = _with_options(opened_sets(train_sets, "train"), model)
         namespaces = list(dict.fromkeys(options.namespace for _, options in own_sets))
         self.loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
-        self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(dev_sets, model)]
+        self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(opened_sets(dev_sets, "dev"), model)]
         self.validations = [*usual_validations(self._dev_sets, settings, metrics, candidates=self.loss.candidates), *validations]
         self.callbacks = all_callbacks(callbacks, train, self.output_dir)
         self.plan = plan = self._make_plan(own_sets)
@@ -341,6 +343,8 @@ def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:
         return next(batches)
 
 
-def _with_options(sets: DataSets, model: BiEncoder) -> list[tuple[SampleSource, SetOptions]]:
+def _with_options(
+    sets: Sequence[SampleSource | tuple[SampleSource, SetOptions]], model: BiEncoder
+) -> list[tuple[SampleSource, SetOptions]]:
     pairs = [item if isinstance(item, tuple) else (item, SetOptions(namespace=item.name)) for item in sets]
     return [(source, options.agreed(model.tensorizer.text)) for source, options in pairs]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
 
 from dpr.core.errors import CheckpointError, InputError, OutputError
-from dpr.storage import run_lock
-from dpr.storage.checksums import verify_file
+from dpr.storage import leftovers, run_lock
+from dpr.storage.checksums import is_remembered, remember, verify_file
 from dpr.storage.durable import durable_file, durable_folder
 from dpr.storage.leftovers import ProcessName
-from dpr.storage.outputs import output, require_writable
+from dpr.storage.outputs import ensure_built, output, require_writable
 from dpr.storage.run_lock import held, lock_of
 from tests.helpers.users import bound_by_permissions
 
@@ -114,3 +115,33 @@ def test_an_output_error_is_one_of_the_system_and_one_for_people_and_travels_bet
         "No space left on device",
         3,
     )
+
+
+def test_a_cache_keeps_no_locks_and_no_notes_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(cache := tmp_path / "cache"))
+    cache.mkdir()
+    (cache / "killed.lock").touch()
+    file = tmp_path / "file"
+    file.write_text("content")
+    os.utime(file, (1e9, 1e9))
+    for name in ("contents", "proved"):
+        (cache / name).mkdir()
+        for age in (1, 61):
+            (cache / name / f"of {age} days").touch()
+            os.utime(cache / name / f"of {age} days", (then := time.time() - age * 86_400 - 60, then))
+        (cache / name / f".tmp-x-{2**22 + 1}.1@{leftovers._in_a_name(leftovers._host())}").touch()
+    with run_lock.alone_with(cache / "held.lock"):
+        ensure_built(cache / "new", lambda folder: folder.mkdir())
+        assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["held.lock", "of 1 days", "of 1 days"]
+    with pytest.raises(KeyError):
+        ensure_built(cache / "other", lambda folder: {}[folder])
+    assert not (cache / "other.lock").exists()
+
+
+def test_a_note_that_is_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path))
+    remember("fact", ["a"])
+    (note,) = (tmp_path / "proved").iterdir()
+    os.utime(note, (1e9, 1e9))
+    assert is_remembered("fact", ["a"])
+    assert time.time() - note.stat().st_mtime < 60

@@ -1,0 +1,143 @@
+"""Rows in memory, data sets of the package datasets and names of its hub give what a file with the same rows gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.data.training_data import TrainingData, opened_sets
+from dpr.formats.training_sets import TrainingSet, open_training_set
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "dpr": [{"question": "a", "answers": ["x"], "positive_ctxs": [{"title": "T", "text": "p"}], "hard_negative_ctxs": [{"text": "n"}]}],
+    "columns": [{"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"}, {"query": "b", "positive": "q"}],
+    "labels": [{"query": "a", "passage": "p", "label": 1}, {"query": "a", "passage": "n", "label": 0}],
+    "tevatron": [{"query_id": "1", "query": "a", "positive_passages": [{"docid": "7", "text": "p"}], "negative_passages": []}],
+    "flagembedding": [{"query": "a", "pos": ["p"], "neg": ["n", "m"], "pos_scores": [0.5], "neg_scores": [0.25, 0.125]}],
+    "squad": [{"data": [{"title": "T", "paragraphs": [{"context": "p", "qas": [{"question": "a", "id": "1", "answers": []}]}]}]}],
+}
+
+
+def opened(data: Any, tmp_path: Path, **options: Any) -> TrainingSet:
+    return open_training_set(data, name="t", cache_dir=tmp_path / "cache", **options)
+
+
+def same(first: TrainingSet, second: TrainingSet) -> bool:
+    return [first[row] for row in range(len(first))] == [second[row] for row in range(len(second))] and first.counts == second.counts
+
+
+@pytest.mark.parametrize("layout", ROWS)
+def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path: Path, layout: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[layout]))
+    in_memory, again = opened(ROWS[layout], tmp_path), opened(ROWS[layout], tmp_path)
+    assert same(in_memory, opened(file, tmp_path))
+    assert in_memory.fingerprint == again.fingerprint == opened(file, tmp_path).fingerprint
+    assert len(list((tmp_path / "cache").glob("training-*"))) == 1
+    assert not list((tmp_path / "cache").glob(".tmp-*"))
+    changed = json.loads(json.dumps(ROWS[layout]).replace('"a"', '"other"'))
+    assert opened(changed, tmp_path).fingerprint != in_memory.fingerprint
+
+
+def test_data_sets_of_the_package_datasets_are_read(tmp_path: Path) -> None:
+    expected = opened(ROWS["columns"], tmp_path)
+    rows = [{"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"}]
+    data = datasets.Dataset.from_list([*rows, {"query": "b", "positive": "q", "negative_1": None, "negative_2": None}])
+    assert same(opened(data, tmp_path), expected)
+    assert same(opened(data.with_format("numpy"), tmp_path), expected)
+    splits = datasets.DatasetDict(train=data, other=data.select([1]))
+    assert same(opened(splits, tmp_path), expected)
+    assert len(opened(splits, tmp_path, split="other")) == 1
+    with pytest.raises(InputError, match="no split 'dev', expected one of train, other"):
+        opened(splits, tmp_path, split="dev")
+    with pytest.raises(ConfigError, match="has the splits a, b; choose with split=NAME"):
+        opened(datasets.DatasetDict(a=data, b=data), tmp_path)
+    named = datasets.Dataset.from_list([{"frage": "a", "text": "p"}])
+    assert opened(named, tmp_path, columns={"question": "frage", "positive": "text"})[0].question == "a"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"query": "c"}, "row 3: no column for the positive among query"),
+        ({"query": "c", "positive": 7}, "row 3: positive is the number 7, expected a string"),
+        ({"query": "c", "positive": "p", "score": float("nan")}, "row 3: NaN is not a JSON number"),
+        ({"query": "c", "positive": {"p"}}, "row 3: positive cannot be read (a value of type set), expected texts"),
+        ({"query": "c", 3: "p"}, "row 3: the key 3 is of type int, expected a text"),
+        ("c", "row 3: of type str, expected a dictionary"),
+    ],
+)
+def test_what_is_wrong_in_a_row_names_the_row(tmp_path: Path, row: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        opened([*ROWS["columns"], row], tmp_path)
+    assert str(caught.value).startswith(message)
+    assert not list((tmp_path / "cache").glob(".tmp-*"))
+
+
+def test_keys_that_are_not_read_name_the_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        opened([{"query": "a", "pos": ["p"], "negs": ["n"]}], tmp_path)
+        assert caplog.messages.pop().startswith("rows in memory, row 1: the key 'negs' is not read")
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    rows = [{"query": "a", "passage": "p", "label": np.int64(1)}, {"query": "a", "passage": "n", "label": np.float32(0)}]
+    assert same(opened(rows, tmp_path), opened(ROWS["labels"], tmp_path))
+
+
+@pytest.mark.parametrize("data", [3, {"question": "q"}, b"x", None, SimpleNamespace(to_dict=1, columns=1)])
+def test_another_type_is_one_sentence(tmp_path: Path, data: Any) -> None:
+    with pytest.raises(ConfigError, match=f"training data of type {type(data).__name__}, expected a path"):
+        opened(data, tmp_path)
+    with pytest.raises(InputError, match="no rows"):
+        opened(iter([]), tmp_path)
+    (tmp_path / "x.jsonl").write_text(json.dumps(ROWS["columns"][0]))
+    with pytest.raises(ConfigError, match=r"split=dev was given, but .* is a file"):
+        opened(tmp_path / "x.jsonl", tmp_path, split="dev")
+
+
+def test_a_name_of_the_hub_is_fetched_by_datasets_and_offline_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, configuration: str | None) -> Any:
+        if name == "user/absent":
+            raise ConnectionError("Couldn't reach the Hub\nTraceback ...")
+        return datasets.DatasetDict(train=datasets.Dataset.from_list([{"query": configuration or "none", "positive": "p"}]))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert opened("hf://user/data", tmp_path)[0].question == "none"
+    assert opened("hf://user/data/pair", tmp_path, split="train")[0].question == "pair"
+    with pytest.raises(InputError, match=r"^hf://user/absent: could not be fetched \(Couldn't reach the Hub\); is there [^\n]*$"):
+        opened("hf://user/absent", tmp_path)
+    with pytest.raises(ConfigError, match="is no name of the hub; expected hf://user/name"):
+        opened("hf://user", tmp_path)
+
+
+class Mine(TrainingData):
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, row: int) -> Any:
+        raise IndexError(row)
+
+
+def test_sets_are_given_alone_or_in_a_list_with_options_or_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    file, rows, mine = tmp_path / "nq.jsonl", ROWS["columns"], Mine()
+    file.write_text(json.dumps(rows[0]))
+    assert [source.name for source in opened_sets(str(file), "train")] == ["nq"]
+    assert [source.name for source in opened_sets(rows, "train")] == ["train"]
+    assert [source.name for source in opened_sets([rows, file, rows, mine], "train")] == ["train", "nq", "train_2", "data"]
+    options = object()
+    assert opened_sets([(mine, options), (rows, options)], "dev")[0] == (mine, options)
+    assert opened_sets((mine, options), "dev") == [(mine, options)]
+    assert opened_sets((), "dev") == opened_sets([], "dev") == []
+    with pytest.raises(ConfigError, match="training data of type int"):
+        opened_sets([7], "train")
+    with pytest.raises(ConfigError, match="a data set of type SimpleNamespace has no name"):
+        opened_sets([SimpleNamespace(fingerprint="x")], "train")
