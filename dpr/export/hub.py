@@ -22,13 +22,15 @@ def files_to_push(folder: Path) -> list[str]:
     """The names of the files that the folder was written with, and no others. README.md may have been edited since.
 
     Raises:
-        InputError: it is no exported folder, has no README.md, or another file has changed.
+        InputError: it is no exported folder, has no README.md, another file has changed, or there is a link in it, which may lead out.
     """
     names = sorted({*read_manifest(folder)["files"], MANIFEST})
     if README not in names:
         raise InputError(f"has no {README}", file=folder, expected="a folder that dpr export wrote")
     extra = "is not in the manifest"
-    changed = [found for found in verify_folder(folder) if not found.startswith(f"{README}:") and not found.endswith(extra)]
+    edited = (f"{README}: has ", f"{README}: content ")
+    problems = [problem for problem in verify_folder(folder) if not problem.endswith(extra)]
+    changed = [problem for problem in problems if problem.endswith("is a symbolic link") or not problem.startswith(edited)]
     if changed or not (folder / README).is_file():
         raise InputError(changed[0] if changed else f"{README} is missing", file=folder, hint="export the model again")
     return names
@@ -41,7 +43,7 @@ def push(folder: Path, repo: str, *, private: bool, message: str) -> str:
         ConfigError: ``repo`` is no name of a repository, nobody is logged in, or the network is switched off.
         InputError: as ``files_to_push``; or the hub refuses, or cannot be reached.
     """
-    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 
     names = files_to_push(folder)
     if not _REPOSITORY.fullmatch(repo):
@@ -53,7 +55,8 @@ def push(folder: Path, repo: str, *, private: bool, message: str) -> str:
     api = HfApi()
     try:
         api.create_repo(repo, private=private, exist_ok=True)
-        commit = api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message)
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(folder / name)) for name in names]
+        commit = api.create_commit(repo, added, commit_message=message)
     except Exception as error:  # of the client, of the library that it connects with, of the operating system
         raise InputError(f"was not uploaded to {repo} ({first_line(error)})", file=folder) from error
     return str(commit.commit_url)

@@ -140,3 +140,27 @@ def test_a_changed_folder_is_not_uploaded(hub: Hub, folder: Path, capsys: pytest
     (folder / "onnx" / "encoder.onnx").write_bytes(b"other")
     assert main([f"folder={folder}", "repo=me/model"]) == 3
     assert "onnx/encoder.onnx" in capsys.readouterr().err and not hub.calls
+
+
+@pytest.mark.parametrize("name", ["README.md", "onnx/encoder.onnx", "onnx", ".gitattributes", "manifest.json"])
+def test_no_link_out_of_the_folder_is_uploaded(name: str, hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outside = folder.parent / "outside"
+    (folder / name).rename(outside)  # what it points to is what was written, and would pass every checksum
+    (folder / name).symlink_to(outside)
+    for arguments in ([], ["repo=me/model"]):
+        assert main([f"folder={folder}", *arguments]) == 3
+    message = capsys.readouterr().err
+    assert name in message and "Traceback" not in message and not hub.calls
+
+
+def test_a_name_in_the_manifest_is_no_pattern(hub: Hub, folder: Path) -> None:
+    (folder.parent / "secret").write_text("private")
+    with durable_folder(folder.parent / "odd") as odd:
+        (odd / "README.md").write_text("# A model\n")
+        (odd / "*").write_text("a file of this name")
+    (folder.parent / "odd" / "notes.txt").write_text("private")
+    (folder.parent / "odd" / "README.md:").symlink_to(folder.parent / "secret")
+    assert main([f"folder={folder.parent / 'odd'}", "repo=me/model"]) == 3
+    (folder.parent / "odd" / "README.md:").unlink()
+    assert main([f"folder={folder.parent / 'odd'}", "repo=me/model"]) == 0
+    assert sorted(hub.files) == ["*", "README.md", "manifest.json"]
