@@ -109,12 +109,23 @@ def writing(target: Path, *, calls_others: bool = False, hint: str | None = None
     except OutputError:
         raise
     except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        if number in _DISK_FAILS or (isinstance(error, OSError) and not calls_others):
-            raise OutputError(target, error.strerror or str(error), hint=hint) from error  # type: ignore[attr-defined]
-        if calls_others and number is None and not isinstance(error, InputError) and (match := _DISK_MESSAGES.search(str(error))):
-            raise OutputError(target, match[0], hint=hint) from error
+        if isinstance(error, OSError) and not calls_others:
+            raise OutputError(target, error.strerror or str(error), hint=hint) from error
+        if reason := _disk_failure(error):
+            raise OutputError(target, reason, hint=hint) from error
         raise
+
+
+def _disk_failure(error: BaseException | None) -> str | None:
+    """What an error says of a full or broken disk. A library that tidies up after a failed write may end in an error of its own
+    (``torch.save``: of a position in its archive), which has the disk's as its context."""
+    while error is not None and not isinstance(error, InputError):
+        if isinstance(error, OSError) and error.errno in _DISK_FAILS:
+            return error.strerror or str(error)
+        if getattr(error, "errno", None) is None and (match := _DISK_MESSAGES.search(str(error))):
+            return match[0]
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def write_json(path: Path, obj: Any, *, note: Mapping[str, Any] | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 from dpr.cli.jobs import export as main
-from dpr.core.errors import InputError
+from dpr.core.errors import InputError, OutputError
 from dpr.export.dpr_files import export_dpr_file
+from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
@@ -99,3 +102,18 @@ def test_the_documented_line_exports_a_model_trained_with_the_defaults(tmp_path:
     monkeypatch.chdir(tmp_path)
     assert main(line[2:]) == 0
     assert BiEncoder.load("nq.cp", pretrained_model_cfg="bert").settings.dpr_trailing_sep
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1000, 20_000, 41_000, 60_000])
+def test_a_disk_that_is_full_after_some_bytes_is_one_line(tmp_path: Path, most_bytes: int) -> None:
+    weights = {name: torch.zeros(100, 100) for name in ("first", "second")}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        with pytest.raises(OutputError, match="x.cp: cannot be written"):
+            write_dpr_checkpoint(tmp_path / "x.cp", weights, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir())
