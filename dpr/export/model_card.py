@@ -9,6 +9,7 @@ from typing import Any
 from dpr.core.version import __version__
 from dpr.evaluation.report.reading import Retrieval
 from dpr.export.checking import Difference
+from dpr.export.tower_files import weights_tokens
 from dpr.models.biencoder import BiEncoder
 
 README = "README.md"
@@ -55,7 +56,15 @@ def model_card(
         difference: how far the other library's vectors are from the model's; None where that was not measured.
         precisions: what ``dpr.export.onnx_folder.write_precisions`` measured.
     """
-    sections = [f"# {facts.name}", _what(model), _use(usage, to), _results(facts), _checks(difference, precisions), _training(facts)]
+    is_read_here = to in _READ_HERE and not weights_tokens(model)
+    sections = [
+        f"# {facts.name}",
+        _what(model),
+        _use(usage, is_read_here=is_read_here),
+        _results(facts),
+        _checks(difference, precisions),
+        _training(facts),
+    ]
     head = f"---\n{_head(facts, to)}---\n\n"
     return head + "\n\n".join(section for section in sections if section) + "\n"
 
@@ -124,10 +133,10 @@ def _code(text: str) -> str:
     return "`" + text.replace("\n", "\\n").replace("|", "\\|").replace("`", "'") + "`"
 
 
-def _use(usage: str, to: str) -> str:
+def _use(usage: str, *, is_read_here: bool) -> str:
     """The other library's lines, and those of this one where it reads the folder."""
     parts = [f"## Use\n\nPATH is this folder, or the name of the repository.\n\n```python\n{usage}```"]
-    if to in _READ_HERE:
+    if is_read_here:
         own = """from dpr.core.records import Passage
 from dpr.models.biencoder import BiEncoder
 

@@ -16,6 +16,7 @@ from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.export.registry import Format
 from dpr.export.tower_files import (
     refuse,
+    refuse_token_weights,
     refuse_unknown_vectors,
     standard_backbone,
     standard_pooling,
@@ -32,6 +33,7 @@ ARGUMENTS = "pyserini.json"
 def require_sayable(model: BiEncoder, source: str) -> None:
     """InputError where Pyserini's encoder cannot give the model's vectors of questions."""
     refuse_unknown_vectors(model, source)
+    refuse_token_weights(model, source)
     settings, prompt = model.settings, model.tensorizer.text.query_prompt
     problems = {
         f"its pooling is {settings.pooling}": standard_pooling(model) not in ("cls", "mean"),

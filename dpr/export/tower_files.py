@@ -33,15 +33,23 @@ def refuse(problems: dict[str, bool], source: str, *, expected: str | None = Non
 def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
     """InputError where vectors are made in a way that no library but this one knows."""
     settings = model.settings
-    is_idf = settings.pooling == "idf" and not is_static(model.question_model.backbone)
     problems = {
         f"its pooling is the user-defined {settings.pooling}": is_user_defined(settings.pooling),
-        "its pooling (idf) weights the tokens of a transformer": is_idf,
-        "its pooling (idf_sqrt) counts a token by the root of how often it occurs": settings.pooling == "idf_sqrt",
         "it reads the original's [SEP] at the end of the window": settings.dpr_trailing_sep,
         "its words reach the pooling past the layers (encoder.residual_words)": settings.residual_words,
     }
     refuse(problems, source, hint="to=model writes it for this toolkit, and to=onnx for onnxruntime where that can say it")
+
+
+def weights_tokens(model: BiEncoder) -> bool:
+    """Whether weights of tokens, or their counts in a text, decide vectors in a way that the rows of a table cannot say."""
+    return model.settings.pooling == "idf_sqrt" or (model.settings.pooling == "idf" and not is_static(model.question_model.backbone))
+
+
+def refuse_token_weights(model: BiEncoder, source: str) -> None:
+    """InputError where ``weights_tokens``."""
+    reason = f"its pooling ({model.settings.pooling}) weights tokens"
+    refuse({reason: weights_tokens(model)}, source, hint="to=sentence-transformers writes most such models, to=onnx all")
 
 
 def tells_apostrophes_apart(model: BiEncoder) -> bool:

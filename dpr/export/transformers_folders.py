@@ -21,6 +21,7 @@ from dpr.export.registry import Format
 from dpr.export.tower_files import (
     refuse,
     refuse_one_sided_apostrophes,
+    refuse_token_weights,
     refuse_unknown_vectors,
     sides,
     standard_backbone,
@@ -47,6 +48,7 @@ _POOLED = {
 def require_sayable(model: BiEncoder, source: str) -> None:
     """InputError where what decides its vectors cannot be said there."""
     refuse_unknown_vectors(model, source)
+    refuse_token_weights(model, source)
     refuse_one_sided_apostrophes(model, source)
     has_projection = model.question_model.encode_proj is not None
     refuse({"AutoModel has no projection": has_projection}, source, hint="to=sentence-transformers writes it")

@@ -38,7 +38,8 @@ LAYERS = {
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.
 ROOMS = {
     "transformers": ("dpr/models/", "dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/"),
-    "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/"),
+    "tokenizers": ("dpr/data/tensorizer.py", "dpr/preparation/", "dpr/export/root_static_embedding.py"),
+    "sentence_transformers": ("dpr/export/root_static_embedding.py",),
     "huggingface_hub": ("dpr/models/", "dpr/core/offline.py", "dpr/export/"),
     "safetensors": ("dpr/storage/", "dpr/formats/", "dpr/models/"),
     "datasets": ("dpr/formats/",),

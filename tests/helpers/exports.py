@@ -51,6 +51,13 @@ def bag(folder: Path, **settings: Any) -> BiEncoder:
     return lively(BiEncoder.from_pretrained(str(folder), EncoderSettings(**values), pretrained=False, dropout=0.0))
 
 
+def rooted(folder: Path, **settings: Any) -> BiEncoder:
+    """A static encoder as the quickstart's: special tokens, repeats counted by their roots, titles joined by a template."""
+    template = "{title} {title} {title} {text}"
+    values = {"pooling": "idf_sqrt", "shared": True, "plain_apostrophes": False, "question_length": 0, "normalize": True}
+    return static(folder, **{**values, "title_template": template, **settings})
+
+
 def adapters(folder: Path, **settings: Any) -> BiEncoder:
     values: dict[str, Any] = {"sequence_length": 32, "adapter": "lora", "lora_rank": 4, **settings}
     torch.manual_seed(0)

@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_after_some_bytes_is_one_line(tmp_path: Path, most_b
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
     try:
-        with pytest.raises(OutputError, match="x.cp: cannot be written"):
+        with pytest.raises(OutputError, match=r"x\.cp: cannot be written"):
             write_dpr_checkpoint(tmp_path / "x.cp", weights, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

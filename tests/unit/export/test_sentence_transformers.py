@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dpr.cli.jobs import embed, retrieve
 from dpr.cli.jobs import export as main
@@ -24,11 +27,12 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from examples.sentence_transformers_evaluator import evaluate
-from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
+from tests.helpers.exports import COSINE, MODELS, PROMPTS, bag, bert, decoder, rooted, shared, static
 from tests.helpers.tiny import sentence
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 FORM = format_of("sentence-transformers")
+MODULE = Path("dpr/export/root_static_embedding.py")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -42,6 +46,57 @@ def test_every_model_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     model, again, texts = merged(model), BiEncoder.load(tmp_path / "out"), nasty_texts(model.tensorizer)
     np.testing.assert_allclose(again.encode_questions(texts.questions), model.encode_questions(texts.questions), atol=1e-5)
     np.testing.assert_allclose(again.encode_passages(texts.passages), model.encode_passages(texts.passages), atol=1e-5)
+
+
+WEIGHTED: dict[str, Callable[[Path], BiEncoder]] = {
+    "the quickstart's": rooted,
+    "roots, two towers": lambda folder: rooted(
+        folder, shared=False, plain_apostrophes=True, question_length=9, projection_dim=5, **PROMPTS
+    ),
+    "roots, pairs, unscaled": lambda folder: rooted(folder, title_template="", normalize=False),
+    "roots without special tokens": lambda folder: bag(folder, pooling="idf_sqrt"),
+    "idf of a transformer": lambda folder: shared(folder, pooling="idf", normalize=True),
+    "idf of two transformers": lambda folder: bert(folder, pooling="idf", normalize=True, dimensions=5, **PROMPTS),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_of_tokens_arrive_too(name: str, tmp_path: Path) -> None:
+    model = WEIGHTED[name](tmp_path / "made_of")
+    with torch.no_grad():
+        for tower in model.towers:
+            tower.pooling.token_weights.uniform_(0.2, 3)
+    export_folder(model, tmp_path / "out", "sentence-transformers", source=name)
+    found = check(model, tmp_path / "out", FORM, name)
+    assert found is not None and max(found[:2]) < 1e-6, found
+    assert not verify_folder(tmp_path / "out")
+    texts = ["ba ba ba be", "", "ba", "bi bo bi"][: 1 if "without special" in name else None]
+    np.testing.assert_allclose(to_sentence_transformer(model).encode_query(texts), model.encode_questions(texts), atol=1e-6)
+
+
+def test_a_folder_with_a_module_of_its_own_is_opened_by_the_library_alone_and_only_if_trusted(tmp_path: Path) -> None:
+    model = rooted(tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "sentence-transformers", source="model")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "BiEncoder.load" not in card
+    assert 'SentenceTransformer("PATH", trust_remote_code=True)  # root_static_embedding.py' in card
+    assert "dpr" not in {line.split()[1].split(".")[0] for line in MODULE.read_text().splitlines() if line.startswith(("import", "from"))}
+    assert (tmp_path / "out" / MODULE.name).read_bytes() == MODULE.read_bytes()
+    load = partial(sentence_transformers.SentenceTransformer, str(tmp_path / "out"), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(load(trust_remote_code=True).encode_query(["ba ba be"]), model.encode_questions(["ba ba be"]), atol=1e-6)
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        load()
+
+
+@pytest.mark.parametrize("name", ["shared", "two towers", "mean and cosine", "weighted mean", "maximum", "decoder"])
+def test_programs_that_serve_such_folders_find_the_pooling(name: str, tmp_path: Path) -> None:
+    model = MODELS[name](tmp_path / "made_of")
+    export_folder(model, tmp_path / "out", "sentence-transformers", source=name)
+    stated = json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())
+    chosen = [key for key, value in stated.items() if value is True and key.startswith("pooling_mode_")]
+    names = {"cls": "cls_token", "mean": "mean_tokens", "weighted_mean": "weightedmean_tokens", "max": "max_tokens", "last": "lasttoken"}
+    assert chosen == [f"pooling_mode_{names[model.settings.pooling]}"]
+    assert stated["word_embedding_dimension"] == stated["embedding_dimension"] == model.question_model.config.hidden_size
 
 
 @pytest.mark.parametrize("name", ["shared", "two towers", "static", "decoder"])
@@ -76,8 +131,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "apostrophe of a prompt": (lambda folder: bert(folder, query_prompt="what\u2019s: "), "prompts have typographic"),
     "trailing SEP": (lambda folder: bert(folder, dpr_trailing_sep=True), r"original's \[SEP\]"),
     "user-defined pooling": (lambda folder: bert(folder, pooling="dpr.models.pooling:MeanPooling"), "user-defined"),
-    "repeats": (lambda folder: static(folder, pooling="idf_sqrt"), "root of how often"),
-    "idf of a transformer": (lambda folder: bert(folder, pooling="idf"), "weights the tokens"),
+    "repeats in a transformer": (lambda folder: bert(folder, pooling="idf_sqrt"), "root of how often"),
+    "idf of a transformer, unscaled": (lambda folder: bert(folder, pooling="idf"), "the library divides by their sum"),
+    "idf of a transformer, projection": (lambda folder: bert(folder, pooling="idf", normalize=True, projection_dim=6), "a projection"),
     "residual words": (lambda folder: bert(folder, pooling="mean", residual_words=True), "residual_words"),
     "names of prompts": (lambda folder: bert(folder, prompts={"corpus": "x"}), "a prompt called corpus"),
 }
@@ -115,7 +171,7 @@ def test_the_command_compares_given_texts_too_and_rerun_finds_its_work_done(tmp_
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
     assert main([*arguments, "dimensions=4"]) == 3  # something else is there
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
-    assert [module["path"] for module in modules] == ["", "pooling"]
+    assert [module["path"] for module in modules] == ["", "1_Pooling"]
 
 
 def test_a_template_is_what_users_join_by(tmp_path: Path) -> None:
