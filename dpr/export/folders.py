@@ -12,6 +12,7 @@ from dpr.export.hub import ATTRIBUTES, LARGE_FILES
 from dpr.export.model_card import README, CardFacts, model_card
 from dpr.export.onnx_folder import write_precisions
 from dpr.export.registry import format_of
+from dpr.export.sentence_transformers import write_graphs
 from dpr.export.tower_files import without_bars
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
@@ -29,6 +30,7 @@ def export_folder(
     facts: CardFacts | None = None,
     more: Texts | None = None,
     precisions: Sequence[str] = (),
+    onnx: bool = False,
 ) -> None:
     """Writes ``model`` to ``target`` in the format ``name``, adapters merged; nothing if it is there already, made of the same model.
 
@@ -36,20 +38,24 @@ def export_folder(
         source: the model's name in messages.
         facts: what the model card says besides what the model shows.
         more: texts to compare besides the usual ones.
-        precisions: of further graphs (``onnx``).
+        precisions: of further graphs (format ``onnx``).
+        onnx: whether graphs are written too (format ``sentence-transformers``).
 
     Raises:
         InputError: the format cannot say what the model does, the other library gives other vectors, or ``target`` is something else.
         OutputError: it cannot be written.
     """
     form, facts = format_of(name), facts or CardFacts(target.name)
-    made_of = {"format": name, "model": model.fingerprint, **({"precisions": list(precisions)} if precisions else {}), **facts.chosen()}
+    more_files = {name: value for name, value in (("precisions", list(precisions)), ("onnx", onnx)) if value}
+    made_of = {"format": name, "model": model.fingerprint, **more_files, **facts.chosen()}
     with output(target, made_of, overwrite=None) as is_missing:
         if not is_missing:
             return
         whole = merged(model)
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
+            if onnx:
+                write_graphs(whole, folder, source=source)
             (folder / ATTRIBUTES).write_text(LARGE_FILES)
             with without_bars():
                 difference = check(whole, folder, form, source, more=more)

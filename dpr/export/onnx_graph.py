@@ -21,7 +21,7 @@ from dpr.models.encoder import Encoder
 
 EXTRA = "onnx"
 INPUTS = ("input_ids", "attention_mask")
-OUTPUT = "sentence_embedding"
+OUTPUT, STATES = "sentence_embedding", "last_hidden_state"
 LOWER_PRECISIONS = ("fp16", "int8")
 _LARGEST_FILE = 1 << 30
 """Weights beyond this lie in a file beside the graph, since a file of the format holds 2 GiB at most."""
@@ -37,6 +37,16 @@ class _PaddedTower(nn.Module):
         return self.tower.of_padded(input_ids, attention_mask.bool())
 
 
+class _States(nn.Module):
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return states
+
+
 def write_graph(tower: Encoder, file: Path, *, source: str) -> None:
     """Writes ``tower`` in fp32: ``input_ids`` and ``attention_mask`` (batch, length) int64 in, ``sentence_embedding`` (batch, D) out.
 
@@ -46,31 +56,47 @@ def write_graph(tower: Encoder, file: Path, *, source: str) -> None:
         ConfigError: the packages of the extra ``onnx`` are not installed.
         InputError: the backbone cannot be traced.
     """
+    _trace(_PaddedTower(copy.deepcopy(tower)), file, OUTPUT, f"{source}: a {type(tower.backbone).__name__} with this pooling")
+
+
+def write_states_graph(backbone: nn.Module, file: Path, *, source: str) -> None:
+    """Writes a backbone alone in fp32, compared with what onnxruntime makes of it: ``last_hidden_state`` (batch, length, D) out.
+
+    Raises:
+        ConfigError: the packages of the extra ``onnx`` are not installed.
+        InputError: it cannot be traced, or has other states in onnxruntime.
+    """
+    states = _States(copy.deepcopy(backbone))
+    _trace(states, file, STATES, f"{source}: a {type(backbone).__name__}")
+    encoder = GraphEncoder(file, pad_id=0, output=STATES)
+    for lengths in ((9, 3, 12), (1,)):
+        batch = encoder.padded([[1 + (7 * place) % 5 for place in range(length)] for length in lengths])
+        with torch.no_grad():
+            expected = states(*map(torch.from_numpy, batch)).numpy()
+        differences = np.abs(encoder.run(*batch) - expected)[batch[1] == 1]
+        if not differences.max() <= 1e-4 * max(1.0, float(np.abs(expected).max())):
+            raise InputError(f"its states differ by {differences.max():.2g} in onnxruntime; nothing was kept", file=source)
+
+
+def _trace(module: nn.Module, file: Path, output: str, what: str) -> None:
     for package in ("onnx", "onnxscript"):
-        require(package, extra=EXTRA, purpose="to=onnx")
-    whole = copy.deepcopy(tower).float().cpu().eval()
-    length = 7
-    batch = (torch.ones(2, length, dtype=torch.int64), torch.ones(2, length, dtype=torch.int64))
+        require(package, extra=EXTRA, purpose="a graph of ONNX")
+    module.float().cpu().eval()
+    batch = (torch.ones(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64))
     batch[1][1, 4:] = 0
     shape = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    size = sum(parameter.numel() * 4 for parameter in whole.parameters())
+    size = sum(parameter.numel() * 4 for parameter in module.parameters())
     try:
         with torch.no_grad(), _quiet():
+            shapes = dict.fromkeys(INPUTS, shape)
             program = torch.onnx.export(
-                _PaddedTower(whole),
-                batch,
-                input_names=INPUTS,
-                output_names=[OUTPUT],
-                dynamic_shapes=dict.fromkeys(INPUTS, shape),
-                dynamo=True,
-                verbose=False,
+                module, batch, input_names=INPUTS, output_names=[output], dynamic_shapes=shapes, dynamo=True, verbose=False
             )
             assert program is not None
             _forget_source(program.model)
             program.save(str(file), external_data=size > _LARGEST_FILE)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        kind = type(tower.backbone).__name__
-        raise InputError(f"a {kind} with this pooling could not be traced ({first_line(error)})", file=source) from error
+        raise InputError(f"{what} could not be traced ({first_line(error)})") from error
 
 
 def _forget_source(model: Any) -> None:
@@ -104,27 +130,31 @@ def write_lower(full: Path, file: Path, precision: str) -> None:
 class GraphEncoder:
     """Vectors by onnxruntime on the CPU, of token ids as the tokenizer of a served folder gives them."""
 
-    def __init__(self, file: Path, *, pad_id: int) -> None:
+    def __init__(self, file: Path, *, pad_id: int, output: str = OUTPUT) -> None:
         onnxruntime = require("onnxruntime", extra=EXTRA, purpose="checking a written graph")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        self._pad_id = pad_id
+        self._pad_id, self._output = pad_id, output
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
         """(N, D) float32 in the given order; in batches of texts as they come, padded to the longest."""
         starts = range(0, len(sequences), _TEXTS_PER_CALL)
-        return np.concatenate([self._batch(sequences[start : start + _TEXTS_PER_CALL]) for start in starts])
+        return np.concatenate([self.run(*self.padded(sequences[start : start + _TEXTS_PER_CALL])) for start in starts])
 
-    def _batch(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-        longest = max(map(len, sequences))
-        input_ids = np.full((len(sequences), longest), self._pad_id, dtype=np.int64)
+    def padded(self, sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """``input_ids`` and ``attention_mask`` (N, L)."""
+        input_ids = np.full((len(sequences), max(map(len, sequences))), self._pad_id, dtype=np.int64)
         mask = np.zeros_like(input_ids)
         for row, tokens in enumerate(sequences):
             input_ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
-        vectors: np.ndarray = self._session.run([OUTPUT], dict(zip(INPUTS, (input_ids, mask), strict=True)))[0]
-        return vectors
+        return input_ids, mask
+
+    def run(self, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """What the graph gives for one batch."""
+        found: np.ndarray = self._session.run([self._output], dict(zip(INPUTS, (input_ids, mask), strict=True)))[0]
+        return found
 
 
 @contextmanager

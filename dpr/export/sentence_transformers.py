@@ -22,6 +22,7 @@ from dpr.core.records import Passage
 from dpr.data.presentation import presented
 from dpr.data.settings import TextSettings
 from dpr.export.checking import in_order
+from dpr.export.onnx_graph import write_states_graph
 from dpr.export.registry import Format
 from dpr.export.tower_files import (
     refuse,
@@ -178,7 +179,7 @@ def _pooling(model: BiEncoder, width: int) -> dict[str, Any]:
     """With the keys of the library's newest versions and of those before, which other programs read."""
     mode = _POOLINGS[standard_pooling(model)]
     old = {f"pooling_mode_{name}": name.removesuffix("_tokens").removesuffix("_token") == mode for name in _OLD_POOLINGS}
-    return {"word_embedding_dimension": width, "embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}
+    return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}
 
 
 def _word_weights(model: BiEncoder, pooling: IdfPooling) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -203,6 +204,19 @@ def _dense(model: BiEncoder, tower: Encoder) -> tuple[dict[str, Any], dict[str, 
     rows, columns = weights["linear.weight"].shape
     activation = "torch.nn.modules.linear.Identity"  # without it the library takes the hyperbolic tangent
     return {"in_features": columns, "out_features": rows, "bias": "linear.bias" in weights, "activation_function": activation}, weights
+
+
+def write_graphs(model: BiEncoder, folder: Path, *, source: str) -> None:
+    """Writes ``onnx/model.onnx`` beside each transformer in a written folder: the states that its other modules pool.
+
+    Raises:
+        ConfigError: the packages of the extra ``onnx`` are not installed.
+        InputError: there is no transformer, or it cannot be traced.
+    """
+    refuse({"it has no transformer for a graph of ONNX": _is_bag(model)}, source, hint="leave out onnx=true; to=onnx has its vectors")
+    for name, tower, longest, _ in sides(model):
+        (folder / name / "onnx").mkdir()
+        write_states_graph(standard_backbone(tower, longest), folder / name / "onnx" / "model.onnx", source=source)
 
 
 def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:

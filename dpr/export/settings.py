@@ -45,6 +45,8 @@ class ExportConfig(StoreSettings):
     precisions: list[str] | None = setting(None, choices=("fp16", "int8"))
     """For to=onnx: further graphs with numbers of 16 bits or weights of 8; the log and serving.json say how many of the ten best passages
     stay the same, on check_texts or on made-up texts."""
+    onnx: bool = False
+    """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that serve such folders look."""
     license: str | None = None
     """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0; absent = none is named."""
     results: list[str] | None = None
@@ -73,6 +75,8 @@ class ExportConfig(StoreSettings):
                 raise ConfigError(f"{key} belongs to to={', '.join(MODEL_FORMATS)}, not to={self.to}; leave it out")
         if self.precisions and self.to != "onnx":
             raise ConfigError(f"precisions belongs to to=onnx, not to={self.to}; leave it out")
+        if self.onnx and self.to != "sentence-transformers":
+            raise ConfigError(f"onnx=true belongs to to=sentence-transformers, not to={self.to}; to=onnx writes graphs alone")
         if self.dimensions and self.to not in ("model", *MODEL_FORMATS):
             raise ConfigError(f"dimensions={self.dimensions} cuts a model's vectors, and to={self.to} has no place for that; leave it out")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
@@ -33,7 +34,8 @@ def run(config: ExportConfig) -> None:
     keep_dimensions(model, config.dimensions)
     if config.to in MODEL_FORMATS:
         facts = card_facts(str(config.model_file), target.name, license_name=config.license, results=config.results or ())
-        export_folder(model, target, config.to, source=str(config.model_file), facts=facts, more=more, precisions=config.precisions or ())
+        graphs: dict[str, Any] = {"precisions": config.precisions or (), "onnx": config.onnx}
+        export_folder(model, target, config.to, source=str(config.model_file), facts=facts, more=more, **graphs)
         return
     if config.to == "vectors":
         for folder in export_vector_folders(model, config.patterns(), str(target)):

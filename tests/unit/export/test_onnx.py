@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 from dpr.cli.jobs import export as main
 from dpr.core.records import Passage
@@ -19,7 +21,7 @@ from dpr.export.onnx_graph import overlap
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from tests.architecture.source_files import REPOSITORY
-from tests.helpers.exports import MODELS, PROMPTS, shared, static
+from tests.helpers.exports import MODELS, PROMPTS, rooted, shared, static
 from tests.helpers.patience import patient
 
 for package in ("onnxruntime", "onnxscript", "onnx"):
@@ -118,3 +120,27 @@ def test_what_the_readme_says_gives_the_same_vectors(served: tuple[BiEncoder, Pa
     scope = runpy.run_path(str(tmp_path / "usage.py"))
     np.testing.assert_allclose(scope["question"], model.encode_questions(["a question"]), atol=1e-5)
     np.testing.assert_allclose(scope["passage"], model.encode_passages([Passage("A text.", "A title")]), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["shared", "two towers", "decoder", "static"])
+def test_a_folder_of_sentence_transformers_has_its_states_where_servers_look(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = MODELS[name](tmp_path / "made_of")
+    model.save(tmp_path / "model")
+    assert main(["to=sentence-transformers", f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}", "onnx=true"]) == 0
+    for body in [""] if model.settings.shared else ["question_encoder", "ctx_encoder"]:
+        folder = tmp_path / "out" / body
+        tokens = AutoTokenizer.from_pretrained(str(folder))(["ba be", "bi bo bu ca ce ci"], padding=True, return_tensors="np")
+        session = onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+        (found,) = session.run(["last_hidden_state"], {key: tokens[key] for key in ("input_ids", "attention_mask")})
+        with torch.no_grad():
+            ids, mask = (torch.from_numpy(np.asarray(tokens[key])) for key in ("input_ids", "attention_mask"))
+            expected = AutoModel.from_pretrained(str(folder)).eval()(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
+        assert np.abs(found - expected)[tokens["attention_mask"] == 1].max() < 1e-5
+
+
+def test_a_graph_is_refused_where_it_has_no_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rooted(tmp_path / "made_of").save(tmp_path / "model")
+    given = [f"model_file={tmp_path / 'model'}", f"out={tmp_path / 'out'}", "onnx=true"]
+    assert main(["to=sentence-transformers", *given]) == 3 and "no transformer" in capsys.readouterr().err
+    assert main(["to=transformers", *given]) == 2 and not (tmp_path / "out").exists()
