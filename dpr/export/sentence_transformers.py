@@ -7,7 +7,6 @@ names that the library gives them (``1_Pooling``), by which programs that serve 
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.pooling import IdfPooling
 from dpr.models.trials import is_static
-from dpr.storage.durable import read_json
+from dpr.storage.durable import durable_file, read_json
 
 LIBRARY = "config_sentence_transformers.json"
 OWN = "dpr"
@@ -50,6 +49,7 @@ _POOLINGS = {"cls": "cls", "mean": "mean", "weighted_mean": "weightedmean", "max
 _OLD_POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 ROOT_MODULE = "root_static_embedding"
 """Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
+_CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
 _NAMES = ("query", "document", "passage", "corpus")
 
@@ -81,7 +81,8 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     settings = model.settings
     routes = [_write_route(model, folder, *side) for side in sides(model)]
     if needs_own_code(model):
-        shutil.copyfile(Path(__file__).with_name(f"{ROOT_MODULE}.py"), folder / f"{ROOT_MODULE}.py")
+        with durable_file(folder / _CODE.name, "wb") as file:
+            file.write(_CODE.read_bytes())
     if settings.shared:
         modules = [(kind, path) for path, kind in routes[0].items()]
     else:
@@ -232,13 +233,14 @@ def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> A
 
 
 def _loaded(folder: Path) -> Any:
-    """What ``write`` wrote; code is trusted since it was written here."""
+    """What ``write`` wrote. The library runs the folder's code if that is, byte for byte, this toolkit's own."""
     library = require("sentence_transformers", extra="sentence-transformers", purpose="encoding with sentence-transformers")
-    own = (folder / f"{ROOT_MODULE}.py").is_file()
+    code = folder / _CODE.name
+    is_own = code.is_file() and code.read_bytes() == _CODE.read_bytes()
     with no_downloads(), tempfile.TemporaryDirectory() as beside:
         # The library keeps a copy of the code under the folder's name and its hash: by this name, one copy for all exports.
         (named := Path(beside, "exported")).symlink_to(folder.absolute())
-        return library.SentenceTransformer(str(named), device="cpu", local_files_only=True, trust_remote_code=own)
+        return library.SentenceTransformer(str(named), device="cpu", local_files_only=True, trust_remote_code=is_own)
 
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:

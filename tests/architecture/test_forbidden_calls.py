@@ -29,7 +29,10 @@ DOTTED = {
     "np.memmap": "checksummed readers are in dpr/formats and dpr/storage",
 }
 # The one exception: the original's own file format is what ``torch.save`` makes of a dictionary of tensors, numbers and texts.
-ALLOWED = {"dpr/formats/original/checkpoints.py": {"torch.save"}}
+ALLOWED = {
+    "dpr/formats/original/checkpoints.py": {"torch.save"},
+    "dpr/export/sentence_transformers.py": {"library.SentenceTransformer"},  # whose code is run only if it is this toolkit's own file
+}
 # Python's unpickler may only be subclassed, in the one file whose subclasses turn every name into a class that does nothing.
 RESTRICTED_UNPICKLER = "dpr/formats/original/inert_pickle.py"
 UNPICKLERS = {"Unpickler", "_Unpickler"}
