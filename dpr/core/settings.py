@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -244,6 +245,7 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
+@cache  # reading a source file takes longer than all else that --help does
 def _field_docs(config_class: type) -> dict[str, str]:
     """The string literals under fields, inherited ones included; a class without source (typed at a prompt) has none."""
     docs = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ def all_sources() -> list[Source]:
     return package_sources() + scripts
 
 
+@cache
 def _read(path: Path) -> Source:
     return parse(path.relative_to(REPOSITORY).as_posix(), path.read_text(encoding="utf-8"))
 
