@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.models.settings import EncoderSettings as EncoderSettings
     from dpr.preparation.new_encoder import EncoderShape as EncoderShape
     from dpr.preparation.new_encoder import new_encoder as new_encoder
+    from dpr.retrieval.hits import Hit as Hit
+    from dpr.retriever import Retriever as Retriever
     from dpr.training.callbacks import Callback as Callback
     from dpr.training.callbacks import EarlyStopping as EarlyStopping
     from dpr.training.callbacks import LoadBest as LoadBest
@@ -73,6 +75,8 @@ _MODULES = {
     "dpr.models.pooling": "MeanPooling",
     "dpr.models.settings": "EncoderSettings",
     "dpr.preparation.new_encoder": "EncoderShape new_encoder",
+    "dpr.retrieval.hits": "Hit",
+    "dpr.retriever": "Retriever",
     "dpr.training.callbacks": "Callback EarlyStopping LoadBest",
     "dpr.training.settings": "TrainingSettings",
     "dpr.training.trainer": "BiEncoderTrainer",

@@ -1,4 +1,4 @@
-"""A LangChain retriever over the LanceDB table that ``dpr export to=lancedb`` fills."""
+"""A LangChain retriever over a ``dpr.Retriever``: a run folder, or passages in memory."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
+from pydantic import Field
 
 
 class DprRetriever(BaseRetriever):
-    """``DprRetriever(model=BiEncoder.load("runs/first"), table=lancedb.connect("store").open_table("passages")).invoke("a question")``."""
+    """``DprRetriever(retriever=dpr.Retriever.open("runs/first"), k=5).invoke("a question")``; ``options`` as of ``Retriever.search``."""
 
-    model: Any
-    table: Any
+    retriever: Any
     k: int = 10
+    options: dict[str, Any] = Field(default_factory=dict)
 
     def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
-        vector = self.model.encode_questions(query)
-        rows = self.table.search(vector).distance_type("dot").limit(self.k).to_list()
-        facts = [{"title": row["title"], "score": 1 - row["_distance"]} for row in rows]
-        return [Document(row["text"], id=row["id"], metadata=fact) for row, fact in zip(rows, facts, strict=True)]
+        hits = self.retriever.search(query, self.k, **self.options)
+        return [Document(hit.text, id=hit.id, metadata={"title": hit.title, "score": hit.score}) for hit in hits]

@@ -1,4 +1,4 @@
-"""A LlamaIndex retriever over the LanceDB table that ``dpr export to=lancedb`` fills."""
+"""A LlamaIndex retriever over a run folder, or over any ``dpr.Retriever``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
+from dpr import Retriever
+
 
 class DprRetriever(BaseRetriever):
-    """``DprRetriever(BiEncoder.load("runs/first"), lancedb.connect("store").open_table("passages")).retrieve("a question")``."""
+    """``DprRetriever(Retriever.open("runs/first"), k=5).retrieve("a question")``; ``options`` as of ``Retriever.search``."""
 
-    def __init__(self, model: Any, table: Any, *, k: int = 10) -> None:
+    def __init__(self, retriever: Retriever, *, k: int = 10, **options: Any) -> None:
         super().__init__()
-        self.model, self.table, self.k = model, table, k
+        self.retriever, self.k, self.options = retriever, k, options
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        vector = self.model.encode_questions(query_bundle.query_str)
-        rows = self.table.search(vector).distance_type("dot").limit(self.k).to_list()
-        nodes = [TextNode(id_=row["id"], text=row["text"], metadata={"title": row["title"]}) for row in rows]
-        return [NodeWithScore(node=node, score=1 - row["_distance"]) for node, row in zip(nodes, rows, strict=True)]
+        hits = self.retriever.search(query_bundle.query_str, self.k, **self.options)
+        nodes = [TextNode(id_=hit.id, text=hit.text, metadata={"title": hit.title}) for hit in hits]
+        return [NodeWithScore(node=node, score=hit.score) for node, hit in zip(nodes, hits, strict=True)]

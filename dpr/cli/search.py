@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dpr.cli.plain_arguments import PlainParser
 
 if TYPE_CHECKING:
-    from dpr.jobs.search import FoundPassage, Searcher
-    from dpr.retrieval.explaining import Place
+    from dpr.retrieval.hits import Hit, Place
+    from dpr.retriever import Retriever
 
 _SNIPPET_LINES = 3
 _SIDES = {"dense": "dense", "bm25": "BM25"}
@@ -46,12 +46,11 @@ def main(argv: list[str]) -> int:
     if options.corpus and options.question is None and options.folder is not None and not Path(options.folder).is_dir():
         options.folder, options.question = None, options.folder  # with --corpus, a single word is the question
     from dpr.core.logs import configure_logging
-    from dpr.jobs.search import open_searcher, search_settings
+    from dpr.retriever import Retriever
 
     configure_logging()
-    named = {name: getattr(options, name) for name in ("model", "vectors", "corpus", "mode", "weight", "indexer")}
-    settings = search_settings(None if options.folder is None else Path(options.folder), **named)
-    searcher = open_searcher(settings, device=options.device, pooling=options.pooling)
+    names = ("folder", "model", "vectors", "corpus", "mode", "weight", "indexer", "device", "pooling")
+    searcher = Retriever.open(**{name: getattr(options, name) for name in names})
     if options.question is not None:
         _answer(searcher, options.question, options.top)
         return 0
@@ -67,24 +66,24 @@ def main(argv: list[str]) -> int:
         _answer(searcher, question, options.top)
 
 
-def _answer(searcher: Searcher, question: str, top: int) -> None:
-    found = searcher.search(question, top)
-    if not found:
+def _answer(searcher: Retriever, question: str, top: int) -> None:
+    hits = searcher.search(question, top)
+    if not hits:
         print("nothing found")
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     is_bright = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for rank, hit in enumerate(found, 1):
-        print(format_hit(rank, hit, question=question, width=width, is_bright=is_bright))
+    for hit in hits:
+        print(format_hit(hit, question=question, width=width, is_bright=is_bright))
 
 
-def format_hit(rank: int, hit: FoundPassage, *, question: str, width: int, is_bright: bool = False) -> str:
+def format_hit(hit: Hit, *, question: str, width: int, is_bright: bool = False) -> str:
     """Rank, score and title; the part of the text around the question's words, these ``is_bright`` ones; where the passage is from and why
     it was found. Control characters become spaces: a corpus must not drive a terminal."""
     from dpr.retrieval.explaining import QuestionWords
 
     words = QuestionWords(question)
-    title, text, name = (_printable(part) for part in (hit.passage.title, hit.passage.text, str(hit.passage.id)))
-    heading = f"{rank:>2}. {hit.score:9.4f}  {title or name}" + (f"  [{name}]" if title else "")
+    title, text, name = (_printable(part) for part in (hit.title, hit.text, hit.id))
+    heading = f"{hit.rank:>2}. {hit.score:9.4f}  {title or name}" + (f"  [{name}]" if title else "")
     inner = max(width - 4, 20)
     excerpt = "".join(words.excerpt(text, _SNIPPET_LINES * inner - inner // 4))
     lines = textwrap.wrap(excerpt, inner, max_lines=_SNIPPET_LINES, placeholder=" ...")
@@ -99,12 +98,12 @@ def format_hit(rank: int, hit: FoundPassage, *, question: str, width: int, is_br
     return "\n".join([heading, *(f"    {line}" for line in lines), *(f"    {line}" for line in textwrap.wrap(" | ".join(facts), inner))])
 
 
-def _origin(hit: FoundPassage) -> list[str]:
+def _origin(hit: Hit) -> list[str]:
     """Where the passage was taken from: place and heading, where the title does not end with it, and address; else the corpus."""
-    origin = hit.passage.origin
+    origin = hit.origin
     if origin is None:
         return [] if hit.file is None else [hit.file.name]
-    heading = "" if hit.passage.title.endswith(origin.heading) else origin.heading
+    heading = "" if hit.title.endswith(origin.heading) else origin.heading
     return [fact for fact in (origin.place, heading, origin.url) if fact]
 
 

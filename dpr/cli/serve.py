@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
     configure_logging()
     told = json.dumps({"runs": {name: str(folder) for name, folder in runs.items()}, "settings": asdict(given)})
-    return serve(given, [sys.executable, "-m", "dpr.jobs.serving", told])
+    return serve(given, [sys.executable, "-m", "dpr.serving.engine", told])
 
 
 def _is_labelled(token: str) -> bool:

@@ -27,10 +27,11 @@ def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, .
         raise InputError("has no fields besides id, title and text", file=path, expected=f"a corpus with {', '.join(kinds)}", hint=hint)
     for line, value in read_records(path):
         with located(path, line):
-            yield tuple(_checked(name, kind, field_of(value, name)) for name, kind in kinds.items())
+            yield tuple(checked_field(name, kind, field_of(value, name)) for name, kind in kinds.items())
 
 
-def _checked(name: str, kind: str, found: Any) -> Any:
+def checked_field(name: str, kind: str, found: Any) -> Any:
+    """A value as it is compared; ValueError where it is of another kind."""
     if found is None:
         return None
     is_kind = isinstance(found, KINDS[kind]) and isinstance(found, bool) == (kind == "bool")

@@ -1,55 +1,15 @@
-"""Why a passage was found: the part of its text around the question's words, these words, and its place on each side of a search."""
+"""Why a passage was found: the words of the question that it has, and the part of its text around them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dpr.indexer.bm25 import lexical_spans
-from dpr.indexer.ranking import Ranking
-from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRetriever, Retriever
 
 _MOST_READ = 200_000
 _SNAP = 30
 Span = tuple[int, int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one side of a search has a passage; rank 1 is the first."""
-
-    rank: int
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A hit. ``sides``: its place on the sides asked, ``dense`` and ``bm25``; None where a side does not list it."""
-
-    id: str
-    score: float
-    sides: dict[str, Place | None]
-
-
-def retrieve_with_sides(retriever: Retriever, questions: Sequence[str], k: int) -> list[list[Found]]:
-    """What ``retriever.retrieve`` finds, each hit with its places on the sides of a hybrid, or on the only side."""
-    if isinstance(retriever, HybridRetriever):
-        sides = dict(zip(("dense", "bm25"), retriever.retrieve_sides(questions, k), strict=True))
-        rankings = retriever.fusion.fuse(sides["dense"], sides["bm25"], k)
-    else:
-        rankings = retriever.retrieve(questions, k)
-        name = {DenseRetriever: "dense", LexicalRetriever: "bm25"}.get(type(retriever))
-        sides = {} if name is None else {name: rankings}
-    found = []
-    for row, ranking in enumerate(rankings):
-        places = {name: _places(side[row]) for name, side in sides.items()}
-        found.append([Found(key, score, {name: place.get(key) for name, place in places.items()}) for key, score in ranking])
-    return found
-
-
-def _places(ranking: Ranking) -> dict[str, Place]:
-    return {key: Place(rank, score) for rank, (key, score) in enumerate(ranking, 1)}
 
 
 class QuestionWords:

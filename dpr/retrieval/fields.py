@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,13 @@ class PassageFields:
             InputError: a corpus has no named fields, or a value is of another kind.
         """
         ids = encode_ids([str(passage.id) for source in sources for passage in source.read()]) if kinds else np.empty(0, dtype="S1")
+        return cls.of(ids, kinds, (row for source in sources for row in read_metadata(source.file, kinds)) if kinds else ())
+
+    @classmethod
+    def of(cls, ids: np.ndarray, kinds: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> PassageFields:
+        """Of passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of ``kinds``."""
         values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
         codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in kinds}
-        rows = (row for source in sources for row in read_metadata(source.file, kinds)) if kinds else ()
         for place, row in enumerate(rows):
             for name, value in zip(kinds, row, strict=True):
                 if value is not None:

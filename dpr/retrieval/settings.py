@@ -11,6 +11,9 @@ from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 from dpr.indexer.settings import KINDS, NEED_VECTORS, Bm25Settings, ExactSettings, GraphSettings, SmallSettings
 
+SEARCH_MODES = ("dense", "bm25", "hybrid")
+"""How one question is searched: by vectors, by words, or by both."""
+
 
 @dataclass
 class _IndexKind(Settings):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, setting
-
-MODES = ("dense", "bm25", "hybrid")
+from dpr.retrieval.settings import SEARCH_MODES
 
 
 @dataclass
@@ -66,8 +65,8 @@ class ServeSettings(LimitSettings):
         return {name: kind or "text" for name, _, kind in pairs}
 
     def check_together(self, prefix: str) -> None:
-        if unknown := [name for name in self.mode_names() if name not in MODES]:
-            raise ConfigError(f"modes={self.modes}: {unknown[0]} is not known; choose of {', '.join(MODES)}")
+        if unknown := [name for name in self.mode_names() if name not in SEARCH_MODES]:
+            raise ConfigError(f"modes={self.modes}: {unknown[0]} is not known; choose of {', '.join(SEARCH_MODES)}")
         for name, kind in self.metadata_kinds().items():
             if kind not in ("text", "int", "float", "bool"):
                 raise ConfigError(f"metadata={self.metadata}: {name} is of kind {kind}, expected text, int, float or bool")

@@ -26,13 +26,14 @@ LAYERS = {
     "preparation": 6,
     "mining": 6,
     "export": 6,
-    "serving": 6,
     "integrations": 7,
     "jobs": 8,
-    "ladder": 9,
-    "__init__": 9,
-    "cli": 10,
-    "__main__": 11,
+    "retriever": 9,
+    "ladder": 10,
+    "serving": 10,
+    "__init__": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 
 # Third-party packages that only some rooms may import; packages not named here: see ANYWHERE.

@@ -20,8 +20,8 @@ from dpr.formats.checkpoints import read_tensors, resolve_checkpoint
 from dpr.formats.corpora import write_passages
 from dpr.formats.training_sets import write_training_set
 from dpr.formats.vector_shards import open_shards
-from dpr.jobs.search import open_searcher, search_settings
 from dpr.models.biencoder import BiEncoder
+from dpr.retriever import Retriever
 from tests.helpers.tiny import encoder_folder, make_samples
 
 QUERY, PASSAGE, WEB = "ca ce ", "ci co ", "cu da "
@@ -99,7 +99,7 @@ def test_embedding_retrieval_and_search_apply_them(folder: Path, vectors: np.nda
         assert main(["retrieve", *arguments, f"search_folder={folder / run}", "n_docs=5", "device=cpu", "match=none"]) == 0
         found[run] = json.loads((folder / f"{run}.json").read_text())
     assert found["prompted"] == found["prefixed"]
-    hits = open_searcher(search_settings(folder / "prompted"), device="cpu").search(found["prompted"][0]["question"], 5)
+    hits = Retriever.open(folder / "prompted", device="cpu").search(found["prompted"][0]["question"], 5)
     assert [hit.passage.id for hit in hits] == [hit["id"] for hit in found["prompted"][0]["ctxs"]]
 
 
@@ -114,7 +114,7 @@ def test_a_search_folder_keeps_those_named_for_a_model_without(folder: Path) -> 
     assert main(["retrieve", *arguments, f"out_file={folder / 'foreign.json'}", f"search_folder={folder / 'foreign'}"]) == 3
     assert main(["retrieve", *arguments, *named, f"out_file={folder / 'foreign.json'}", f"search_folder={folder / 'foreign'}"]) == 0
     (first, *_) = json.loads((folder / "foreign.json").read_text())
-    hits = open_searcher(search_settings(folder / "foreign"), device="cpu").search(first["question"], 5)
+    hits = Retriever.open(folder / "foreign", device="cpu").search(first["question"], 5)
     assert [hit.passage.id for hit in hits] == [hit["id"] for hit in first["ctxs"]]
 
 

@@ -14,12 +14,11 @@ from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.corpora import write_passages
-from dpr.jobs.search import open_searcher
 from dpr.models.backbones import load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.retrieval.search_folder import SearchSettings
+from dpr.retriever import Retriever
 from tests.helpers.original import flat_params, nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import encoder_folder, tiny_model
 
@@ -71,7 +70,7 @@ def test_models_that_a_search_folder_names_are_not(tmp_path: Path, asked: list[A
     for model in ({"model_file": str(file), "pretrained_model_cfg": "org/from-the-file"}, {"model_file": "org/from-the-file"}):
         (tmp_path / "search.json").write_text(json.dumps(stored | model | {"passages": [passage_source(tmp_path / "c.tsv")]}))
         with pytest.raises(InputError):
-            open_searcher(SearchSettings.read(tmp_path))
+            Retriever.open(tmp_path)
     assert not asked
 
 

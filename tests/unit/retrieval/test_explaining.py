@@ -1,4 +1,4 @@
-"""The part of a passage that is shown, the words it shares with the question, and its places on both sides of a hybrid."""
+"""The part of a passage that is shown, and the words it shares with the question."""
 
 from __future__ import annotations
 
@@ -6,20 +6,9 @@ import random
 
 import pytest
 
-from dpr.retrieval.explaining import Found, Place, QuestionWords, retrieve_with_sides
-from dpr.retrieval.retrievers import Fusion, HybridRetriever
+from dpr.retrieval.explaining import QuestionWords
 
 FILLER = "Nothing of this matters here at all. "
-
-
-class Fixed:
-    """A retriever that knows its answer."""
-
-    def __init__(self, *ranking: tuple[str, float]) -> None:
-        self.ranking = list(ranking)
-
-    def retrieve(self, questions: list[str], k: int) -> list[list[tuple[str, float]]]:
-        return [self.ranking[:k] for _ in questions]
 
 
 def test_words_are_found_as_bm25_counts_them() -> None:
@@ -68,12 +57,3 @@ def test_no_other_stretch_has_more_words_of_the_question() -> None:
 
 def test_a_huge_passage_is_read_in_part() -> None:
     assert "".join(QuestionWords("csv").excerpt("word " * 1_000_000 + "csv", 50)).endswith(" ...")
-
-
-def test_places_on_both_sides_of_a_hybrid() -> None:
-    hybrid = HybridRetriever(Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0)), Fusion(weight=0.5, depth=3))
-    found = retrieve_with_sides(hybrid, ["?"], 3)[0]
-    assert [(hit.id, hit.score) for hit in found] == hybrid.retrieve(["?"], 3)[0]
-    assert found[0] == Found("a", 0.5, {"dense": Place(1, 9.0), "bm25": None})
-    assert {hit.id: hit.sides for hit in found}["b"] == {"dense": Place(2, 7.0), "bm25": Place(2, 2.0)}
-    assert retrieve_with_sides(Fixed(("a", 9.0)), ["?"], 3) == [[Found("a", 9.0, {})]]

@@ -12,8 +12,8 @@ import torch
 from dpr.cli.jobs import embed, export, retrieve
 from dpr.formats.results import iter_results
 from dpr.formats.vector_shards import open_shards
-from dpr.jobs.search import open_searcher, search_settings
 from dpr.models.biencoder import BiEncoder
+from dpr.retriever import Retriever
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
@@ -59,7 +59,7 @@ def test_files_give_the_hits_that_embedding_again_gives(world: World, originals:
         assert [[hit.id for hit in question.hits] for question in result] == first
         scores, expected = ([[hit.score for hit in question.hits] for question in found] for found in (result, results[0]))
         np.testing.assert_allclose(scores, expected, atol=1e-4)
-    found = open_searcher(search_settings(tmp_path)).search(world.questions[0].text, 5)
+    found = Retriever.open(tmp_path).search(world.questions[0].text, 5)
     assert [hit.passage.id for hit in found] == first[0]
 
 

@@ -17,12 +17,13 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.jobs.search import FoundPassage, open_searcher, search_settings
+from dpr.jobs.search import search_settings
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.explaining import Place
+from dpr.retrieval.hits import Hit, Place
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import QuestionForm
 from dpr.retrieval.search_folder import SearchSettings
+from dpr.retriever import Retriever
 from tests.unit.retrieval.conftest import World, searchable
 
 
@@ -142,7 +143,7 @@ def test_search_settings_of_wrong_types_are_one_line(run_folder: Path, world: Wo
             holder[place[-1]] = odd
             (run_folder / "search.json").write_text(json.dumps(changed))
             try:
-                open_searcher(search_settings(run_folder), device="cpu").search("anything", 1)
+                Retriever.open(run_folder, device="cpu").search("anything", 1)
             except DprError as error:
                 refused, message = refused + 1, message + str(error)
             except Exception as error:
@@ -189,13 +190,13 @@ def test_a_class_that_a_folder_names_is_not_run(run_folder: Path, tmp_path: Path
 @pytest.mark.parametrize("origin", [None, Origin("a\x1bb.md\n\u202e", "\x9b2J", 3)])
 def test_a_corpus_cannot_drive_the_terminal(origin: Origin | None) -> None:
     hostile = Passage("bad \x1b[2J text\n\n" + "word " * 200, "ti\x07tle", "i\x1bd", origin=origin)
-    hit = FoundPassage(0.5, hostile, {"dense": Place(1, 0.5), "bm25": None}, Path("a\x1bb.tsv"))
-    shown = format_hit(1, hit, question="bad \x1b[2J word", width=60)
+    hit = Hit(1, 0.5, hostile, {"dense": Place(1, 0.5), "bm25": None}, Path("a\x1bb.tsv"))
+    shown = format_hit(hit, question="bad \x1b[2J word", width=60)
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
     assert len(shown.splitlines()) == 6
     assert shown.splitlines()[3].endswith("...")
     assert "dense #1 (0.5) | BM25 none" in shown
-    bright = format_hit(1, hit, question="bad \x1b[2J word", width=60, is_bright=True)
+    bright = format_hit(hit, question="bad \x1b[2J word", width=60, is_bright=True)
     assert "\x1b[1mbad\x1b[0m" in bright
     assert bright.replace("\x1b[1m", "").replace("\x1b[0m", "") == shown
 

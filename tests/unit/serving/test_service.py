@@ -11,10 +11,10 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
-from dpr.jobs.search import open_searcher, search_settings
-from dpr.jobs.served_runs import open_runs
-from dpr.jobs.serving import Engine
 from dpr.retrieval.passages import PassageLookup
+from dpr.retriever import Retriever
+from dpr.serving.engine import Engine
+from dpr.serving.runs import open_runs
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
@@ -32,14 +32,12 @@ def client(run_folder: Path) -> Iterator[Any]:
 def test_every_mode_finds_what_dpr_search_finds(client: Any, run_folder: Path, world: World) -> None:
     questions = [question.text for question in world.questions[:4]]
     for mode in ("dense", "bm25", "hybrid"):
-        searcher = open_searcher(search_settings(run_folder, mode=mode), device="cpu")
+        searcher = Retriever.open(run_folder, mode=mode, device="cpu")
         answer = client.post("/search", json={"queries": questions, "index": f"run:{mode}", "k": 3})
         assert answer.status_code == 200, answer.text
         for question, hits in zip(questions, answer.json()["results"], strict=True):
             expected = searcher.search(question, 3)
-            assert [(hit["id"], hit["title"], hit["text"]) for hit in hits] == [
-                (hit.passage.id, hit.passage.title, hit.passage.text) for hit in expected
-            ]
+            assert [(hit["id"], hit["title"], hit["text"]) for hit in hits] == [(hit.id, hit.title, hit.text) for hit in expected]
             assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-6)
 
 

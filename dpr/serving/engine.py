@@ -20,15 +20,16 @@ import numpy as np
 
 from dpr.core.errors import DprError, InputError, first_line
 from dpr.core.logs import configure_logging, get_logger, seldom
-from dpr.core.records import MAX_ID_BYTES, Passage
-from dpr.indexer.ranking import encode_ids, is_among
-from dpr.jobs.served_runs import ServedIndex, open_runs
-from dpr.retrieval.explaining import Found, QuestionWords, retrieve_with_sides
-from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever
+from dpr.core.records import Passage
+from dpr.indexer.ranking import is_among
+from dpr.retrieval.explaining import QuestionWords
+from dpr.retrieval.hits import Hit, Hits
+from dpr.retriever import chosen_ids
 from dpr.serving import frames
+from dpr.serving.runs import ServedIndex, open_runs
 from dpr.serving.settings import ServeSettings
 
-logger = get_logger("dpr.jobs.serving")  # also where it is the program itself
+logger = get_logger("dpr.serving.engine")  # also where it is the program itself
 _EXCERPT = 320  # characters
 
 
@@ -67,7 +68,8 @@ class Engine:
             if "k" not in jobs[0]:
                 return [_encoded(*self._document(index, job)) for job in jobs]
             questions = [question for job in jobs for question in job["queries"]]
-            hits = iter(self._found(index, questions, jobs[0]["k"], jobs[0].get("filter")))
+            has_texts = any(job.get("texts", True) or job.get("explain") for job in jobs)
+            hits = iter(self._search(index, questions, jobs[0]["k"], jobs[0].get("filter"), texts=has_texts))
             return [_encoded(200, self._shaped(index, job, [next(hits) for _ in job["queries"]])) for job in jobs]
         except Exception as error:
             if len(jobs) > 1:  # one of them must not fail the others
@@ -89,110 +91,82 @@ class Engine:
             raise Refusal(404, f"there is no index {name[:200]!r}; /info lists {', '.join(sorted(self._indexes))}")
         return self._indexes[name]
 
-    def _found(self, index: ServedIndex, questions: Sequence[str], k: int, wanted: Mapping[str, Any] | None) -> list[list[Found]]:
-        retriever = index.retriever
+    def _search(self, index: ServedIndex, questions: list[str], k: int, wanted: Mapping[str, Any] | None, *, texts: bool) -> list[Hits]:
+        retriever, ids = index.retriever, None
         if wanted is not None:
-            if not index.can_filter:
+            if not retriever.can_filter(index.mode):
                 raise Refusal(422, f"{index.name} has an index but not the vectors, which a filter needs")
             try:
                 ids = _ids(index, wanted)
             except InputError as error:
                 raise Refusal(422, first_line(error)) from None
-            if not len(ids):
-                return [[] for _ in questions]
-            retriever = index.among(ids)
-        asked = [index.searcher.settings.form.asked(question) for question in questions if question.strip()]
-        start = time.perf_counter()
-        hits = iter(retrieve_with_sides(retriever, asked, k) if asked else [])
-        found = [next(hits) if question.strip() else [] for question in questions]
-        taken = time.perf_counter() - start
-        dense = retriever.dense if isinstance(retriever, HybridRetriever) else retriever
-        if isinstance(dense, DenseRetriever):
-            for name, seconds in dense.seconds.items():
-                self.seconds[name] += seconds
-                taken -= seconds
-            dense.seconds.clear()
-        self.seconds["search"] += taken
-        return found
+        hits = retriever.search(questions, k, mode=index.mode, ids=ids, texts=texts)
+        for name, seconds in retriever.seconds.items():
+            self.seconds[name] += seconds
+        retriever.seconds.clear()
+        return hits
 
-    def _shaped(self, index: ServedIndex, job: Mapping[str, Any], found: list[list[Found]]) -> dict[str, Any]:
+    def _shaped(self, index: ServedIndex, job: Mapping[str, Any], answers: list[Hits]) -> dict[str, Any]:
         """The answer to a request, from the hits of its questions."""
         start = time.perf_counter()
         value: dict[str, Any]
-        passages = self._texts(index, {hit.id for row in found for hit in row}) if job.get("texts", True) or job.get("explain") else {}
         if job["do"] == "retrieve":
-            value = {"result": [[_for_trainers(hit, passages, job["scores"]) for hit in row] for row in found]}
+            value = {"result": [[_for_trainers(hit, job["scores"]) for hit in hits] for hits in answers]}
         elif job["do"] == "candidates":
             candidates = [
-                {"docid": hit.id, "score": hit.score, "rank": rank, "doc": _contents(passages[hit.id], parse=job["parse"])}
-                for rank, hit in enumerate(found[0], 1)
+                {"docid": hit.id, "score": hit.score, "rank": hit.rank, "doc": _contents(hit.passage, parse=job["parse"])}
+                for hit in answers[0]
             ]
             value = {"api": "v1", "index": job["index"], "query": {"text": job["queries"][0]}, "candidates": candidates}
         else:
-            rows = [
-                _hits(row, passages, QuestionWords(question) if job["explain"] else None, texts=job["texts"], file=index.file)
-                for question, row in zip(job["queries"], found, strict=True)
-            ]
+            rows = [_hits(hits, explain=job["explain"], texts=job["texts"]) for hits in answers]
             value = {"index": index.name, "fingerprint": index.facts["fingerprint"], "results": rows}
         self.seconds["texts"] += time.perf_counter() - start
         return value
 
     def _document(self, index: ServedIndex, job: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        found = index.searcher.passages.get([job["id"]]).get(job["id"])
-        if found is None:
+        passage = index.retriever.get([job["id"]]).get(job["id"])
+        if passage is None:
             raise Refusal(404, f"{index.name} has no passage {job['id'][:200]!r}")
         if job["do"] == "document":
-            return 200, {"api": "v1", "index": job["index"], "docid": job["id"], "doc": _contents(found, parse=job["parse"])}
-        return 200, {"index": index.name, "id": found.id, "title": found.title, "text": found.text}
-
-    def _texts(self, index: ServedIndex, ids: set[str]) -> dict[str, Passage]:
-        """The passages; one that the corpus does not have comes without texts."""
-        found = index.searcher.passages.get(ids)
-        return {passage_id: found.get(passage_id) or Passage("", "", passage_id) for passage_id in ids}
+            return 200, {"api": "v1", "index": job["index"], "docid": job["id"], "doc": _contents(passage, parse=job["parse"])}
+        return 200, {"index": index.name, "id": passage.id, "title": passage.title, "text": passage.text}
 
 
 def _ids(index: ServedIndex, wanted: Mapping[str, Any]) -> np.ndarray:
     """Ids (n,), ascending and distinct, of the passages that a filter lets through."""
-    ids = None
-    if wanted.get("ids") is not None:  # fixed-width bytes would lose a zero at an id's end, which no id of a corpus has
-        ids = np.unique(encode_ids([item for item in wanted["ids"] if len(item) <= MAX_ID_BYTES and "\0" not in item]))
+    ids = chosen_ids(wanted.get("ids") or [])
     if wanted.get("metadata") is None:
-        return np.empty(0, dtype="S1") if ids is None else ids
+        return ids
     matching = index.fields.matching(wanted["metadata"])
-    return matching if ids is None else matching[is_among(matching, ids)]
+    return matching if wanted.get("ids") is None else matching[is_among(matching, ids)]
 
 
-def _hits(
-    found: Sequence[Found], passages: Mapping[str, Passage], words: QuestionWords | None, *, texts: bool, file: str | None
-) -> list[dict[str, Any]]:
+def _hits(hits: Hits, *, explain: bool, texts: bool) -> list[dict[str, Any]]:
     """Of one question: id, score, place on each side; title and text; where and why it was found, as ``dpr search`` shows it."""
-    hits: list[dict[str, Any]] = []
-    for hit in found:
+    words = QuestionWords(hits.question) if explain else None
+    values: list[dict[str, Any]] = []
+    for hit in hits:
         sides = {name: place and {"rank": place.rank, "score": place.score} for name, place in hit.sides.items()}
         value: dict[str, Any] = {"id": hit.id, "score": hit.score, "sides": sides}
-        passage = passages.get(hit.id, Passage("", "", hit.id))
         if texts:
-            value |= {"title": passage.title, "text": passage.text}
+            value |= {"title": hit.title, "text": hit.text}
         if words is not None:
+            origin = hit.origin
             value |= {
-                "file": file,
-                "origin": _origin(passage),
-                "title_pieces": words.pieces(passage.title or hit.id),
-                "excerpt": words.excerpt(passage.text, _EXCERPT),
-                "pieces": words.pieces(passage.text),
-                "words": words.in_common(passage.title, passage.text),
+                "file": None if hit.file is None else hit.file.name,
+                "origin": None if origin is None else {"place": origin.place, "heading": origin.heading, "url": origin.url},
+                "title_pieces": words.pieces(hit.title or hit.id),
+                "excerpt": words.excerpt(hit.text, _EXCERPT),
+                "pieces": words.pieces(hit.text),
+                "words": words.in_common(hit.title, hit.text),
             }
-        hits.append(value)
-    return hits
+        values.append(value)
+    return values
 
 
-def _origin(passage: Passage) -> dict[str, str] | None:
-    found = passage.origin
-    return None if found is None else {"place": found.place, "heading": found.heading, "url": found.url}
-
-
-def _for_trainers(hit: Found, passages: Mapping[str, Passage], with_scores: bool) -> dict[str, Any]:
-    document = {"id": hit.id, "contents": _joined(passages[hit.id])}
+def _for_trainers(hit: Hit, with_scores: bool) -> dict[str, Any]:
+    document = {"id": hit.id, "contents": _joined(hit.passage)}
     return {"document": document, "score": hit.score} if with_scores else document
 
 

@@ -1,0 +1,305 @@
+"""``dpr.Retriever``: questions in, passages out; over a run folder, or over passages in memory."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from dpr.core.distributed import resolve_device
+from dpr.core.errors import ConfigError
+from dpr.core.records import MAX_ID_BYTES, Passage
+from dpr.indexer.filtered import among
+from dpr.indexer.ranking import Ranking, encode_ids, is_among
+from dpr.jobs.search import StoredCorpus, search_settings
+from dpr.jobs.search_building import MemoryCorpus, Passages, add_to, build_in
+from dpr.models.biencoder import BiEncoder
+from dpr.retrieval.fields import PassageFields
+from dpr.retrieval.hits import Hit, Hits, Place
+from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRetriever
+from dpr.retrieval.retrievers import Retriever as Side
+
+
+class Retriever:
+    """Searches passages by vectors (``dense``), by words (``bm25``) or by both (``hybrid``). Several threads may use one.
+
+        retriever = Retriever.open("runs/first")
+        for hit in retriever.search("who wrote hamlet", k=5):
+            print(hit.rank, hit.score, hit.title, hit.text)
+
+    ``mode`` is how it searches where ``search`` does not say; ``modes`` are those that it has the files for.
+    """
+
+    def __init__(self, corpus: StoredCorpus | MemoryCorpus, *, mode: str | None = None, folder: Path | None = None) -> None:
+        self.corpus, self.modes, self.folder = corpus, corpus.modes, folder
+        self.mode = self._checked_mode(mode or corpus.mode)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Time spent in ``tokenise``, ``inference``, ``search`` and ``texts``; whoever reads it may clear it."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.RLock()
+        self._sides: dict[str, Side] = {}
+        self._fields: dict[tuple[tuple[str, str], ...], PassageFields] = {}
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path | None = None,
+        *,
+        model: str | None = None,
+        vectors: str | Sequence[str] = (),
+        corpus: str | Path | Sequence[str | Path] = (),
+        mode: str | None = None,
+        weight: float | None = None,
+        indexer: str | None = None,
+        device: str | None = None,
+        pooling: str = "cls",
+    ) -> Retriever:
+        """Opens what a run folder holds, as its ``search.json`` says; ``dpr retrieve search_folder=`` and ``build`` write that file.
+
+        What is given takes its place: ``corpus``, files of passages; ``model``, a checkpoint or run; ``vectors``, their folders;
+        ``indexer``, a kind of index; ``weight``, the share of the dense side in a hybrid. With a ``corpus``, a folder need not have that
+        file: the vectors in it are then searched with its model. ``pooling`` is needed for a user-defined one.
+
+        Raises:
+            ConfigError: too little is named, or a mode that there are no files for.
+            InputError: files are missing or damaged, or do not belong together.
+        """
+        files = [str(file) for file in ([corpus] if isinstance(corpus, str | Path) else corpus)]
+        shards = [vectors] if isinstance(vectors, str) else list(vectors)
+        at = None if folder is None else Path(folder)
+        settings = search_settings(at, model=model, vectors=shards, corpus=files, weight=weight, indexer=indexer)
+        retriever = cls(StoredCorpus(settings, device, pooling), mode=mode, folder=at)
+        retriever.side(retriever.mode)
+        return retriever
+
+    @classmethod
+    def build(
+        cls,
+        model: BiEncoder | str | Path | None,
+        passages: Passages,
+        *,
+        folder: str | Path | None = None,
+        mode: str | None = None,
+        indexer: str = "exact",
+        device: str | None = None,
+    ) -> Retriever:
+        """Embeds passages and searches them, in memory or, where ``folder`` is given, from files there, which ``open`` opens again; a
+        build that was killed continues.
+
+        Args:
+            model: a model, the folder of one, or None to search by words alone.
+            passages: a file, or an iterable of texts, of dictionaries (``text``, and if there are ``id``, ``title`` and fields to filter
+                by) or of ``Passage``. Those without an id get their number.
+            mode: how it searches by default; dense where there is a model.
+            indexer: the kind of index over vectors in ``folder``; in memory search is exact.
+
+        Raises:
+            ConfigError, InputError: a passage cannot be used (says which), an id occurs twice, or ``folder`` holds something else.
+        """
+        if folder is not None:
+            build_in(Path(folder), model, passages, mode=mode, indexer=indexer, device=device)
+            return cls.open(folder, device=device)
+        if indexer != "exact":
+            raise ConfigError(f"indexer={indexer!r} is built into a folder; name one with folder=, or leave indexer out")
+        if isinstance(model, str | Path):
+            model = BiEncoder.load(model, device=resolve_device(device))
+        corpus = MemoryCorpus(model)
+        corpus.add(passages)
+        return cls(corpus, mode=mode)
+
+    def add(self, passages: Passages) -> None:
+        """Adds passages, as ``build`` takes them; those of a folder are stored there, and its indexes are built again when they are needed.
+
+        Raises:
+            ConfigError, InputError: as ``build``; then nothing was added.
+        """
+        with self._lock:
+            if isinstance(self.corpus, MemoryCorpus):
+                self.corpus.add(passages)
+            else:
+                self.corpus = add_to(self.folder, self.corpus, passages, self._sides)
+            self._forget()
+
+    @overload
+    def search(
+        self,
+        question: str,
+        k: int = 10,
+        *,
+        mode: str | None = None,
+        weight: float | None = None,
+        where: Mapping[str, Any] | None = None,
+        ids: Iterable[str] | np.ndarray | None = None,
+        texts: bool = True,
+    ) -> Hits: ...
+    @overload
+    def search(
+        self,
+        question: list[str],
+        k: int = 10,
+        *,
+        mode: str | None = None,
+        weight: float | None = None,
+        where: Mapping[str, Any] | None = None,
+        ids: Iterable[str] | np.ndarray | None = None,
+        texts: bool = True,
+    ) -> list[Hits]: ...
+    def search(
+        self,
+        question: str | list[str],
+        k: int = 10,
+        *,
+        mode: str | None = None,
+        weight: float | None = None,
+        where: Mapping[str, Any] | None = None,
+        ids: Iterable[str] | np.ndarray | None = None,
+        texts: bool = True,
+    ) -> Hits | list[Hits]:
+        """The ``k`` best passages of a question; of a list of questions, a list of these. An empty question finds nothing.
+
+        Args:
+            weight: share of the dense side in a hybrid, 0 to 1, in place of that of the folder.
+            where: searches the passages whose fields have these values only: ``{"language": "en", "year": [2020, 2021]}``. All of them
+                are then compared, exactly, whatever the index is.
+            ids: searches the passages with these ids only, as ``where`` does.
+            texts: False leaves titles and texts out.
+
+        Raises:
+            ConfigError, InputError: a mode or field that there is not, files that have changed.
+        """
+        questions = [question] if isinstance(question, str) else list(question)
+        if wrong := next((item for item in questions if not isinstance(item, str)), None):
+            raise ConfigError(f"search() got {type(wrong).__name__} for a question; give a text or a list of texts")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ConfigError(f"k={k!r}; give a number of passages, at least 1")
+        side: Side | None = self.side(mode or self.mode)
+        if weight is not None:
+            if not isinstance(side, HybridRetriever) or not 0 <= weight <= 1:
+                raise ConfigError(f"weight={weight}: give a share of the dense side from 0 to 1, and search with mode='hybrid'")
+            side = HybridRetriever(side.dense, side.lexical, replace(side.fusion, method="linear", weight=weight))
+        if where is not None or ids is not None:
+            chosen = self._chosen(where, ids)
+            side = self.among(side, chosen) if side and len(chosen) else None
+        hits = iter(self._ranked(side, [self.corpus.asked(item) for item in questions if item.strip()], k, texts))
+        answers = [Hits(item, next(hits) if item.strip() else ()) for item in questions]
+        return answers[0] if isinstance(question, str) else answers
+
+    def side(self, mode: str) -> Side:
+        """What searches by ``mode``, opened when it is first asked."""
+        with self._lock:
+            if self._checked_mode(mode) not in self._sides:
+                made = self.corpus.side(mode) if mode != "hybrid" else None
+                self._sides[mode] = made or HybridRetriever(self.side("dense"), self.side("bm25"), self.corpus.fusion)
+            return self._sides[mode]
+
+    def among(self, side: Side, ids: np.ndarray) -> Side:
+        """A side over the passages with these ids (n,), ascending and distinct, which takes every product."""
+        if isinstance(side, HybridRetriever):
+            return HybridRetriever(self.among(side.dense, ids), self.among(side.lexical, ids), side.fusion)
+        index = self.corpus.filterable(side)
+        if index is None:
+            raise ConfigError("there is an index but not the vectors, which a filter needs; search without where and ids, or add vectors=")
+        if isinstance(side, LexicalRetriever):
+            return LexicalRetriever(among(index, ids))
+        narrowed = copy.copy(side)
+        narrowed.index = among(index, ids)  # type: ignore[attr-defined]
+        return narrowed
+
+    def can_filter(self, mode: str) -> bool:
+        """Whether the vectors are there that a filter needs."""
+        side = self.side(mode)
+        return all(
+            self.corpus.filterable(each) is not None
+            for each in ((side.dense, side.lexical) if isinstance(side, HybridRetriever) else (side,))
+        )
+
+    def get(self, ids: Iterable[str]) -> dict[str, Passage]:
+        """The passages with these ids, those that are missing left out."""
+        return self.corpus.get(ids)
+
+    def __len__(self) -> int:
+        side = self.side(self.mode)
+        side = side.dense if isinstance(side, HybridRetriever) else side
+        return side.index.num_passages if isinstance(side, DenseRetriever | LexicalRetriever) else 0
+
+    def __repr__(self) -> str:
+        return f"Retriever({len(self):,} passages, {' or '.join(self.modes)}, by default {self.mode})"
+
+    def _checked_mode(self, mode: str) -> str:
+        if mode in self.modes:
+            return mode
+        if mode not in ("dense", "bm25", "hybrid"):
+            raise ConfigError(f"mode={mode!r} is not known; choose dense, bm25 or hybrid")
+        needed = "a model and its vectors; name them with model= and vectors= (--model, --vectors)"
+        raise ConfigError(f"mode={mode} needs {needed}, or search with mode={self.modes[0]}")
+
+    def _chosen(self, where: Mapping[str, Any] | None, ids: Iterable[str] | np.ndarray | None) -> np.ndarray:
+        """Ids (n,), ascending and distinct."""
+        listed = ids if ids is None or isinstance(ids, np.ndarray) else chosen_ids(ids)
+        if where is None:
+            return listed if listed is not None else chosen_ids(())
+        kinds = {name: _kind_of(name, value) for name, value in where.items()}
+        with self._lock:
+            key = tuple(sorted(kinds.items()))
+            if key not in self._fields:
+                self._fields[key] = self.corpus.fields(kinds)
+        matching = self._fields[key].matching(where)
+        return matching if listed is None else matching[is_among(matching, listed)]
+
+    def _ranked(self, side: Side | None, asked: list[str], k: int, texts: bool) -> list[list[Hit]]:
+        if side is None or not asked:
+            return [[] for _ in asked]
+        start = time.perf_counter()
+        sides: dict[str, list[Ranking]]
+        if isinstance(side, HybridRetriever):
+            sides = dict(zip(("dense", "bm25"), side.retrieve_sides(asked, k), strict=True))
+            rankings = side.fusion.fuse(sides["dense"], sides["bm25"], k)
+        else:
+            rankings = side.retrieve(asked, k)
+            sides = {"dense" if isinstance(side, DenseRetriever) else "bm25": rankings}
+        ranked = time.perf_counter()
+        dense = side.dense if isinstance(side, HybridRetriever) else side
+        spent = dict(dense.seconds) if isinstance(dense, DenseRetriever) else {}
+        passages = self.get({key for ranking in rankings for key, _ in ranking}) if texts else {}
+        answers = []
+        for row, ranking in enumerate(rankings):
+            places = {name: {key: Place(rank, score) for rank, (key, score) in enumerate(of[row], 1)} for name, of in sides.items()}
+            found = [(rank, score, passages.get(key) or Passage("", "", key)) for rank, (key, score) in enumerate(ranking, 1)]
+            answers.append([Hit(*hit, {name: at.get(str(hit[2].id)) for name, at in places.items()}, self.file) for hit in found])
+        for name, seconds in {**spent, "search": ranked - start - sum(spent.values()), "texts": time.perf_counter() - ranked}.items():
+            self.seconds[name] += seconds
+        if isinstance(dense, DenseRetriever):
+            dense.seconds.clear()
+        return answers
+
+    @property
+    def file(self) -> Path | None:
+        """The corpus, where it is one file."""
+        files = [source.file for source in self.corpus.settings.passages] if isinstance(self.corpus, StoredCorpus) else []
+        return files[0] if len(files) == 1 else None
+
+
+def chosen_ids(ids: Iterable[str]) -> np.ndarray:
+    """Ids (n,) as indexes hold them, ascending and distinct; those that no corpus can have are left out."""
+    return np.unique(encode_ids([item for item in ids if len(item) <= MAX_ID_BYTES and "\0" not in item]))
+
+
+def _kind_of(name: str, value: Any) -> str:
+    """The kind of field (``dpr/formats/corpus_metadata.py``) that a value is compared with."""
+    first = next(iter(value), None) if isinstance(value, list) else value
+    if isinstance(first, bool):
+        return "bool"
+    if isinstance(first, int | float):
+        return "int" if isinstance(first, int) and abs(first) > 2**53 else "float"
+    if isinstance(first, str):
+        return "text"
+    raise ConfigError(f"where: {name}={value!r} is not a text, a number, True or False, or a list of one of these")

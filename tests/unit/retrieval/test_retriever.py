@@ -1,0 +1,253 @@
+"""``dpr.Retriever``: a run folder or passages in memory answer questions, with both sides' scores, filters and additions."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
+from dpr.jobs.search import StoredCorpus
+from dpr.retrieval.hits import Hits, Place
+from dpr.retrieval.retrievers import Fusion, HybridRetriever
+from tests.helpers.tiny import sentence
+from tests.unit.retrieval.conftest import World, searchable
+
+
+@pytest.fixture(scope="module")
+def model(world: World) -> BiEncoder:
+    return world.model
+
+
+@pytest.fixture(scope="module")
+def run_folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return searchable(world, tmp_path_factory.mktemp("opened") / "run", weight=0.5)
+
+
+def shown(hits: Hits) -> list[tuple[str, float]]:
+    return [(hit.id, hit.score) for hit in hits]
+
+
+def test_a_hit_has_its_texts_rank_and_both_sides_scores(run_folder: Path, world: World) -> None:
+    retriever = Retriever.open(run_folder, device="cpu")
+    assert (retriever.mode, retriever.modes, len(retriever)) == ("hybrid", ("dense", "bm25", "hybrid"), 60)
+    hits = retriever.search(world.questions[3].text, k=4)
+    assert [hit.rank for hit in hits] == [1, 2, 3, 4] and hits[0].score >= hits[-1].score
+    first = next(hit for hit in hits if hit.id == "p003")
+    assert (first.title, first.text) == (world.passages[3].title, world.passages[3].text)
+    for mode in ("dense", "bm25"):
+        alone = {hit.id: hit.score for hit in retriever.search(world.questions[3].text, 60, mode=mode)}
+        assert all(getattr(hit, mode) == alone.get(hit.id) for hit in hits)
+    assert all(hit.bm25 is None for hit in retriever.search("ka", mode="dense"))
+
+
+def test_a_list_of_questions_gives_a_list_and_an_empty_question_nothing(run_folder: Path, world: World) -> None:
+    retriever = Retriever.open(run_folder, device="cpu")
+    questions = [world.questions[0].text, " ", world.questions[1].text]
+    together = retriever.search(questions, 3)
+    assert [len(hits) for hits in together] == [3, 0, 3] and retriever.search([]) == []
+    for question, hits in zip(questions, together, strict=True):
+        alone = retriever.search(question, 3)
+        assert [hit.id for hit in hits] == [hit.id for hit in alone]
+        np.testing.assert_allclose([hit.score for hit in hits], [hit.score for hit in alone], rtol=1e-5)
+
+
+class Fixed:
+    """A side that knows its answer."""
+
+    def __init__(self, *ranking: tuple[str, float]) -> None:
+        self.ranking = list(ranking)
+
+    def retrieve(self, questions: list[str], k: int) -> list[list[tuple[str, float]]]:
+        return [self.ranking[:k] for _ in questions]
+
+
+def test_places_on_both_sides_of_a_hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
+    hybrid = HybridRetriever(Fixed(("a", 9.0), ("b", 7.0)), Fixed(("c", 3.0), ("b", 2.0), ("d", 1.0)), Fusion(weight=0.5, depth=3))
+    retriever = Retriever.build(None, ["ka no"])
+    monkeypatch.setattr(retriever, "side", lambda mode: hybrid)
+    hits = retriever.search("?", 3)
+    assert shown(hits) == hybrid.retrieve(["?"], 3)[0]
+    assert (hits[0].id, hits[0].score, hits[0].sides) == ("a", 0.5, {"dense": Place(1, 9.0), "bm25": None})
+    assert {hit.id: hit.sides for hit in hits}["b"] == {"dense": Place(2, 7.0), "bm25": Place(2, 2.0)}
+
+
+@pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
+def test_memory_and_folder_find_the_same(world: World, model: BiEncoder, tmp_path: Path, mode: str) -> None:
+    stored = Retriever.build(world.folder / "model", world.passages, folder=tmp_path / "run", mode=mode)
+    held = Retriever.build(model, world.passages, mode=mode)
+    assert stored.mode == held.mode == mode
+    for question in world.questions[:3]:
+        ours, theirs = held.search(question.text, 5), stored.search(question.text, 5)
+        assert [(hit.id, hit.title, hit.text) for hit in ours] == [(hit.id, hit.title, hit.text) for hit in theirs]
+        np.testing.assert_allclose([hit.score for hit in ours], [hit.score for hit in theirs], rtol=1e-5)
+    again = Retriever.open(tmp_path / "run")
+    assert shown(again.search(world.questions[0].text)) == shown(stored.search(world.questions[0].text))
+
+
+def test_texts_dictionaries_records_files_and_generators_are_passages(world: World, tmp_path: Path) -> None:
+    rows = [{"_id": "a", "title": "T", "text": "ka no", "year": 2020}, {"text": "vi po", "metadata": {"year": 2021}}]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row | {"_id": row.get("_id", "b")}) + "\n" for row in rows))
+    for given, ids in (
+        (["ka no", "vi po"], ["0", "1"]),
+        ((text for text in ("ka no", "vi po")), ["0", "1"]),
+        (rows, ["a", "1"]),
+        ([Passage("ka no", "T", "x"), "vi po"], ["x", "1"]),
+        (tmp_path / "c.jsonl", ["a", "b"]),
+        (str(world.folder / "corpus.tsv"), [str(passage.id) for passage in world.passages]),
+    ):
+        retriever = Retriever.build(None, given)
+        assert sorted(retriever.get(ids)) == sorted(ids) and len(retriever) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("passages", "message"),
+    [
+        (["a", 3], "passage 1: the number 3, expected a text, a dictionary with 'text', or a Passage"),
+        ([{"title": "a"}], "passage 0: text is missing, expected a string"),
+        ([{"text": None}], "passage 0: text is null"),
+        ([{"text": "a", "id": 1.5}], "passage 0: _id is"),
+        ([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}], "passage 1: the id 'x' occurs twice"),
+        (["a", Passage("b", "", "0")], "passage 1: the id '0' occurs twice"),
+        ([], "there are no passages"),
+        (3, "passages is the number 3, expected a file, or a list"),
+        ({"text": "a"}, "passages is an object, expected"),
+        ("no/such.tsv", "no/such.tsv: there is no such file; passages are a file, or a list"),
+    ],
+)
+def test_a_wrong_passage_is_one_sentence(passages: Any, message: str, tmp_path: Path) -> None:
+    for folder in (None, tmp_path / "run"):
+        with pytest.raises(InputError) as error:
+            Retriever.build(None, passages, folder=folder)
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_wrong_questions_and_modes_are_one_sentence(run_folder: Path, model: BiEncoder) -> None:
+    retriever = Retriever.build(None, ["ka no"])
+    for call, message in (
+        (lambda: retriever.search(["ka", 3]), "search() got int for a question"),
+        (lambda: retriever.search("ka", 0), "k=0; give a number of passages"),
+        (lambda: retriever.search("ka", 2.5), "k=2.5; give"),
+        (lambda: retriever.search("ka", mode="dense"), "mode=dense needs a model and its vectors"),
+        (lambda: retriever.search("ka", mode="words"), "mode='words' is not known; choose dense, bm25 or hybrid"),
+        (lambda: retriever.search("ka", where={"year": None}), "where: year=None is not a text"),
+        (lambda: Retriever.build(model, ["ka"], indexer="hnsw32"), "name one with folder="),
+    ):
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_where_and_ids_search_a_part_exactly(world: World, model: BiEncoder, tmp_path: Path, is_stored: bool) -> None:
+    rows = [
+        {"id": passage.id, "text": passage.text, "even": number % 2 == 0, "year": 2000 + number % 3, "kind": "xy"[number % 2]}
+        for number, passage in enumerate(world.passages)
+    ]
+    retriever = Retriever.build(model, rows, folder=tmp_path / "run" if is_stored else None, indexer="hnsw32" if is_stored else "exact")
+    exact = Retriever.build(model, rows)
+    for mode in retriever.modes if not is_stored else ("dense", "bm25"):
+        everything = shown(exact.search("ka no vi", len(rows), mode=mode))
+        for where, allowed in (
+            ({"even": True}, range(0, 60, 2)),
+            ({"year": [2000, 2002]}, [number for number in range(60) if number % 3 != 1]),
+            ({"kind": "y", "year": 2001.0}, [number for number in range(60) if number % 2 and number % 3 == 1]),
+        ):
+            ids = {f"p{number:03d}" for number in allowed}
+            expected = [hit for hit in everything if hit[0] in ids][:7]
+            if mode != "hybrid":
+                assert [key for key, _ in shown(retriever.search("ka no vi", 7, mode=mode, where=where))] == [key for key, _ in expected]
+            assert {key for key, _ in shown(retriever.search("ka no vi", 60, mode=mode, where=where))} <= ids
+        assert [hit.id for hit in retriever.search("ka no vi", mode=mode, ids=["p003", "p005"], where={"even": False})] == [
+            key for key, _ in everything if key in ("p003", "p005")
+        ]
+        assert retriever.search("ka", mode=mode, ids=[]) == []
+    with pytest.raises(InputError, match="year is the number 2000"):
+        retriever.search("ka", where={"year": "2000"})
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_added_passages_are_found_and_stay(world: World, model: BiEncoder, tmp_path: Path, is_stored: bool) -> None:
+    folder = tmp_path / "run" if is_stored else None
+    retriever = Retriever.build(model, world.passages[:30], folder=folder, mode="hybrid", indexer="hnsw32" if is_stored else "exact")
+    assert len(retriever.search("zebra", mode="bm25")) == 0
+    retriever.add([{"id": "new", "text": "zebra crossing", "colour": "black"}, *world.passages[30:]])
+    assert len(retriever) == 61
+    whole = Retriever.build(model, [*world.passages[:30], {"id": "new", "text": "zebra crossing"}, *world.passages[30:]], mode="hybrid")
+    for found in [retriever, *([Retriever.open(folder)] if folder else [])]:
+        assert [hit.id for hit in found.search("zebra", mode="bm25")] == ["new"]
+        assert [hit.id for hit in found.search(world.questions[2].text, 5, mode="bm25")] == [
+            hit.id for hit in whole.search(world.questions[2].text, 5, mode="bm25")
+        ]
+        assert [hit.id for hit in found.search("ka", where={"colour": "black"})] == ["new"]
+        with pytest.raises(InputError, match=r"the id '\w+' is in the corpus already"):
+            found.add([Passage("x", "", "new")])
+        assert len(found) == 61
+    if folder:
+        assert not list(folder.glob("added2*")) and len(list(folder.glob("index*"))) == len(list(folder.glob("bm25*"))) == 1
+
+
+def test_a_folder_of_other_passages_or_of_another_model_is_left_as_it_is(world: World, model: BiEncoder, tmp_path: Path) -> None:
+    Retriever.build(model, world.passages[:5], folder=tmp_path / "run")
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()}
+    with pytest.raises(InputError, match="holds other passages"):
+        Retriever.build(model, world.passages[:6], folder=tmp_path / "run")
+    other = BiEncoder.load(world.folder / "model")
+    next(other.parameters()).data += 1
+    with pytest.raises(InputError, match="holds another model"):
+        Retriever.build(other, world.passages[:5], folder=tmp_path / "run")
+    Retriever.build(model, world.passages[:5], folder=tmp_path / "run").add(["more"])
+    with pytest.raises(InputError, match=r"search\.json: names other passages"):
+        Retriever.build(model, world.passages[:5], folder=tmp_path / "run")
+    assert all(path.read_bytes() == data for path, data in before.items() if not path.name.startswith("search.json"))
+
+
+def test_a_run_folder_without_search_settings_is_searched_with_its_own_vectors(world: World, tmp_path: Path) -> None:
+    for name in ("vectors_0", "vectors_1"):
+        shutil.copytree(world.folder / name, tmp_path / "run" / name)
+    retriever = Retriever.open(tmp_path / "run", model=world.path("model"), corpus=world.folder / "corpus.tsv", device="cpu")
+    assert (retriever.mode, len(retriever)) == ("dense", 60)
+    with pytest.raises(InputError, match=r"no search\.json"):
+        Retriever.open(tmp_path / "run")
+
+
+class Cells(HTMLParser):
+    """Tags and texts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_a_notebook_shows_a_table_that_a_passage_cannot_break() -> None:
+    hostile = "<script>alert(1)</script> & zebra </td>"
+    hits = Retriever.build(None, [{"id": "<b>", "title": hostile, "text": hostile}]).search("zebra <i>")
+    page = Cells(hits._repr_html_())
+    assert set(page.tags) == {"table", "caption", "tr", "th", "td", "b", "br", "mark"}
+    assert hostile in page.texts and "<b>" in page.texts and "zebra <i>" in page.texts
+    assert re.search(r"<mark>zebra</mark>", hits._repr_html_())
+    assert "nothing found" in Hits("ka")._repr_html_()
+
+
+def test_it_is_part_of_the_public_api(run_folder: Path) -> None:
+    retriever = Retriever.open(run_folder, device="cpu")
+    assert isinstance(retriever.corpus, StoredCorpus)
+    assert repr(retriever) == "Retriever(60 passages, dense or bm25 or hybrid, by default hybrid)"
+    rng = random.Random(0)
+    assert len(retriever.search(sentence(rng, 3), k=100, texts=False)) <= 60
