@@ -164,7 +164,7 @@ def verify_file(path: Path) -> list[str]:
     return [] if is_same else [f"content has changed (SHA-256 differs from the one in {note.name})"]
 
 
-def made_of_in(path: Path) -> Any:
+def provenance_of(path: Path) -> Any:
     """What a file was made of according to its checksum file; None where that does not say."""
     with suppress(OSError, ValueError):
         for line in path.with_name(path.name + CHECKSUM).read_text(encoding="utf-8").splitlines():

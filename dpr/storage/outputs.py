@@ -14,7 +14,7 @@ from filelock import lock_descriptor
 from dpr.core.errors import ConfigError, DprError, InputError, OutputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
-from dpr.storage.checksums import content_sha256, made_of_in, remove_stale_notes, verify_file
+from dpr.storage.checksums import content_sha256, provenance_of, remove_stale_notes, verify_file
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, writing
 from dpr.storage.leftovers import open_own, remove, remove_leftovers_once, temporary_beside
 from dpr.storage.run_lock import alone_with, held, lock_of
@@ -23,13 +23,13 @@ logger = get_logger(__name__)
 
 
 @contextmanager
-def output(target: Path, made_of: Mapping[str, Any], *, overwrite: bool | None = False) -> Iterator[bool]:
+def output(target: Path, provenance: Mapping[str, Any], *, overwrite: bool | None = False) -> Iterator[bool]:
     """A block in which this process alone writes ``target``. Yields False if it is complete, and made of the same: nothing to do.
 
-    The block writes ``made_of`` with the output: as the note of a ``durable_file``, or as the item "made_of" of a folder's metadata.
+    The block writes its ``provenance``: as the note of a ``durable_file``, or as the item "made_of" of a folder's metadata.
 
     Args:
-        made_of: the command's settings, and its inputs by ``content_sha256``.
+        provenance: the command's settings, and its inputs by ``content_sha256``.
         overwrite: None where the command has no such setting.
 
     Raises:
@@ -41,7 +41,7 @@ def output(target: Path, made_of: Mapping[str, Any], *, overwrite: bool | None =
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with held(target, file=lock_of(target)):
-        yield not _is_made(target, json.loads(json.dumps(made_of)), overwrite)
+        yield not _is_made(target, json.loads(json.dumps(provenance)), overwrite)
 
 
 def require_writable(target: str | Path, *, folder: bool = False) -> None:
@@ -73,7 +73,7 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
         raise OutputError(target, getattr(error, "strerror", None) or str(error)) from None
 
 
-def _is_made(target: Path, made_of: Any, overwrite: bool | None) -> bool:
+def _is_made(target: Path, provenance: Any, overwrite: bool | None) -> bool:
     is_folder = target.is_dir()
     if not (target.exists() or target.is_symlink()) or (is_folder and not any(target.iterdir())):
         return False
@@ -84,10 +84,10 @@ def _is_made(target: Path, made_of: Any, overwrite: bool | None) -> bool:
         return False
     stated: Any = None
     with suppress(InputError):
-        stated = read_manifest(target)["metadata"].get("made_of") if is_folder else made_of_in(target)
-    if stated != made_of:
-        keys = sorted(stated.keys() | made_of.keys()) if isinstance(stated, dict) else []
-        other = ", ".join(key for key in keys if stated.get(key) != made_of.get(key))
+        stated = read_manifest(target)["metadata"].get("made_of") if is_folder else provenance_of(target)
+    if stated != provenance:
+        keys = sorted(stated.keys() | provenance.keys()) if isinstance(stated, dict) else []
+        other = ", ".join(key for key in keys if stated.get(key) != provenance.get(key))
         raise InputError("exists already" + (f", made with another {other}" if other else ""), file=target, hint=hint)
     if problems := verify_folder(target) if is_folder else verify_file(target):
         raise InputError(f"exists already, and has changed since it was made: {problems[0]}", file=target, hint=hint)

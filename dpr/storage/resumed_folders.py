@@ -39,9 +39,9 @@ _RERUN = "rerun the same command when there is room; finished steps are kept"
 class ResumedFolder:
     """The unfinished folder, open for writing. ``steps`` have been committed, by this process or an earlier one."""
 
-    def __init__(self, folder: Path, made_of: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         self.folder, self.steps = folder, 0
-        self._made_of, self._sizes = dict(made_of), dict[str, int]()
+        self._provenance, self._sizes = dict(provenance), dict[str, int]()
         self._changed = set[str]()  # files since the last commit
         if folder.is_symlink():
             raise OutputError(folder, "it is a symbolic link", hint="remove it")
@@ -92,12 +92,12 @@ class ResumedFolder:
         """Writes the manifest. Nothing can be appended any more."""
         with writing(self.folder, hint=_RERUN):
             files = {name: describe_file(self.folder / name) for name in sorted(self._sizes)}
-            write_manifest(self.folder, {**metadata, "made_of": self._made_of}, files=files)
+            write_manifest(self.folder, {**metadata, "made_of": self._provenance}, files=files)
             self._remove_progress()
 
     def _state_progress(self) -> None:
         """Writes how far the folder is, in one piece. A log left beside it says nothing more."""
-        write_json(self.folder / _PROGRESS, {"made_of": self._made_of, "steps": self.steps, "bytes": self._sizes})
+        write_json(self.folder / _PROGRESS, {"made_of": self._provenance, "steps": self.steps, "bytes": self._sizes})
         (self.folder / _LOG).unlink(missing_ok=True)
         open_own(self.folder / _LOG, "xb").close()  # its name is flushed before the first step is
         flush(self.folder)
@@ -109,14 +109,14 @@ class ResumedFolder:
     def _resume(self) -> None:
         progress = read_json(self.folder / _PROGRESS)
         try:
-            made_of = progress["made_of"]
+            provenance = progress["made_of"]
             for step in (progress, *self._logged(int(progress["steps"]))):
                 self.steps = int(step["steps"])
                 self._sizes |= {str(name): int(size) for name, size in step["bytes"].items()}
         except (AttributeError, KeyError, TypeError, ValueError):
             hint = f"remove {self.folder} and rerun the same command"
             raise InputError("does not say how far the output is", file=self.folder / _PROGRESS, hint=hint) from None
-        self._require_same(made_of)
+        self._require_same(provenance)
         for path in [path for path in self.folder.rglob("*") if path.is_file()]:
             name = path.relative_to(self.folder).as_posix()
             if name not in (_PROGRESS, _LOG) and name not in self._sizes:
@@ -139,14 +139,14 @@ class ResumedFolder:
                     steps += 1
                     yield step
 
-    def _require_same(self, made_of: Any) -> None:
-        if made_of != json.loads(json.dumps(self._made_of)):
+    def _require_same(self, provenance: Any) -> None:
+        if provenance != json.loads(json.dumps(self._provenance)):
             found = "holds an unfinished output of other inputs or settings"
             raise InputError(found, file=self.folder, hint="remove it, or choose another name")
 
 
 @contextmanager
-def resumed_folder(target: Path, made_of: Mapping[str, Any]) -> Iterator[ResumedFolder | None]:
+def resumed_folder(target: Path, provenance: Mapping[str, Any]) -> Iterator[ResumedFolder | None]:
     """The folder to write, which appears at ``target`` after the block if ``finish`` was called in it; None where it is there already.
 
     Raises:
@@ -154,11 +154,11 @@ def resumed_folder(target: Path, made_of: Mapping[str, Any]) -> Iterator[Resumed
         OutputError: it cannot be written.
         CheckpointError: another process is writing it.
     """
-    with output(target, made_of, overwrite=None) as is_missing:
+    with output(target, provenance, overwrite=None) as is_missing:
         if not is_missing:
             yield None
             return
-        folder = ResumedFolder(target.with_name(f"{target.name}.unfinished"), made_of)
+        folder = ResumedFolder(target.with_name(f"{target.name}.unfinished"), provenance)
         yield folder
         with writing(target):
             if target.is_dir():

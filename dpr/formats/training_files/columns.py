@@ -15,9 +15,8 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.arrow_rows import arrow_columns, arrow_rows, is_arrow
 from dpr.formats.training_files.lookup import Lookup, open_lookups
-from dpr.formats.training_files.rows import ReadOptions, SourceRow, joined, json_rows, parsed_row
+from dpr.formats.training_files.rows import KnownKeys, ReadOptions, SourceRow, joined, json_rows, parsed_row
 from dpr.formats.training_files.tables import QUESTIONS, is_table, table_rows
-from dpr.formats.training_files.unread_keys import KnownKeys
 from dpr.formats.training_files.values import id_of, passages_of, split_by_grade, text_of, title_of, with_scores
 from dpr.formats.training_records import checked_answers
 

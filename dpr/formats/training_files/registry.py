@@ -11,7 +11,7 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import TrainingSample
 from dpr.formats.json_records import iter_json_records
 from dpr.formats.question_sets import grade_of
-from dpr.formats.training_files import arrow_rows, beir, columns, json_formats, squad, tables
+from dpr.formats.training_files import arrow_rows, beir, columns, json_formats, tables
 from dpr.formats.training_files.rows import Note, ReadOptions, SourceRow
 from dpr.formats.training_files.values import number_of
 
@@ -123,7 +123,7 @@ FORMATS = {
             "squad",
             "SQuAD's JSON: paragraphs are passages, articles give the titles",
             '{"data": [{"title": "...", "paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}',
-            squad.read,
+            json_formats.read_squad,
             lambda seen: seen.kind == "json" and "data" in seen.keys and "positive_ctxs" not in seen.keys,
         ),
         TrainingFormat(

@@ -9,7 +9,7 @@ import pytest
 
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.collator import SetOptions
-from dpr.data.lengths import row_lengths
+from dpr.data.loader import row_lengths
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import arrow_batches

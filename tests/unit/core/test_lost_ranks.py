@@ -1,0 +1,105 @@
+"""A lost process is named: whose turn the roll call missed, what a rank that failed has left, and where it was."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from dpr.core import lost_ranks
+from dpr.core.errors import ConfigError, InputError, LostRankError
+from dpr.core.lost_ranks import close_in_worker, named, opened_sockets
+
+CUT = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+    """That of a group of three ranks, of which this process is the first."""
+    monkeypatch.setattr(lost_ranks, "ROLL_CALL_S", 0.3)
+    master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master.port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    return master
+
+
+def message_of(error: Exception, position: str = "at step 12") -> str:
+    with pytest.raises(LostRankError) as caught, named(lambda: position):
+        raise error
+    assert caught.value.__cause__ is error
+    return str(caught.value)
+
+
+def test_ranks_that_do_not_answer_are_named(store: dist.Store) -> None:
+    store.set("dpr/roll-call/0/1", "lost at step 12")
+    message = message_of(CUT)
+    assert message.startswith("rank 2 of 3 died or stopped answering, at step 12 ([../gloo/transport")
+    assert message.endswith("Rerun the same command to resume from the last checkpoint")
+    assert store.get("dpr/roll-call/0/0") == b"lost at step 12"
+
+
+def test_all_that_are_missing_are_listed_in_this_start_of_the_group(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.set("dpr/roll-call/0/1", "lost")  # of the group before the launcher started it again
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert message_of(CUT).startswith("ranks 1, 2 of 3 died")
+
+
+def test_the_error_that_a_rank_has_left_is_told(store: dist.Store) -> None:
+    store.set("dpr/roll-call/0/1", "fail ValueError: no such column")
+    store.set("dpr/roll-call/0/2", "lost at step 12")
+    assert message_of(CUT, "").startswith("rank 1 failed: ValueError: no such column ([../gloo")
+
+
+def test_where_the_store_is_gone_the_launcher_is_suspected(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(unused.getsockname()[1]))
+        assert message_of(CUT).startswith("the group's store does not answer, so rank 0 or its launcher has ended, at step 12")
+
+
+def test_a_worker_of_the_loader_is_named_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
+    monkeypatch.delenv("RANK", raising=False)
+    assert message_of(killed, "").startswith("data-loader worker 77 is killed by signal: Killed; often the machine ran out of memory")
+    monkeypatch.setenv("RANK", "1")
+    assert message_of(RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly")).startswith(
+        "data-loader worker 7, 8 of rank 1 exited unexpectedly, at step 12"
+    )
+
+
+def test_what_is_no_loss_passes_as_it_is(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (InputError("a bad row"), RuntimeError("size mismatch"), KeyError("x")):
+        with pytest.raises(type(error)) as caught, named("at step 1"):
+            raise error
+        assert caught.value is error
+    monkeypatch.delenv("RANK")  # one process has no ranks to lose
+    with pytest.raises(RuntimeError, match="Connection closed"), named("at step 1"):
+        raise CUT
+
+
+def test_a_port_that_is_taken_says_what_to_do(store: dist.Store) -> None:
+    with pytest.raises(ConfigError, match=rf"port {os.environ['MASTER_PORT']} of this machine is taken.*--master-port"), named():
+        raise RuntimeError("The server socket has failed to listen on any local network address. EADDRINUSE")
+
+
+def test_a_forked_worker_closes_the_connections_of_its_rank() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with opened_sockets():
+            ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+        if (pid := os.fork()) == 0:
+            close_in_worker()
+            is_null = os.path.samestat(os.fstat(ours.fileno()), os.stat(os.devnull))
+            os._exit(0 if is_null else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        lost_ranks._open_sockets.discard(ours.fileno())
+        theirs.settimeout(5)
+        ours.close()
+        assert theirs.recv(1) == b""
+        theirs.close()
