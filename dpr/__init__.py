@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.training.callbacks import Callback as Callback
     from dpr.training.callbacks import EarlyStopping as EarlyStopping
     from dpr.training.callbacks import LoadBest as LoadBest
+    from dpr.training.settings import LossSettings as LossSettings
     from dpr.training.settings import TrainingSettings as TrainingSettings
     from dpr.training.trainer import BiEncoderTrainer as BiEncoderTrainer
     from dpr.training.validations.protocol import Validation as Validation
@@ -78,7 +79,7 @@ _MODULES = {
     "dpr.retrieval.hits": "Hit",
     "dpr.retriever": "Retriever",
     "dpr.training.callbacks": "Callback EarlyStopping LoadBest",
-    "dpr.training.settings": "TrainingSettings",
+    "dpr.training.settings": "LossSettings TrainingSettings",
     "dpr.training.trainer": "BiEncoderTrainer",
     "dpr.training.validations.protocol": "Validation",
 }

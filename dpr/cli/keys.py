@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpr.cli.conf_folder import group_options
-from dpr.cli.legacy import same_elsewhere, translate
+from dpr.cli.legacy import translate
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting
-from dpr.core.suggestions import suggestion
+from dpr.core.suggestions import same_elsewhere, suggestion
 
 _SHOWN = 3
 

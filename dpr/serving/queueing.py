@@ -229,37 +229,51 @@ class Service:
         assert task is not None
         failures, since = 0, time.monotonic()
         while not generation.is_retired:
-            if worker is None:
-                worker = await self._replace(task, generation, failures)
-                failures, since = failures + (worker is None), time.monotonic()
-                continue
-            jobs = await self._take(worker, generation)
-            if jobs:
-                self._observe_batch(jobs)
-            elif not worker.has_ended:
-                continue
+            jobs: list[_Job] = []
             try:
+                if worker is None:
+                    worker = await self._replace(task, generation, failures)
+                    failures, since = failures + (worker is None), time.monotonic()
+                    continue
+                jobs = await self._take(worker, generation)
+                if jobs:
+                    self._observe_batch(jobs)
+                elif not worker.has_ended:
+                    continue
                 async with asyncio.timeout(self._patience):  # wait_for of Python 3.11 can lose a cancellation
                     told, bodies = await worker.ask([job.value for job in jobs])
-            except (WorkerLost, TimeoutError) as error:
-                hangs = f"worker {worker.pid} has not answered for {self._patience:g} s, twice the timeout=, and was killed"
-                lost = str(error) if isinstance(error, WorkerLost) else hangs
+                for name, seconds in told["seconds"].items():
+                    self._observe(name, seconds)
+                for job, status, body in zip(jobs, told["statuses"], bodies, strict=True):
+                    if not job.answer.done():
+                        job.answer.set_result((status, body))
+            except Exception as error:  # also what nobody expects: a driver that ended would leave its worker's place empty for good
+                lost = self._told_of(error, worker)
                 failures = failures + 1 if time.monotonic() - since < _SOON_S else 1
-                logger.error("%s; it is started again", lost)
                 self._pids.pop(task, None)
-                worker = None
                 self._return(jobs, lost)
+                if worker is not None and not isinstance(error, WorkerLost | TimeoutError):
+                    with contextlib.suppress(Exception):
+                        await worker.close()
+                worker = None
                 await self._notify()  # another worker may be free
-                continue
-            for name, seconds in told["seconds"].items():
-                self._observe(name, seconds)
-            for job, status, body in zip(jobs, told["statuses"], bodies, strict=True):
-                if not job.answer.done():
-                    job.answer.set_result((status, body))
         self._pids.pop(task, None)
         self._troubles.pop(task, None)
         if worker is not None:
             await worker.close()
+
+    def _told_of(self, error: Exception, worker: Worker | None) -> str:
+        """Logs how a worker was lost, and returns it in words."""
+        if isinstance(error, WorkerLost):
+            lost = str(error)
+        elif isinstance(error, TimeoutError) and worker is not None:
+            lost = f"worker {worker.pid} has not answered for {self._patience:g} s, twice the timeout=, and was killed"
+        else:
+            lost = f"the queue of a worker has failed ({first_line(error)})"
+            logger.error("%s; the worker is started again", lost, exc_info=error)
+            return lost
+        logger.error("%s; it is started again", lost)
+        return lost
 
     def _observe_batch(self, jobs: list[_Job]) -> None:
         start = time.perf_counter()

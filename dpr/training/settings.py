@@ -9,11 +9,13 @@ from typing import Any
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, Settings, setting, store_name
+from dpr.core.suggestions import same_elsewhere, suggestion
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
 
 WARMUP_RATIO = 0.1
+_ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings")  # of BiEncoderTrainer
 
 
 @dataclass
@@ -277,10 +279,19 @@ class TrainingSettings(Settings):
         """``base``, or the defaults, with ``values`` for settings by their names alone, those of ``train`` among them.
 
         Raises:
-            TypeError: there is no such setting.
+            ConfigError: there is no such setting, or ``base`` is none.
         """
+        if not isinstance(base, cls | None):
+            raise ConfigError(f"settings is of type {type(base).__name__}; give TrainingSettings, or settings by name: batch_size=16")
         base = base or cls()
         own = {item.name for item in fields(base)}
+        known = {*own, *_ARGUMENTS, *(f"train.{item.name}" for item in fields(base.train))}
+        for name in values.keys() - {key.removeprefix("train.") for key in known}:
+            elsewhere = same_elsewhere(name, known)
+            hint = f"; did you mean {elsewhere}?" if elsewhere else suggestion(name, known)
+            if name in {item.name for item in fields(base.loss)}:
+                hint = f"; it is one of loss: loss=LossSettings({name}=...)"
+            raise ConfigError(f"there is no setting {name}{hint.replace('train.', '')}")
         train = replace(base.train, **{name: value for name, value in values.items() if name not in own})
         return replace(base, **{"train": train, **{name: value for name, value in values.items() if name in own}})
 

@@ -38,7 +38,7 @@ from dpr.training.sharding import clip_gradients
 from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
-from dpr.training.user_classes import make_loss
+from dpr.training.user_classes import check_given, make_loss
 from dpr.training.validations.dev_sets import DevSet
 from dpr.training.validations.protocol import QuestionMetric, Validation, higher_is_better, run_validations
 from dpr.training.validations.usual import usual_validations
@@ -89,7 +89,7 @@ class BiEncoderTrainer(Run):
         **options: Any,
     ) -> None:
         self.settings = settings = TrainingSettings.of(settings, **options)
-        settings.check()
+        check_given(settings, model, loss, {"callbacks": callbacks, "validations": validations}, metrics)
         train, self.ranks = settings.train, current_ranks()
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config

@@ -19,10 +19,32 @@ from dpr.losses.objective import Objective
 from dpr.losses.protocol import GATHERED, Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.settings import LossSettings
+from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
 
 _CALLBACKS = "train.callbacks"
+
+
+def check_given(settings: TrainingSettings, model: Any, loss: Any, lists: Mapping[str, Any], metrics: Any) -> None:
+    """Checks the settings of a trainer, and the types of the objects that it was given.
+
+    Raises:
+        ConfigError: says in a sentence what was given, and what was expected.
+    """
+    settings.check()
+    if not isinstance(model, BiEncoder):
+        raise ConfigError(f"model is of type {type(model).__name__}; give a BiEncoder, e.g. BiEncoder.load({str(model)[:80]!r})")
+    if loss is not None and not isinstance(loss, Loss):
+        raise ConfigError(f"loss is of type {type(loss).__name__}; give an object of a class that implements dpr.Loss")
+    for name, kind in (("callbacks", Callback), ("validations", Validation)):
+        given = lists[name]
+        for item in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+            if not isinstance(item, kind):
+                named = f"the class {item.__name__}, not an object of it" if inspect.isclass(item) else f"of type {type(item).__name__}"
+                raise ConfigError(f"{name} holds what is {named}; give a list of objects of subclasses of dpr.{kind.__name__}")
+    is_named = isinstance(metrics, Mapping) and all(isinstance(name, str) and callable(metric) for name, metric in metrics.items())
+    if metrics is not None and not is_named:
+        raise ConfigError(f"metrics is of type {type(metrics).__name__}; give functions of (scores, labels) by their names: {{'mrr': mrr}}")
 
 
 def user_callbacks(entries: Any) -> list[Callback]:

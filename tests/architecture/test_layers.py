@@ -70,10 +70,10 @@ def _holds_settings(source: Source) -> bool:
 
 
 def _is_light(name: str) -> bool:
-    """Whether a module of settings may import it: errors, settings, and the table of precisions."""
-    return name.startswith(("dpr.core.errors", "dpr.core.precision", "dpr.core.settings")) or "".join(name.split(".")[2:3]).endswith(
-        "settings"
-    )
+    """Whether a module of settings may import it: errors, settings, suggestions, and the table of precisions."""
+    return name.startswith(("dpr.core.errors", "dpr.core.precision", "dpr.core.settings", "dpr.core.suggestions")) or "".join(
+        name.split(".")[2:3]
+    ).endswith("settings")
 
 
 def layer_faults(source: Source) -> list[str]:

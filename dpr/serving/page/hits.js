@@ -21,7 +21,7 @@ export function shift(rank, other, name) {
   if (other === undefined) return element("span", "shift only", "only here");
   const moved = other - rank;
   const text = moved > 0 ? `\u25b2 ${moved}` : moved < 0 ? `\u25bc ${-moved}` : "same rank";
-  const made = element("span", `shift ${moved > 0 ? "up" : moved < 0 ? "down" : ""}`, text);
+  const made = element("span", `shift ${moved > 0 ? "up" : moved < 0 ? "down" : "same"}`, text);
   made.title = `rank ${other} in ${name}`;
   if (moved) made.setAttribute("aria-label", `${Math.abs(moved)} ${moved > 0 ? "higher" : "lower"} than in ${name}`), (made.role = "img");
   return made;
@@ -35,8 +35,9 @@ function facts(hit) {
   if (sides.length > 1) {
     made.push(...sides.map(([side, place]) => `${SIDES[side] ?? side} ${place ? `#${place.rank} (${number(place.score)})` : "none"}`));
   }
-  if (hit.words) made.push(hit.words.length ? `in common: ${hit.words.join(", ")}` : "no word in common");
-  return [...made.map((text) => element("span", "", text)), origin(hit)];
+  const shown = [...made.map((text) => element("span", "", text)), origin(hit)];
+  if (hit.words) shown.push(element("span", "words", hit.words.length ? `in common: ${hit.words.join(", ")}` : "no word in common"));
+  return shown;
 }
 
 // Where a passage was taken from: a link where the service gives an address of the web, else file and line, or the corpus; and its id.

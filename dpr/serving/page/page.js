@@ -7,6 +7,7 @@ const $ = (id) => document.getElementById(id);
 const WAYS = { bm25: "BM25", dense: "model", hybrid: "hybrid" };
 const COLUMNS = ["left", "right"];
 const TOKEN = "dpr-token";
+const SLOW_MS = 300; // a search that takes longer says that it is under way
 let indexes = []; // as /info describes them
 let running = null; // AbortController of the search under way
 
@@ -85,6 +86,7 @@ async function run({ remember = true } = {}) {
   const own = (running = new AbortController());
   const k = Number($("k").value);
   isStale(true);
+  const slow = setTimeout(() => say("Searching ..."), SLOW_MS);
   try {
     const asked = columns();
     const answers = await Promise.all(asked.map((column) => search(column, question, k, filter, own.signal)));
@@ -95,6 +97,7 @@ async function run({ remember = true } = {}) {
     own.abort();
     if (running === own) refuse(error);
   } finally {
+    clearTimeout(slow);
     if (running === own) isStale(false);
   }
 }
@@ -265,15 +268,16 @@ const KEYS = {
     if (other) go(COLUMNS.find((one) => one !== at.column), hitsOf(COLUMNS.find((one) => one !== at.column)).indexOf(other));
   },
   Enter: (at) => at?.hit.querySelector(".more")?.click(),
-  Escape: () => $("question").focus(),
+  Escape: () => (document.activeElement === $("question") ? $("question").blur() : $("question").focus()),
 };
 Object.assign(KEYS, { ArrowDown: KEYS.j, ArrowUp: KEYS.k, ArrowLeft: KEYS.h, ArrowRight: KEYS.l });
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey || $("help").open) return;
   const isTyping = event.target.matches("input, select, textarea");
+  const isFree = event.target === $("question") && (["ArrowDown", "Escape"].includes(event.key) || (event.key === "?" && !event.target.value));
   const act = Object.hasOwn(KEYS, event.key) && KEYS[event.key];
-  if (!act || (isTyping && !(event.target === $("question") && event.key === "ArrowDown"))) return;
+  if (!act || (isTyping && !isFree)) return;
   if (event.key === "Enter" && event.target.matches("button, a, summary")) return;
   event.preventDefault();
   act(place());

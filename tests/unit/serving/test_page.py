@@ -152,6 +152,35 @@ def test_the_keyboard_is_enough(page: Browser, world: World) -> None:
     assert page.problems == []
 
 
+def test_keys_act_while_the_question_has_the_focus_and_is_empty(page: Browser, world: World) -> None:
+    page.look("document.querySelector('#question').focus()")
+    page.press("?")
+    assert page.look("document.querySelector('#help').open && !document.querySelector('#question').value")
+    page.press("Escape")
+    page.wait("!document.querySelector('#help').open")
+    page.look("document.querySelector('#question').focus()")
+    page.type("why")
+    page.press("?")
+    assert page.look("document.querySelector('#question').value") == "why?" and not page.look("document.querySelector('#help').open")
+    page.press("Escape")
+    assert page.look("document.activeElement.id") != "question"
+    page.press("?")
+    assert page.look("document.querySelector('#help').open")
+
+
+def test_a_slow_search_says_that_it_is_under_way_and_small_facts_are_small(page: Browser, world: World) -> None:
+    script = "const real = fetch; window.fetch = async (path, options) => { await window.gate; return real(path, options); };"
+    page.look(f"{script} window.gate = new Promise((open) => (window.opened = open)); 0")
+    page.look("document.querySelector('#question').select()")
+    page.type(world.questions[3].text)
+    page.press("Enter")
+    page.wait("document.querySelector('#status').textContent == 'Searching ...'")
+    page.look("window.opened(); 0")
+    page.wait("document.querySelector('#status').textContent.includes('in both columns') && !document.querySelector('.stale')")
+    size = "parseFloat(getComputedStyle(document.querySelector({})).fontSize)".format
+    assert page.look(size("'.facts .words'")) < 0.8 * page.look(size("'.hit .text'"))
+
+
 def test_no_text_becomes_markup(page: Browser, address: str) -> None:
     name = "<b>hostile</b>"
     page.look(f"document.querySelector('#left').value = {json.dumps(name)}; document.querySelector('#right').value = {json.dumps(name)}")

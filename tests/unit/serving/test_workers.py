@@ -91,6 +91,35 @@ def test_what_a_dead_worker_was_asked_goes_to_one_that_is_free(tmp_path: Path) -
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("part", ["_observe_batch", "_take", "_replace"])
+def test_an_unexpected_exception_is_logged_and_the_worker_replaced(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        service = Service(lambda began: Worker.start(command(), began), patience=patient(60), pause=0.01)
+        await service.reload()
+        [first], whole, raised = service.pids, getattr(service, part), []
+
+        def fail(*arguments: Any) -> Any:
+            if not raised:
+                raised.append(True)
+                raise RuntimeError("nobody expects this")
+            return whole(*arguments)
+
+        monkeypatch.setattr(service, part, fail)
+        if part == "_replace":
+            os.kill(first, signal.SIGKILL)
+        assert (await service.ask({}, timeout=patient(60)))[0] == 200  # the batch under way when _take is called is that of before
+        await until(lambda: bool(raised) and service.is_ready)
+        assert (await service.ask({}, timeout=patient(60)))[0] == 200
+        assert service.pids != [first] and service.restarts >= 1
+        await service.close()
+        await until(lambda: not service.pids)
+
+    asyncio.run(check())
+    assert "nobody expects this" in caplog.text and "Traceback" in caplog.text
+
+
 def test_a_worker_that_stands_still_is_replaced_and_nobody_waits_longer() -> None:
     async def check() -> None:
         service = Service(lambda began: Worker.start(command(), began), patience=1, pause=0.01, batch=1)
