@@ -1,16 +1,47 @@
-"""Reading models without network access."""
+"""Changes of the whole process that hold inside a block, in whichever threads such blocks overlap; above all, no network access."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from threading import Lock
 
 
+def overlapping(change: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+    """Blocks that share ``change``: the first to begin makes it, and the last to end undoes it.
+
+    Had each its own, one that began inside another would restore, at its end, what it had found: the change.
+    """
+    lock, running = Lock(), list[AbstractContextManager[None]]()
+    count = 0
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        nonlocal count
+        with lock:
+            if not count:
+                running.append(change())
+                running[0].__enter__()
+            count += 1
+        try:
+            yield
+        finally:
+            with lock:
+                count -= 1
+                if not count:
+                    running.pop().__exit__(None, None, None)
+
+    return block
+
+
+@overlapping
 @contextmanager
 def no_downloads() -> Iterator[None]:
     """A block in which Hugging Face's libraries read only local files, as with ``HF_HUB_OFFLINE=1``.
 
-    Used for names and folders that come from a file: only what a person typed may be looked up on the network.
+    Used for names and folders that come from a file: only what a person typed may be looked up on the network. While one thread is inside,
+    no other looks anything up either.
     """
     from huggingface_hub import constants
 
@@ -19,3 +50,23 @@ def no_downloads() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def reading(source: str | Path) -> AbstractContextManager[None]:
+    """A block that reads a model: of a folder local files only; of a name that a person typed also the network, if it answers.
+
+    Where it does not, the block reads the cache alone. Libraries would try again for a minute first.
+    """
+    return nullcontext() if not Path(source).exists() and _hub_answers() else no_downloads()
+
+
+def _hub_answers() -> bool:
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:  # of whichever HTTP library this version stands on
+        return False
+    return True

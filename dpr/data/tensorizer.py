@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.offline import no_downloads
+from dpr.core.offline import reading
 from dpr.core.records import Passage
 from dpr.data.end_token import append_end_token
 from dpr.data.joining import JoinRule, crop_window
@@ -324,11 +323,10 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     """
     from transformers import AutoTokenizer
 
-    is_local = Path(name_or_folder).exists()
-    if is_local:
+    if Path(name_or_folder).exists():
         check_tokenizer_files(Path(name_or_folder))
     try:
-        with no_downloads() if is_local else nullcontext():
+        with reading(name_or_folder):
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
     except BaseException as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

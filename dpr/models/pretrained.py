@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
-from dpr.core.offline import no_downloads
+from dpr.core.offline import overlapping, reading
 from dpr.data.tokenizer_files import check_numbers
 from dpr.formats.json_records import describe
 from dpr.storage.durable import read_json
@@ -46,7 +46,11 @@ def read_config(source: str | Path) -> Any:
     folder = Path(source)
     file: str | Path = folder / CONFIG if folder.is_dir() else source
     try:
-        values = read_json(folder / CONFIG) if folder.is_dir() else PretrainedConfig.get_config_dict(str(source))[0]
+        if folder.is_dir():
+            values = read_json(folder / CONFIG)
+        else:
+            with reading(source):
+                values = PretrainedConfig.get_config_dict(str(source))[0]
         check_numbers(values, file)
         values = _without_running(values)
         if values.get("model_type") not in list(CONFIG_MAPPING.keys()):
@@ -90,7 +94,7 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
     if folder.is_dir() and (shapes := weight_shapes(folder)):
         refuse_impossible_sizes(config, shapes, folder / CONFIG)
     try:
-        with no_downloads() if folder.exists() else nullcontext(), _quiet_loading(), _without_adapters():
+        with reading(source), _quiet_loading(), _without_adapters():
             model, info = model_class.from_pretrained(
                 str(source), config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
             )
@@ -129,6 +133,7 @@ def check_safetensors(folder: Path) -> None:
         raise CheckpointError(found, file=folder, hint="save the model again with save_pretrained of a recent transformers")
 
 
+@overlapping
 @contextmanager
 def _without_adapters() -> Iterator[None]:
     """A block in which transformers follows no ``adapter_config.json``, which names a base model to look up.
@@ -149,6 +154,7 @@ def _without_adapters() -> Iterator[None]:
             module.is_peft_available = original
 
 
+@overlapping
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
     """A block in which transformers reports only errors, and only the main rank has a progress bar.
