@@ -15,7 +15,7 @@ from dpr.models.fast import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
 from dpr.models.residual import add_residual_words
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
-from dpr.models.trials import LENGTHS, check_vectors, first_position, is_static, longest_sequence, pad_id
+from dpr.models.trials import LENGTHS, check_vectors, first_position, is_static, longest_sequence, pad_id, steady_length
 
 
 class _LastToken(NamedTuple):
@@ -114,10 +114,12 @@ class Encoder(nn.Module):
         self._last = _LastToken(token, position, first)
 
     def check_length(self, length: int, setting: str) -> None:
-        """ConfigError if the backbone has fewer than ``length`` positions."""
+        """ConfigError if the backbone has fewer positions than ``length``, or so long a text changes the vectors of those beside it."""
         if (longest := longest_sequence(self.backbone, length)) < length:
-            kind = type(self.backbone).__name__
-            raise ConfigError(f"{setting}={length}, but {kind} has {longest} positions; set {setting}={longest} or less")
+            reason = f"{type(self.backbone).__name__} has {longest} positions"
+            if steady_length(self.backbone, length) == longest:
+                reason = f"a text of more than {longest} tokens changes how {type(self.backbone).__name__} encodes all others of its batch"
+            raise ConfigError(f"{setting}={length}, but {reason}; set {setting}={longest} or less")
 
     @property
     def is_packed(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dpr.core.errors import CheckpointError
+from dpr.core.logs import get_logger
 from dpr.data.end_token import append_end_token
 from dpr.data.tensorizer import Tensorizer, load_tokenizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
@@ -21,7 +22,9 @@ from dpr.models.backbones import distinct_weights, load_backbone
 from dpr.models.parts import ModelParts, present
 from dpr.models.pretrained import check_safetensors
 from dpr.models.settings import EncoderSettings
-from dpr.models.trials import first_position
+from dpr.models.trials import first_position, steady_length
+
+logger = get_logger(__name__)
 
 # Keys of a config that two towers may state differently, since they change no vector.
 _NO_MATTER = re.compile(
@@ -64,9 +67,14 @@ def backbone_tower(folder: Path) -> ForeignTower:
 
 
 def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
-    """Positions of a backbone, and whether it takes token types."""
-    positions = getattr(backbone.config, "max_position_embeddings", None)
-    longest = positions - (first_position(backbone) or 0) if isinstance(positions, int) and positions > 0 else None
+    """The longest text of a backbone in tokens, and whether it takes token types."""
+    positions, longest = getattr(backbone.config, "max_position_embeddings", None), None
+    if isinstance(positions, int) and positions > 0:
+        longest = positions - (first_position(backbone) or 0)
+        if (steady := steady_length(backbone, longest)) < longest:
+            found = "%s: texts are cut to %d tokens; beyond, a text would change how the others of its batch are encoded"
+            logger.warning(found, backbone.name_or_path or type(backbone).__name__, steady)
+            longest = steady
     return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
 
 

@@ -107,10 +107,8 @@ class WeightedMeanPooling(MeanPooling):
         starts = torch.repeat_interleave(ends - lengths, lengths, output_size=hidden.shape[0])
         weights = torch.arange(1, hidden.shape[0] + 1, device=hidden.device) - starts
         # The weights of a sequence sum to n (n + 1) / 2, and the mean divides by n. A half has no room for them.
-        return (
-            _reduced(hidden * weights.to(torch.promote_types(hidden.dtype, torch.float32))[:, None], lengths, "mean")
-            * (2 / (lengths + 1))[:, None]
-        )
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        return _reduced(hidden * weights.to(dtype)[:, None], lengths, "mean") * (2 / (lengths + 1).to(dtype))[:, None]
 
 
 class IdfPooling(MeanPooling, nn.Module):

@@ -120,6 +120,18 @@ def test_each_reads_what_its_name_says() -> None:
         torch.testing.assert_close(pooling.packed(hidden[mask], tokens[mask], mask.sum(1), position), torch.tensor(expected[name]))
 
 
+@pytest.mark.parametrize("name", POOLINGS)
+def test_double_precision_is_kept_to_the_end(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(7)[None] < torch.tensor([7, 3, 1, 6, 2])[:, None]
+    hidden, tokens = torch.randn(5, 7, 4, generator=generator, dtype=torch.float64), torch.randint(0, 9, (5, 7), generator=generator)
+    pooling, position = make_pooling(name, 4, 9)[0], torch.zeros(5, dtype=torch.int64)
+    if isinstance(pooling, IdfPooling):
+        pooling.double().token_weights.data.normal_(generator=generator)
+    packed = pooling.packed(hidden[mask], tokens[mask], mask.sum(1), position)
+    torch.testing.assert_close(packed, pooling.padded(hidden, tokens, mask, position), rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
