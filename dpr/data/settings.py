@@ -71,6 +71,10 @@ class TextSettings(Settings):
         check_text(self, prefix)
 
 
+LONGEST_PROMPT = 1 << 14
+"""In characters: a prompt is part of every text."""
+
+
 def check_text(settings: Any, prefix: str) -> None:
     """Raises ConfigError for prompts of settings like ``TextSettings`` that are no texts, and for a title template that is none."""
     prompts = {f"prompts.{name}": text for name, text in settings.prompts.items()}
@@ -78,6 +82,8 @@ def check_text(settings: Any, prefix: str) -> None:
         is_text = isinstance(text, str) and not any("\ud800" <= letter <= "\udfff" for letter in text)
         if not is_text and not (text is None and name not in prompts):
             raise ConfigError(f"{prefix}{name}={text!r} is not a text")
+        if text is not None and len(text) > LONGEST_PROMPT:
+            raise ConfigError(f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are read")
     template = settings.title_template
     if template and not re.fullmatch(r"([^{}]*\{title\})+[^{}]*\{text\}", template):
         raise ConfigError(f"{prefix}title_template={template!r} must have {{title}} and end with {{text}}, as in '{{title}} {{text}}'")

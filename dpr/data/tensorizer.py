@@ -30,6 +30,9 @@ _TEXTS_PER_CALL = 128
 _LONG_TITLE = 4  # characters, in units of the sequence length
 
 
+_UNUSUAL = "\ue000 \u4e00"  # characters that few vocabularies have
+
+
 class Tensorizer:
     """Turns questions and passages into token id lists, with the prompts and the title template of ``text``.
 
@@ -328,6 +331,7 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
     try:
         with reading(name_or_folder):
             tokenizer = AutoTokenizer.from_pretrained(str(name_or_folder), trust_remote_code=False, **options)
+            tokenizer(_UNUSUAL, verbose=False)  # which one whose unknown token is not in its vocabulary cannot
     except BaseException as error:  # the tokenizers package raises plain Exceptions over damaged files, or panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

@@ -1,9 +1,11 @@
-"""Checks a model folder's small files before libraries read them that panic, or take all memory, over some damage."""
+"""Checks the files of a model folder before libraries read them, which panic or take all memory over some damage, and follow links and
+names to anywhere."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +24,59 @@ _MAX_ID = 1 << 24
 # Patterns of settings that count parts, and the largest value allowed; a config of 100 bytes could ask for all memory.
 _MOST = {r"(.*_)?(layers?|blocks|depth)": 1000, r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000, r".*": 1 << 31}
 _NODES_AT_ONCE = 4096
+_MIB = 1 << 20
+# The files of a folder that models and tokenizers are read from, with the largest size of each kind; of weights, None.
+_READ: dict[str, int | None] = {
+    r".*\.(safetensors|bin|pt)": None,
+    r"(tokenizer|vocab)\.json|(vocab|merges)\.txt|.*\.model": 256 * _MIB,
+    r"(tokenizer_config|added_tokens|special_tokens_map|.*\.index)\.json": 32 * _MIB,
+    r"(.*config.*|modules)\.json|chat_template\..*": _MIB,
+}
+_LONGEST_TEXT = 1 << 14
+_PLAIN_NAME = re.compile(r"[^/\\]+")
+
+
+def check_files(folder: Path, *, within: Path | None = None) -> None:
+    """Raises InputError where reading a model folder would leave it, or read texts of a size that no model has.
+
+    Links lead out of it, but for those of a hub's cache to its own blobs; so may the names in an index of weights. ``folder`` itself may be
+    a link if a person typed it, not if a model folder, ``within``, names it.
+    """
+    if within is not None and folder.is_symlink():
+        raise InputError("is a link", file=folder, expected=f"a folder inside {within}")
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ():
+        kind = next((pattern for pattern in _READ if re.fullmatch(pattern, entry.name)), None)
+        if kind is None:
+            continue
+        file, most = folder / entry.name, _READ[kind]
+        if entry.is_symlink() and not _is_of_cache(folder.resolve() / entry.name):
+            raise InputError("is a link", file=file, expected="the file itself; only links of a hub's cache to its own blobs are followed")
+        if most is not None and entry.is_file() and (size := entry.stat().st_size) > most:
+            raise InputError(f"has {size:,} bytes", file=file, expected=f"at most {most:,}")
+        if entry.name.endswith(".index.json"):
+            _check_index(file)
+
+
+def _is_of_cache(link: Path) -> bool:
+    """Whether a link ``REPOSITORY/snapshots/REVISION/...`` leads to a file in ``REPOSITORY/blobs``."""
+    repository = next((parent.parent.parent for parent in link.parents if parent.parent.name == "snapshots"), None)
+    return repository is not None and link.resolve().parent == repository / "blobs"
+
+
+def _check_index(file: Path) -> None:
+    index = read_json(file)
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict):
+        raise InputError("has no weight_map", file=file, expected="files by the names of their weights")
+    for name in names.values():
+        if not _is_plain(name) or not name.endswith(".safetensors"):
+            raise InputError(f"names {describe(name)}", file=file, expected="safetensors files beside it")
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raises InputError for files that are not JSON objects, an unknown kind of vocabulary, and tables that point outside themselves."""
+    """Raises InputError as ``check_files``, and for files that are not JSON objects, an unknown kind of vocabulary, names of files
+    elsewhere, and tables that point outside themselves."""
+    check_files(folder)
     for name in _OBJECTS:
         if (folder / name).is_file():
             state = read_json(folder / name)
@@ -33,6 +84,13 @@ def check_tokenizer_files(folder: Path) -> None:
                 raise InputError(f"is {describe(state)}", file=folder / name, expected="an object")
             if name == _CONFIG:
                 check_numbers(state, folder / name)  # the tokenizer's loader makes a config too
+            if name == "special_tokens_map.json":  # what it says is taken for the tokenizer's own arguments
+                odd = next((key for key in state if key.endswith("_file")), None)
+            else:
+                files = state.get("fast_tokenizer_files")
+                odd = "fast_tokenizer_files" if isinstance(files, list) and not all(map(_is_plain, files)) else None
+            if odd is not None:
+                raise InputError(f"{odd} is {describe(state[odd])}", file=folder / name, expected="no file elsewhere")
             if name == _TOKENIZER and (found := _fault(state)):
                 raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
 
@@ -50,6 +108,10 @@ def check_numbers(values: Any, file: str | Path) -> None:
                 raise InputError(f"{name} is {describe(value)}", file=file, expected=f"at most {most}")
 
 
+def _is_plain(name: Any) -> bool:
+    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
+
+
 def _fault(state: dict[str, Any]) -> str | None:
     model = state.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -59,7 +121,10 @@ def _fault(state: dict[str, Any]) -> str | None:
         is_sound = isinstance(vocabulary, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in vocabulary)
     if not is_sound:
         return "its model has no vocabulary of tokens and their numbers"
-    return None if all(map(_is_sound, _charsmaps(state.get("normalizer")))) else "the precompiled_charsmap of its normalizer is damaged"
+    if not all(map(_is_sound, _charsmaps(state.get("normalizer")))):
+        return "the precompiled_charsmap of its normalizer is damaged"
+    steps = [state.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")]
+    return f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary" if any(map(_is_long, _texts(steps))) else None
 
 
 def _charsmaps(normalizer: Any) -> Iterator[Any]:
@@ -70,6 +135,22 @@ def _charsmaps(normalizer: Any) -> Iterator[Any]:
             if step.get("type") == "Precompiled":
                 yield step.get("precompiled_charsmap")
             waiting += step["normalizers"] if isinstance(step.get("normalizers"), list) else []
+
+
+def _texts(steps: list[Any]) -> Iterator[str]:
+    """The texts that steps of a tokenizer put in, or look for; a table of characters is none."""
+    for step in steps:  # which grows
+        if isinstance(step, str):
+            yield step
+        elif isinstance(step, dict | list):
+            values = (
+                {key: value for key, value in step.items() if key != "precompiled_charsmap"}.values() if isinstance(step, dict) else step
+            )
+            steps += values
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > _LONGEST_TEXT
 
 
 def _is_sound(charsmap: Any) -> bool:

@@ -35,6 +35,7 @@ def export_dpr_file(
         f"its backbone is {config.model_type}": config.model_type != "bert",
         f"pooling is {settings.pooling}": settings.pooling != "cls",
         "its vectors are normalised": settings.normalize,
+        "its projection has an activation": settings.projection_activation != "none",
     }
     if found := [what for what, is_so in impossible.items() if is_so]:
         raise InputError(", ".join(found), file=source, expected="two BERT towers read at their first token; the original has no others")

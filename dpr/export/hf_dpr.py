@@ -33,6 +33,7 @@ def require_sayable(model: BiEncoder, source: str) -> None:
         f"its backbone is {kind}": kind != "bert",
         f"pooling is {settings.pooling}": settings.pooling != "cls",
         "its vectors are normalised": settings.normalize,
+        "its projection has an activation": settings.projection_activation != "none",
         "it puts prompts before texts": model.tensorizer.text.has_prompts,
         "it joins title and text by a template": bool(settings.title_template),
         "vectors are cut": bool(settings.dimensions) and model.question_model.encode_proj is None,

@@ -119,7 +119,8 @@ def _what(model: BiEncoder) -> str:
 
 
 def _more(settings: Any) -> str:
-    return (f"; projection to {settings.projection_dim}" if settings.projection_dim else "") + (
+    activation = " and its hyperbolic tangent" if settings.projection_activation == "tanh" else ""
+    return (f"; projection to {settings.projection_dim}{activation}" if settings.projection_dim else "") + (
         f"; cut to the first {settings.dimensions}" if settings.dimensions else ""
     )
 

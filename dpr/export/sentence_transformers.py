@@ -203,7 +203,7 @@ def _dense(model: BiEncoder, tower: Encoder) -> tuple[dict[str, Any], dict[str, 
     else:
         return None
     rows, columns = weights["linear.weight"].shape
-    activation = "torch.nn.modules.linear.Identity"  # without it the library takes the hyperbolic tangent
+    activation = f"torch.nn.modules.{'activation.Tanh' if model.settings.projection_activation == 'tanh' else 'linear.Identity'}"
     return {"in_features": columns, "out_features": rows, "bias": "linear.bias" in weights, "activation_function": activation}, weights
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.core.lazy import require
 from dpr.core.offline import no_downloads
-from dpr.models.backbones import distinct_weights, load_backbone
+from dpr.models.backbones import distinct_weights, is_without_weights, load_backbone
 from dpr.models.settings import EncoderSettings, TowerOptions
 from dpr.models.trials import layers_of
 
@@ -79,6 +79,8 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
         ConfigError: peft is not installed, or the backbone has no such layers.
     """
     peft = _peft()
+    if is_without_weights(Path(base.name)):
+        raise ConfigError(f"encoder.adapter={settings.adapter} trains beside given weights, and {base.name} has none; leave it out")
     if not base.fingerprint:
         name = str(Path(base.name).resolve()) if Path(base.name).exists() else base.name
         base = BaseModel(name, weights_fingerprint(backbone))

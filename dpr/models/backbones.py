@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, InputError
 from dpr.models.pretrained import load_weights, read_config
+from dpr.storage.durable import MANIFEST, read_manifest
 
 
 def load_backbone(
     name_or_folder: str, *, pretrained: bool = True, dropout: float | None = None, attention_dropout: float | None = None
 ) -> nn.Module:
-    """Loads a Hugging Face encoder in fp32, or with random weights from its config.
+    """Loads a Hugging Face encoder in fp32, or with random weights from its config, as a folder of ``dpr new-encoder`` has no others.
 
     ``dropout`` sets hidden and attention dropout (0 included; the original read 0 as the model's default), ``attention_dropout`` only the
     latter. Code in the folder is never run.
@@ -28,7 +29,7 @@ def load_backbone(
         InputError: the model cannot be loaded, is not an encoder, or weights it needs are missing from the file.
     """
     config = read_config(name_or_folder)
-    if not pretrained:
+    if not pretrained or is_without_weights(Path(name_or_folder)):
         return backbone_from_config(config, dropout=dropout, attention_dropout=attention_dropout)
     set_dropout(config, dropout, attention_dropout)
     from dpr.models.static import static_if_layerless
@@ -36,6 +37,16 @@ def load_backbone(
     backbone: nn.Module = load_weights(auto_class(config), name_or_folder, config, **_without_pooler(type(config)))
     _switch_off_dropout(backbone, dropout, attention_dropout)
     return static_if_layerless(backbone)
+
+
+def is_without_weights(folder: Path) -> bool:
+    """Whether a folder is one of ``dpr new-encoder``, whose weights come with training."""
+    if not (folder / MANIFEST).is_file() or any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
+        return False
+    try:
+        return bool(read_manifest(folder)["metadata"].get("kind") == "encoder without weights")
+    except InputError:  # of another program
+        return False
 
 
 def backbone_from_config(config: Any, *, dropout: float | None = None, attention_dropout: float | None = None) -> nn.Module:
@@ -102,6 +113,14 @@ def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
     """The state of a module with each shared tensor once, under its first name."""
     names = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
     return {name: tensor for name, tensor in module.state_dict().items() if name in names}
+
+
+def check_vocabulary(tokenizer: Any, model: Any, file: str | Path | None) -> None:
+    """Raises CheckpointError where a tokenizer has tokens that its model has no row for."""
+    rows, largest = len(model.get_input_embeddings().weight), max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        found = f"its tokenizer has tokens up to number {largest}, but the model has embeddings of {rows}"
+        raise CheckpointError(found, file=file, hint="copy the tokenizer that belongs to the model into its folder")
 
 
 def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:

@@ -25,7 +25,7 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, check_start, is_stored, update_digest
-from dpr.models.backbones import check_weights, distinct_weights, load_backbone
+from dpr.models.backbones import check_vocabulary, check_weights, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.model_folders import read_folder_parts
@@ -74,6 +74,7 @@ class BiEncoder(nn.Module):
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
         for tower in self.towers:
+            check_vocabulary(tensorizer.tokenizer, tower.backbone, getattr(tower.config, "name_or_path", None) or None)
             tower.check_length(settings.sequence_length, "encoder.sequence_length")
             tower.check_length(settings.question_length, "encoder.question_length")
             if settings.dpr_trailing_sep:
@@ -169,12 +170,8 @@ class BiEncoder(nn.Module):
         return vectors[0] if isinstance(texts, str) else vectors
 
     def encode_passages(self, passages: str | Passage | Sequence[Passage | str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a single one. The
-        model's ``passage_prompt`` is put before them.
-
-        Raises:
-            TypeError: for anything but texts and passages.
-        """
+        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a single one. Before them comes the
+        model's ``passage_prompt``. TypeError for anything but texts and passages."""
         given = checked_items(passages, (str, Passage), "encode_passages", "a text or a Passage")
         records = [Passage(passage) if isinstance(passage, str) else passage for passage in given]
         vectors = self.encode_tokens(self.tensorizer.passage_tokens(records), encoder_type="ctx", batch_tokens=batch_tokens)

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.hashes import text_sha256
 from dpr.core.precision import autocast
 from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import load_tokenizer
+from dpr.models.backbones import check_vocabulary
 from dpr.models.pretrained import check_safetensors, load_weights, read_config
-from dpr.models.trials import first_position
+from dpr.models.trials import FAILURES, first_position
 from dpr.storage.durable import describe_file
 
 _LONGEST = 512
@@ -83,9 +84,17 @@ class CrossEncoder:
             tokenizer = load_tokenizer(path)
         except InputError as error:
             raise CheckpointError(error.found, file=error.file, expected=error.expected or EXPECTED) from error
+        if tokenizer.pad_token_id is None:
+            raise CheckpointError("its tokenizer has no padding token", file=path, expected=EXPECTED)
+        check_vocabulary(tokenizer, model, path)
         files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
         digest = text_sha256(json.dumps([files, precision]))[:32]
-        return cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
+        scorer = cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
+        try:
+            scorer.log_odds([("a", Passage("b c")), ("a b c", Passage("b"))])
+        except FAILURES as error:
+            raise CheckpointError(f"it cannot score a pair ({first_line(error)})", file=path, expected=EXPECTED) from error
+        return scorer
 
 
 def _config(path: Path) -> Any:

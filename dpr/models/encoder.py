@@ -50,6 +50,7 @@ class Encoder(nn.Module):
         *,
         pooling: str = "cls",
         projection_dim: int = 0,
+        projection_activation: str = "none",
         normalize: bool = False,
         packed: bool = True,
         attention: str = "sdpa",
@@ -64,6 +65,7 @@ class Encoder(nn.Module):
         self.pooling, width = make_pooling(pooling, int(self.config.hidden_size), int(self.config.vocab_size))
         self.normalize = normalize
         self.encode_proj = nn.Linear(width, projection_dim) if projection_dim else None
+        self._has_tanh = projection_activation == "tanh"
         self.dimension = projection_dim or width
         if dimensions:
             self.keep(dimensions)
@@ -159,6 +161,7 @@ class Encoder(nn.Module):
         """Pooled vectors (N, V) projected, cut and scaled: (N, D)."""
         if self.encode_proj is not None:
             vectors = self.encode_proj(vectors)
+            vectors = vectors.tanh() if self._has_tanh else vectors
         if self.dimension < vectors.shape[1]:
             vectors = vectors[:, : self.dimension]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))

@@ -112,7 +112,7 @@ def joined(
         found = f"encoder.projection_dim={settings.projection_dim}, but this folder has no such projection"
         hint = "set it to 0; to train with one, start from encoder.pretrained_model_cfg=<the folder>"
         raise CheckpointError(found, file=question.source, hint=hint)
-    of_weights: dict[str, Any] = {"projection_dim": 0, "adapter": "none", **question.settings}
+    of_weights: dict[str, Any] = {"projection_dim": 0, "projection_activation": "none", "adapter": "none", **question.settings}
     settings = replace(
         settings,
         **of_weights,
@@ -149,7 +149,8 @@ def _refuse_differences(question: ForeignTower, ctx: ForeignTower) -> None:
         | {"base model": tower.base and tower.base.name}
         for tower in (question, ctx)
     ]
-    if differing := sorted(name for name in {**facts[0], **facts[1]} if facts[0].get(name) != facts[1].get(name)):
+    names = sorted({**facts[0], **facts[1]}, key=lambda name: (name != "model_type", name))  # the family explains all others
+    if differing := [name for name in names if facts[0].get(name) != facts[1].get(name)]:
         values = " and ".join(str(each.get(differing[0]))[:60] for each in facts)
         found = f"its two encoders differ in {differing[0]} ({values})"
         raise CheckpointError(found, file=question.source.parent, expected="two encoders of one kind, which differ in weights only")

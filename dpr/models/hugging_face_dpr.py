@@ -8,6 +8,7 @@ from typing import Any
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.data.tensorizer import load_tokenizer
+from dpr.data.tokenizer_files import check_files
 from dpr.formats import checkpoints
 from dpr.models.foreign_towers import ForeignTower
 from dpr.models.pretrained import CONFIG, check_safetensors, read_config, refuse_impossible_sizes, weight_shapes
@@ -46,6 +47,7 @@ def dpr_towers(folder: Path) -> tuple[ForeignTower, ForeignTower]:
 def _tower(folder: Path, name: str) -> ForeignTower:
     from transformers import BertConfig
 
+    check_files(folder, within=folder.parent)
     check_safetensors(folder)
     given, shapes = read_config(folder), weight_shapes(folder)
     refuse_impossible_sizes(given, shapes, folder / CONFIG)

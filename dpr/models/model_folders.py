@@ -108,6 +108,7 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
         default = getattr(EncoderSettings(), key)
         is_valid = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)
         is_known = not is_valid or key != "pooling" or is_user_defined(value) or value in POOLINGS
+        is_known &= key != "projection_activation" or value in ("none", "tanh")
         if not is_valid or not is_known or (key == "sequence_length" and value < 3):
             raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
     settings = replace(EncoderSettings(), **known)

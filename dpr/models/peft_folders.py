@@ -13,6 +13,7 @@ from torch import Tensor
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.offline import no_downloads
 from dpr.data.tensorizer import load_tokenizer
+from dpr.data.tokenizer_files import check_files
 from dpr.formats import checkpoints
 from dpr.formats.json_records import describe
 from dpr.models.adapters import BaseModel
@@ -30,11 +31,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_conf
 
 def adapter_folders(folder: Path) -> tuple[Path, Path] | None:
     """The folders of the adapters of questions and passages, which may be the same; None where the folder holds no adapter alone."""
+    check_files(folder)
     if (folder / _CONFIG).is_file():
         return None if list(folder.glob("model*.safetensors")) else (folder, folder)
     for names in _FOLDERS:
         if all((folder / name / _CONFIG).is_file() for name in names):
             question, ctx = (folder / name for name in names)
+            for each in (question, ctx):
+                check_files(each, within=folder)
             return question, ctx
     return None
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.offline import overlapping, reading
-from dpr.data.tokenizer_files import check_numbers
+from dpr.data.tokenizer_files import check_files, check_numbers
 from dpr.formats.json_records import describe
 from dpr.storage.durable import read_json
 
@@ -27,7 +28,7 @@ HINT = "set encoder.pretrained_model_cfg to a local model folder or to a model n
 _RUNNING = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|quantization_config|fusion_config|kernel_config|use_kernels|hub_kernels"
     r"|distributed_config|device_map|tp_size|(base_model_)?(tp|pp|ep)_plan"
-    r"|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
+    r"|transformers_weights|output_attentions|output_hidden_states|return_dict|use_return_dict|torchscript|chunk_size_feed_forward|_name_or_path|name_or_path"
 )
 _MAX_SIZE = {"num_attention_heads": 1 << 12, "hidden_size": 1 << 17, "vocab_size": 1 << 24, "intermediate_size": 1 << 20}
 _MAX_POSITIONS = 1 << 24
@@ -47,6 +48,7 @@ def read_config(source: str | Path) -> Any:
     file: str | Path = folder / CONFIG if folder.is_dir() else source
     try:
         if folder.is_dir():
+            check_files(folder)
             values = read_json(folder / CONFIG)
         else:
             with reading(source):
@@ -98,6 +100,9 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
             model, info = model_class.from_pretrained(
                 str(source), config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
             )
+    except UnpicklingError as error:
+        found = "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader refuses"
+        raise InputError(found, file=source, hint="save the model as safetensors, with save_pretrained of a recent transformers") from error
     except Exception as error:
         raise InputError(f"the weights could not be loaded ({first_line(error)})", file=source) from error
     missing = sorted(info["missing_keys"])
@@ -127,7 +132,8 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_safetensors(folder: Path) -> None:
-    """CheckpointError if a folder has no safetensors file; pickled weights are not read."""
+    """CheckpointError if a folder has no safetensors file; pickled weights are not read. InputError as ``check_files``."""
+    check_files(folder)
     if not any(folder.glob("*.safetensors")):
         found = "has no model.safetensors" + ("; its pytorch_model.bin is a pickle" if any(folder.glob("*.bin")) else "")
         raise CheckpointError(found, file=folder, hint="save the model again with save_pretrained of a recent transformers")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
+from dpr.data.tokenizer_files import check_files
 from dpr.formats.json_records import describe
 from dpr.models.pretrained import CONFIG
 from dpr.models.settings import EncoderSettings
@@ -28,7 +29,7 @@ _LIBRARY = "config_sentence_transformers.json"
 _ROUTER = "router_config.json"
 _LONGEST_CONTEXT = 1 << 17
 _POOLINGS = {"cls": "cls", "mean": "mean", "weightedmean": "weighted_mean", "max": "max", "lasttoken": "last"}
-_OF_PASSAGES = ("document", "passage", "corpus")  # the names of prompts, in the order in which the library looks for them
+_OF_PASSAGES = ("passage", "corpus")  # prompts that the library documents for passages, but never comes to
 _CHAIN = f"{TRANSFORMER}|({TRANSFORMER} Pooling|{STATIC})( Dense)*( Normalize)?"
 _EXPECTED = (
     f"Transformer and Pooling ({', '.join(_POOLINGS)}) or StaticEmbedding, then perhaps Dense, and Normalize; "
@@ -58,6 +59,7 @@ def read_towers(folder: Path) -> tuple[Tower, Tower]:
     Raises:
         CheckpointError: they are others than these, in another order, or a Router chooses by anything but the side.
     """
+    check_files(folder)
     file = folder / MODULES
     modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
@@ -67,6 +69,9 @@ def read_towers(folder: Path) -> tuple[Tower, Tower]:
         return (tower := _tower(chain, file)), tower
     routes = _routes(chain[0][1])
     question, ctx = (_tower([*route, *chain[1:]], file) for route in routes)
+    if question.kind != ctx.kind:
+        found = f"this Router passes questions through a {question.kind} and passages through a {ctx.kind}"
+        raise CheckpointError(found, file=chain[0][1] / _ROUTER, expected="two towers of one kind")
     return question, ctx
 
 
@@ -111,15 +116,19 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     question, ctx = towers
     library, file = _read_object(folder / _LIBRARY), folder / _LIBRARY
     has_cosine = _similarity(library, file) == "cosine"
-    poolings = [_pooling(tower, settings.pooling) for tower in towers]
+    normalize = settings.normalize or question.normalize or has_cosine
+    poolings = [_pooling(tower, settings.pooling, scaled=normalize and not tower.dense) for tower in towers]
     if poolings[0] != poolings[1] or question.normalize != ctx.normalize:
         found = "pools or normalises questions and passages differently"
         raise CheckpointError(found, file=folder, expected="the same on both sides; the toolkit's towers share these settings")
-    text: dict[str, Any] = _prompts(library, file) | _own_text(library, file)
+    text: dict[str, Any] = _prompts(library, file) | _own_text(library)
+    try:
+        TextSettings(**text).check()
+    except ConfigError as error:
+        raise CheckpointError(str(error), file=file) from None
     for tower in dict.fromkeys(towers):
-        if text.get("prompts") is not None and tower.pooling and _read_object(tower.pooling / CONFIG).get("include_prompt") is False:
-            found = "the tokens of prompts do not count in its pooling (include_prompt is false)"
-            raise CheckpointError(found, file=tower.pooling / CONFIG, expected="include_prompt: true")
+        if tower.pooling and _read_object(tower.pooling / CONFIG).get("include_prompt") is False:
+            _check_prompts_left_out(text, tower.pooling / CONFIG)
         if tower.kind == TRANSFORMER:
             _check_body(tower.body)
     width = library.get("truncate_dim") or 0
@@ -128,22 +137,23 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
         raise CheckpointError(f"truncate_dim is {describe(width)}", file=file, expected=expected)
     if has_cosine and (width or not question.normalize):
         logger.info("%s: vectors are scaled to length 1, as its similarity (cosine) does; the library returns them unscaled", folder)
-    normalize = settings.normalize or question.normalize or has_cosine
     vectors: dict[str, Any] = {"pooling": poolings[0], "normalize": normalize, "dimensions": width or settings.dimensions}
     return replace(settings, **vectors, **text), frozenset(text)
 
 
-def _own_text(library: dict[str, Any], file: Path) -> dict[str, str]:
+def _check_prompts_left_out(text: dict[str, Any], file: Path) -> None:
+    """Of a pooling that leaves the tokens of prompts out: CheckpointError if there is one, and a word on those that a user may give."""
+    if text.get("query_prompt") or text.get("passage_prompt"):
+        found = "this Pooling leaves the tokens of prompts out of the vector (include_prompt is false)"
+        raise CheckpointError(found, file=file, expected="include_prompt: true; poolings of the toolkit read the whole text")
+    if text.pop("prompts", None):
+        logger.warning("%s leaves the tokens of prompts out of the vector, as the toolkit does not; its named prompts are not read", file)
+
+
+def _own_text(library: dict[str, Any]) -> dict[str, Any]:
     """The title template, which the toolkit's own export states under a key of its own."""
     own = library.get("dpr")
-    if not isinstance(own, dict) or "title_template" not in own:
-        return {}
-    text = TextSettings(title_template=own["title_template"])
-    try:
-        text.check()
-    except ConfigError as error:
-        raise CheckpointError(str(error), file=file) from None
-    return {"title_template": text.title_template}
+    return {"title_template": own["title_template"]} if isinstance(own, dict) and "title_template" in own else {}
 
 
 def stated_length(body: Path, side: str) -> int | None:
@@ -199,28 +209,40 @@ def _similarity(library: dict[str, Any], file: Path) -> str | None:
 
 
 def _prompts(library: dict[str, Any], file: Path) -> dict[str, Any]:
-    """``query_prompt``, ``passage_prompt`` and ``prompts``, where the folder states any. The library writes empty ones for both sides in
-    any case; its default prompt is that of both where neither has one."""
+    """``query_prompt``, ``passage_prompt`` and ``prompts``, as far as the folder states them.
+
+    They are what ``encode_query`` and ``encode_document`` apply: the prompts named query and document, be they empty, and never the
+    default. Earlier versions had only ``encode``, with the default or a prompt that the caller named: where that would be another one, it
+    is said, and settings may state it.
+    """
     stated = library.get("prompts") or {}
     if not isinstance(stated, dict) or not all(value is None or isinstance(value, str) for value in stated.values()):
         raise CheckpointError(f"prompts is {describe(stated)}", file=file, expected="texts by name")
     texts = {name: value or "" for name, value in stated.items()}
     default = library.get("default_prompt_name") or None
-    if default is not None and (not isinstance(default, str) or default not in texts):
+    if default is not None and (not isinstance(default, str) or default not in {"query", "document", *texts}):
         raise CheckpointError(f"default_prompt_name is {describe(default)}", file=file, expected="the name of one of its prompts")
-    query, passage = texts.get("query", ""), next((texts[name] for name in _OF_PASSAGES if texts.get(name)), "")
-    if default is not None and not query and not passage:
-        query = passage = texts[default]
-    others = {name: text for name, text in sorted(texts.items()) if name not in ("query", *_OF_PASSAGES) and text}
-    found = {"query_prompt": query, "passage_prompt": passage, "prompts": others}
-    return found if any(found.values()) else {}
+    prompts = {"query_prompt": texts.get("query", ""), "passage_prompt": texts.get("document", "")}
+    named = {name: text for name, text in sorted(texts.items()) if name not in SIDES and text}
+    if not any(prompts.values()) and not named:
+        return {}
+    for (setting, text), function, others in zip(
+        list(prompts.items()), ("encode_query", "encode_document"), ((), _OF_PASSAGES), strict=True
+    ):
+        other = next((name for name in (*others, default) if texts.get(name or "")), None)
+        if not text and other is not None:
+            del prompts[setting]
+            message = "%s: no prompt is used where %s of sentence-transformers uses none; to apply its prompt %r, set encoder.%s=%r"
+            logger.warning(message, file.parent, function, other, setting, texts[other])
+    return prompts | {"prompts": named}
 
 
 def _inside(folder: Path, path: Any, file: Path) -> Path:
-    if path == ".":
+    if path in ("", "."):
         return folder
     if not isinstance(path, str) or Path(path).name != path or path == "..":
         raise CheckpointError(f"the path {describe(path)} of a module", file=file, expected="the name of a folder beside it")
+    check_files(folder / path, within=folder)
     return folder / path
 
 
@@ -231,18 +253,23 @@ def _read_object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _pooling(tower: Tower, given: str) -> str:
-    """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there is no such module."""
+def _pooling(tower: Tower, given: str, *, scaled: bool) -> str:
+    """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there is no such module.
+
+    A mean divided by the root of the length in place of the length is the same one once vectors are ``scaled`` to length 1.
+    """
     if tower.pooling is None:
         return "mean" if tower.kind == STATIC else given
     file = tower.pooling / CONFIG
     stated = _read_object(file)
     mode = stated.get("pooling_mode")
-    chosen = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else None
-    if chosen is None:
-        chosen = [key for key in stated if key.startswith("pooling_mode_") and stated[key] is True]
-    kind = _POOLINGS.get(re.sub("^pooling_mode_|_tokens?$", "", str(chosen[0]))) if len(chosen) == 1 else None
+    chosen = mode if isinstance(mode, list) and mode else [mode]
+    if mode is None:
+        chosen = [key for key in stated if key.startswith("pooling_mode_") and stated[key] is True] or ["mean"]
+    names = [re.sub("^pooling_mode_|_tokens?$", "", str(each)) for each in chosen]
+    kind = _POOLINGS.get("mean" if scaled and names == ["mean_sqrt_len"] else names[0]) if len(names) == 1 else None
     if kind is None:
-        found = f"pooling by {', '.join(map(str, chosen))[:100] or 'nothing'}"
-        raise CheckpointError(found, file=file, expected="cls, mean, weighted mean, max or last token")
+        found = f"this Pooling joins {', '.join(names)[:100]}" if len(names) > 1 else f"this Pooling is by {names[0][:100]}"
+        hint = " (mean_sqrt_len too, where vectors are scaled to length 1 right after it)" if "mean_sqrt_len" in names else ""
+        raise CheckpointError(found, file=file, expected=f"one of cls, mean, weighted mean, max and last token{hint}")
     return kind

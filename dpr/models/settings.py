@@ -42,6 +42,8 @@ class EncoderSettings(TextSettings):
     counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
+    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY)
+    """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
     normalize: bool = setting(False, on_resume=IDENTITY)
     """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
     shared: bool = setting(False, on_resume=IDENTITY)
@@ -75,7 +77,14 @@ class EncoderSettings(TextSettings):
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only where they are not as usual, so that fingerprints of other models stay the same."""
-        usual = {"dpr_trailing_sep": False, "append_eos": False, "residual_words": False, "dimensions": 0, **asdict(TextSettings())}
+        usual = {
+            "projection_activation": "none",
+            "dpr_trailing_sep": False,
+            "append_eos": False,
+            "residual_words": False,
+            "dimensions": 0,
+            **asdict(TextSettings()),
+        }
         of_adapters = () if self.adapter != "none" else ("adapter", "lora_rank", "lora_alpha", "lora_targets")
         values = asdict(self) | {"prompts": dict(sorted(self.prompts.items()))}
         return {name: value for name, value in values.items() if name not in of_adapters and (name not in usual or value != usual[name])}
@@ -174,6 +183,8 @@ class TowerSettings(GivenTextSettings, RunningSettings, EncoderSettings, Backbon
         super().check_together(prefix)
         if 0 < self.question_length < 3:
             raise ConfigError(f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0")
+        if self.projection_activation != "none" and not self.projection_dim:
+            raise ConfigError(f"{prefix}projection_activation belongs to {prefix}projection_dim; set that too, or leave it out")
         usual = TowerSettings()
         given = [name for name in vars(self) if name.startswith("lora_") and getattr(self, name) != getattr(usual, name)]
         if self.adapter == "none" and given:

@@ -21,8 +21,8 @@ def build_towers(
     make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
 ) -> tuple[Encoder, Encoder]:
     """The question and the context tower, which are the same object if shared. ``base`` is what ``make_backbone`` loads."""
-    made_as: dict[str, Any] = {"pooling": settings.pooling, "projection_dim": settings.projection_dim, "normalize": settings.normalize}
-    made_as |= {"residual_words": settings.residual_words, "dimensions": settings.dimensions}
+    names = ("pooling", "projection_dim", "projection_activation", "normalize", "residual_words", "dimensions")
+    made_as: dict[str, Any] = {name: getattr(settings, name) for name in names}
     make_tower: Callable[..., Encoder] = partial(Encoder, **made_as, packed=options.packed, attention=options.attention)
     if settings.adapter != "none":
         backbone = make_backbone()

@@ -75,7 +75,7 @@ def test_a_name_fails_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     begun = time.monotonic()
-    with caplog.at_level(logging.DEBUG), pytest.raises(InputError, match="set encoder.* to a local model folder"):
+    with caplog.at_level(logging.DEBUG), pytest.raises(InputError, match=r"set encoder.* to a local model folder"):
         load("some/typed-name")
     assert len(asked) == 1
     assert time.monotonic() - begun < 5

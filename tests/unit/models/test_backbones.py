@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.models.backbones import backbone_from_config, dropout_of, load_backbone
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
@@ -114,3 +114,22 @@ def test_every_value_of_a_loaded_backbone_is_taken(tmp_path: Path) -> None:
     transformers.BertModel(WITH_DROPOUT["bert"]).save_pretrained(str(tmp_path))
     backbone: Any = load_backbone(str(tmp_path), dropout=0.0)
     assert backbone.config.hidden_dropout_prob == 0.0 and backbone.embeddings.dropout.p == 0.0
+
+
+def test_a_new_encoder_needs_no_further_setting(tmp_path: Path) -> None:
+    """Its manifest says whose it is; a folder that has lost its weights is still refused."""
+    from dpr.preparation.new_encoder import EncoderShape, write_encoder
+
+    folder, settings = tmp_path / "new", EncoderSettings(sequence_length=16)
+    shape = EncoderShape(hidden_size=16, num_heads=2, max_positions=16, vocab_size=200)
+    write_encoder(folder, lambda: ["ba be bi bo bu"] * 3, shape=shape)
+    weights = []
+    for pretrained in (True, False):
+        torch.manual_seed(0)
+        weights.append(BiEncoder.from_pretrained(str(folder), settings, pretrained=pretrained).weights())
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    with pytest.raises(ConfigError, match=r"encoder.adapter=lora trains beside given weights, and .* has none"):
+        BiEncoder.from_pretrained(str(folder), EncoderSettings(sequence_length=16, adapter="lora"))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(InputError, match="the weights could not be loaded"):
+        BiEncoder.from_pretrained(str(folder), settings)

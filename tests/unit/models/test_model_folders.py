@@ -120,6 +120,7 @@ def test_sentence_transformers_itself_gives_the_same_vectors(tmp_path: Path) -> 
         ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
         ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
+        ({"pooling_mode_mean_tokens": False}, "mean"),
     ],
 )
 def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, tmp_path: Path) -> None:
@@ -131,14 +132,14 @@ def test_every_name_of_a_pooling_is_read(message: dict[str, Any], pooling: str, 
     ("modules", "options", "found"),
     [
         (["Pooling", "Dense"], {}, "Dense"),
-        (["Pooling"], {"pooling": POOLING | {"pooling_mode_cls_token": True}}, "pooling by pooling_mode_cls_token, pooling_mode_mean"),
-        (["Pooling"], {"pooling": {"pooling_mode": "median"}}, "pooling by median"),
-        (["Pooling"], {"pooling": {"pooling_mode_mean_tokens": False}}, "pooling by nothing"),
+        (["Pooling"], {"pooling": POOLING | {"pooling_mode_cls_token": True}}, "this Pooling joins cls, mean"),
+        (["Pooling"], {"pooling": {"pooling_mode": "median"}}, "this Pooling is by median"),
+        (["Pooling"], {"pooling": {"pooling_mode": 7}}, "this Pooling is by 7"),
         (["Pooling"], {"pooling": []}, "an empty list"),
         (["Pooling"], {"modules": "x"}, "is not a list of modules"),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "../hf"}]}, r"the path .*\.\./hf"),
         (["Pooling"], {"modules": [{"type": "a.Transformer", "path": "/tmp"}]}, "the path"),
-        (["Pooling"], {"config_sentence_transformers": {"default_prompt_name": "query", "prompts": {"web": "Q: "}}}, "default_prompt_name"),
+        (["Pooling"], {"config_sentence_transformers": {"default_prompt_name": "task", "prompts": {"web": "Q: "}}}, "default_prompt_name"),
         (["Pooling"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "prompts is"),
         (["Pooling"], {"config_sentence_transformers": {"similarity_fn_name": "euclidean"}}, "the similarity is"),
         (
