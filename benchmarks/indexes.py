@@ -17,6 +17,7 @@ from dpr.formats.question_sets import read_questions
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.recall import DEPTH, recall_values
 from dpr.indexer.registry import IndexChoice
+from dpr.indexer.store import IndexStore
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.tuning_curve import timed
 
@@ -33,7 +34,7 @@ def main(model_file: str, vectors: str, questions: str, folder: str) -> None:
     truth: list[list[str]] = []
     for kind in KINDS:
         choice, start = IndexChoice.of(kind, {}, key=""), time.perf_counter()
-        index = choice.open(lambda: shards, folder=Path(folder, kind), questions=lambda: choosing)
+        index = IndexStore(choice, folder=Path(folder, kind)).load_or_build(lambda: shards, questions=lambda: choosing)
         built = time.perf_counter() - start
         size = sum(file.stat().st_size for file in Path(folder, kind).glob("*") if file.name not in ("ids.npy", "manifest.json"))
         taken, (_, found) = timed(index, asked)

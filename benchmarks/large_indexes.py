@@ -29,6 +29,7 @@ from dpr.indexer import list_building
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.recall import DEPTH, recall_values
 from dpr.indexer.registry import Index, IndexChoice
+from dpr.indexer.store import IndexStore
 from dpr.retrieval.tuning_curve import timed
 
 KINDS = ("exact", "ivf", "small", "hnsw32")
@@ -62,7 +63,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def opened(folder: Path, kind: str) -> Index:
     choosing = np.load(folder / "questions.npy")[::2]
     shards = open_shards([folder / "vectors_0"])
-    return IndexChoice.of(kind, {}, key="").open(lambda: shards, folder=folder / kind, questions=lambda: choosing)
+    return IndexStore(IndexChoice.of(kind, {}, key=""), folder=folder / kind).load_or_build(lambda: shards, questions=lambda: choosing)
 
 
 def build(folder: Path, rows: int, kind: str) -> dict[str, float]:

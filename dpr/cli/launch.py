@@ -20,6 +20,7 @@ from dpr.cli.keys import check_keys
 from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
+from dpr.core.machine import launched
 from dpr.core.settings import Settings, settings
 
 Config = TypeVar("Config", bound=Settings)
@@ -36,10 +37,10 @@ def launch(config_name: str, config_class: type[Config], job: Job[Config], argv:
         job: called with the checked object; a sweep optimises what it returns. It imports heavy packages itself.
         argv: the arguments after the program name.
     """
-    rank = int(os.environ.get("RANK", "0")) if arguments.under_launcher() else 0
-    configure_logging(rank=rank)
 
     def work() -> int:
+        rank = launched("RANK") if arguments.under_launcher() else 0
+        configure_logging(rank=rank)
         try:
             return _launch(config_name, config_class, job, argv, is_main=rank == 0)
         except Exception as error:

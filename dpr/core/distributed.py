@@ -23,6 +23,7 @@ from torch.profiler import record_function
 
 from dpr.core import lost_ranks
 from dpr.core.errors import ConfigError, DprError
+from dpr.core.machine import launched
 
 # torch 2.13 renamed both: the old names warn there, the new ones are absent before.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -46,7 +47,7 @@ def current_ranks() -> Ranks:
     """The ranks of the initialised process group, or of a single process."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
-    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", dist.get_rank())))
+    return Ranks(dist.get_rank(), dist.get_world_size(), launched("LOCAL_RANK", dist.get_rank()))
 
 
 @contextmanager
@@ -56,11 +57,14 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
     NCCL for CUDA, gloo for CPU. The timeout bounds how long a hung rank goes unnoticed.
 
     Raises:
+        ConfigError: the launcher's variables are no numbers.
         LostRankError: in place of torch's error in the block, when another rank has died or hangs.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        launched(name)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     with lost_ranks.named("while starting"), lost_ranks.opened_sockets():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))

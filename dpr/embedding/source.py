@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
@@ -123,3 +124,39 @@ def with_store(source: PassageSource, *, least_bytes: int = LARGE_BYTES) -> Pass
         logger.warning("%s is read from its beginning each time: %s", source.file, error)
         return source
     return StoredSource(**{item.name: getattr(source, item.name) for item in fields(PassageSource)}, store=store)
+
+
+_READING = ("id_col", "text_col", "title_col")
+
+
+def corpora_of(stated: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The distinct corpora that metadata of vectors name. Vectors of other programs, and those of versions that did not hash the whole
+    corpus, name none."""
+    names = ("corpus", "corpus_fingerprint", *_READING)
+    complete = (one for one in stated if isinstance(one, Mapping) and all(name in one for name in names))
+    corpora = [{name: metadata[name] for name in names} for metadata in complete]
+    return [corpus for place, corpus in enumerate(corpora) if corpus not in corpora[:place]]
+
+
+def require_corpora(corpora: Iterable[Mapping[str, Any]], sources: Sequence[PassageSource], *, file: str | Path | None) -> None:
+    """Every command that shows or scores texts beside vectors, or beside an index of them, asks here whether these are the same texts.
+
+    Args:
+        corpora: what ``corpora_of`` gives. All of it must be among ``sources``, which may hold more.
+        file: the vectors, for the message.
+
+    Raises:
+        InputError: the vectors are of a corpus that is not given, has changed since, or is read by other columns.
+    """
+    ours = [source.identity() for source in sources]
+    for corpus in corpora if ours else ():
+        same = [one for one in ours if one["corpus_fingerprint"] == corpus["corpus_fingerprint"]]
+        if not same:
+            names = ", ".join(str(source.file) for source in sources)
+            hint = "embed the corpus again as it is now, or name the file that was embedded"
+            raise InputError(f"vectors of another corpus ({corpus['corpus']!r} as it was), not of {names}", file=file, hint=hint)
+        differing = [name for name in _READING if all(one[name] != corpus[name] for one in same)]
+        if differing:
+            name = differing[0]
+            hint = f"set ctx_sources.<name>.{name}={corpus[name]}, or embed the corpus again"
+            raise InputError(f"vectors of passages read with {name}={corpus[name]}", file=file, expected=str(same[0][name]), hint=hint)

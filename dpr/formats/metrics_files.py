@@ -14,6 +14,8 @@ from dpr.storage.durable import durable_file, json_text, read_json
 RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""
 _EXPECTED = "what dpr retrieve metrics_file=... writes"
+_AGAIN = "the file was changed; run the retrieval again"
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,36 @@ def read_metrics(path: str | Path) -> MetricsFile:
     for name, value in report["metrics"].items():
         if not is_finite_number(value):
             raise InputError(f"the metric {name} is {describe(value)}", file=file, expected="a number")
-    each = report.pop("per_question", None)
-    found = None if each is None else per_question(each, file)
-    return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, found)
+    stored = report.pop("per_question", None)
+    each = None if stored is None else per_question(stored, file)
+    require_consistent(report, each, file)
+    return MetricsFile(report["question_set"], report["num_questions"], report["metrics"], report, each)
+
+
+def require_consistent(report: Mapping[str, Any], each: PerQuestion | None, file: Path) -> None:
+    """Every reader of metrics asks here whether a file says one thing: a single changed digit would otherwise be shown as a result.
+
+    Raises:
+        InputError: a metric is below 0 or above 1, is not the mean over its questions, or does not follow from the ranks.
+    """
+    values = {} if each is None else each.values
+    ranks = report.get("first_right_rank")
+    ranks = ranks if isinstance(ranks, dict) and _are_counts(ranks.get("counts"), ranks.get("not_found")) else {}
+    counts, without = ranks.get("counts", []), ranks.get("not_found", 0)
+    if each is not None and report.get("num_questions") != len(each.ids):
+        raise InputError(f"num_questions is {report.get('num_questions')}, per_question lists {len(each.ids)}", file=file)
+    for name, value in report["metrics"].items():
+        judged = [item for item in values.get(name, ()) if item is not None]
+        if not all(0 <= item <= 1 for item in (value, *judged)):
+            raise InputError(f"the metric {name}, or its value for a question, is not from 0 to 1", file=file, hint=_AGAIN)
+        if judged and abs(sum(judged) / len(judged) - value) > _ROUNDING:
+            mean = sum(judged) / len(judged)
+            raise InputError(f"the metric {name} is {value}, the mean over its {len(judged)} questions {mean}", file=file, hint=_AGAIN)
+        kind, _, depth = name.partition("@")
+        if kind == "accuracy" and depth.isdecimal() and int(depth) <= len(counts):
+            share = sum(counts[: int(depth)]) / max(sum(counts) + without, 1)
+            if abs(share - value) > _ROUNDING:
+                raise InputError(f"the metric {name} is {value}, by first_right_rank {share}", file=file, hint=_AGAIN)
 
 
 def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
@@ -106,6 +135,10 @@ def per_question(value: Any, file: Path) -> PerQuestion:
         if not all(item is None or is_finite_number(item) for item in listed):
             raise InputError(f"per_question: {name} holds something else than numbers and null", file=file)
     return PerQuestion(ids, texts, values)
+
+
+def _are_counts(counts: Any, rest: Any) -> bool:
+    return isinstance(counts, list) and all(type(number) is int and number >= 0 for number in (*counts, rest))
 
 
 def _are_texts(value: Any) -> TypeGuard[list[str]]:

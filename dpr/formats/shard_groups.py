@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
+from dpr.formats.json_records import describe
 
 Metadata = dict[str, str | int | float | bool]
 
+_TEXTS = ("model_fingerprint", "settings_fingerprint", "encoder_type", "similarity", "precision", "dtype")
+_TYPES: dict[str, type] = {
+    **dict.fromkeys((*_TEXTS, "corpus", "corpus_fingerprint", "id_prefix", "passage_prefix", "made_from_sha256"), str),
+    **dict.fromkeys(("num_vectors", "num_chunks", "dimension", "shard_id", "num_shards", "first_row", "end_row", "chunk_size"), int),
+    **dict.fromkeys(("id_col", "text_col", "title_col"), int),
+    "normalize": bool,
+}
 _MUST_AGREE = {
     "model_fingerprint": "made with another model",
     "settings_fingerprint": "made with other tokenizer or encoder settings",
@@ -20,6 +28,22 @@ _MUST_AGREE = {
 }
 _OF_CORPUS = ("corpus", "corpus_fingerprint", "id_prefix", "num_shards")
 _OF_IDS = ("corpus_fingerprint", "id_col", "id_prefix")
+
+
+def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
+    """What a manifest says of a shard, of the types that all readers rely on. Keys that are not known here may hold any single value.
+
+    Raises:
+        InputError: one is missing or of another type.
+    """
+    for name in ("num_vectors", "dimension", "dtype"):
+        if name not in stored:
+            raise InputError(f"the manifest is not one of a vector shard: it has no {name}", file=file)
+    for name, value in stored.items():
+        kind = _TYPES.get(name)
+        if type(value) is not kind if kind else not isinstance(value, str | int | float | bool):
+            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"of type {kind.__name__}" if kind else "a single value")
+    return stored
 
 
 def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing: bool) -> None:

@@ -29,7 +29,7 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
 from dpr.formats.arrays import DTYPES, PackedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
-from dpr.formats.shard_groups import Metadata, are_rows_of_one_corpus, require_compatible
+from dpr.formats.shard_groups import Metadata, are_rows_of_one_corpus, checked_metadata, require_compatible
 from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
@@ -216,14 +216,11 @@ class VectorShard:
             raise InputError("these vectors are unfinished", file=self.path, hint="run the embedding command again to finish them")
         self._seen = file_state(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ()
         manifest = read_manifest(self.path)
-        self.metadata: Metadata = manifest["metadata"]
-        try:
-            self.num_vectors, self.dimension = int(self.metadata["num_vectors"]), int(self.metadata["dimension"])
-            self.dtype = str(self.metadata["dtype"])
-            if self.dtype not in DTYPES or self.dimension < 1 or self.num_vectors < 0:
-                raise ValueError(self.metadata)
-        except (KeyError, ValueError, TypeError, OverflowError):
-            raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST) from None
+        self.metadata = checked_metadata(manifest["metadata"], self.path / MANIFEST)
+        self.num_vectors, self.dimension = int(self.metadata["num_vectors"]), int(self.metadata["dimension"])
+        self.dtype = str(self.metadata["dtype"])
+        if self.dtype not in DTYPES or self.dimension < 1 or self.num_vectors < 0:
+            raise InputError("the manifest is not one of a vector shard", file=self.path / MANIFEST)
         self._chunks = _by_chunk(manifest["files"], self.dtype)
         self._kept = lru_cache(1024)(self._arrays)
         self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows

@@ -20,6 +20,7 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds
+from dpr.formats.json_records import describe
 from dpr.formats.sorted_hashes import first_duplicate
 from dpr.indexer.ranking import HeldIds, SearchResult, decode_ids, is_among
 from dpr.indexer.registry import Index, Texts
@@ -156,6 +157,15 @@ class Bm25Index(Index):
         import bm25s
 
         engine, ids = bm25s.BM25.load(folder, mmap=True, show_progress=False), PackedIds.mapped(folder / "ids.npy")
+        usual = vars(bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene"))
+        for name in ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype"):
+            if (found := getattr(engine, name)) != usual[name]:
+                raise InputError(f"{name} is {describe(found)}", file=folder / "params.index.json", expected=repr(usual[name]))
         if engine.scores["num_docs"] != len(ids):
             raise InputError(f"{len(ids)} ids for {engine.scores['num_docs']} passages", file=folder)
+        starts, rows, words = engine.scores["indptr"], engine.scores["indices"], engine.vocab_dict
+        if len(starts) != len(words) + 1 or len(rows) != len(engine.scores["data"]) or starts[0] != 0 or starts[-1] != len(rows):
+            raise InputError(f"{len(starts)} lists of {len(rows)} passages for {len(words)} words", file=folder)
+        if not all(type(number) is int and 0 <= number < len(words) for number in words.values()):
+            raise InputError("a word has no number", file=folder / "vocab.index.json")
         return cls(engine, ids)

@@ -36,22 +36,22 @@ class FusedLists:
     def __init__(self, first: Sequence[Ranking], second: Sequence[Ranking], *, normalisation: str = "minmax") -> None:
         normalised = [[_normalised(ranking, normalisation) for ranking in side] for side in (first, second)]
         self.ids = [sorted(ours.keys() | theirs.keys()) for (ours, _), (theirs, _) in zip(*normalised, strict=True)]
-        shape = len(self.ids), max(map(len, self.ids), default=0)
-        self._is_there = np.zeros(shape, dtype=bool)
-        self._sides = np.zeros((2, *shape))
+        shape = 2, len(self.ids), max(map(len, self.ids), default=0)
+        self._is_listed, self._sides = np.zeros(shape, dtype=bool), np.zeros(shape)
         for row, ids in enumerate(self.ids):
-            self._is_there[row, : len(ids)] = True
-            for side, (scores, rest) in zip(self._sides, (normalised[0][row], normalised[1][row]), strict=True):
-                side[row, : len(ids)] = [scores.get(passage, rest) for passage in ids]
+            for side, (scores, rest) in enumerate((normalised[0][row], normalised[1][row])):
+                self._is_listed[side, row, : len(ids)] = [passage in scores for passage in ids]
+                self._sides[side, row, : len(ids)] = [scores.get(passage, rest) for passage in ids]
 
     def best(self, weight: float, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the second.
+        """The ``k`` best of each question by ``weight`` times the first side plus ``1 - weight`` times the second. A side of weight 0
+        gives no passages: they would follow those of the other side in an order that means nothing.
 
         Returns:
             Rows, ranks from 0, columns and scores (n,), in the order of rows and ranks.
         """
         scores = weight * self._sides[0] + (1.0 - weight) * self._sides[1]
-        chosen = self._is_there
+        chosen = (self._is_listed[0] & (weight > 0)) | (self._is_listed[1] & (weight < 1))
         if scores.shape[1] > k:  # ties with the last one kept stay in until they are sorted
             scores[~chosen] = -np.inf
             chosen = chosen & (scores >= np.partition(scores, -k, axis=1)[:, -k, None])

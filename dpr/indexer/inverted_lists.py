@@ -24,6 +24,7 @@ from dpr.indexer.vectors import AllRows, RowSource, check_queries, common_dimens
 
 _NO_BLAS = 16
 """faiss compares fewer than 20 questions with the centres one by one, so that what is near does not depend on who else asks."""
+_QUESTION_TO_CENTRE = 4.0
 _LONGEST = float(np.sqrt(np.finfo(np.float32).max))
 
 
@@ -60,7 +61,7 @@ class IvfIndex(Index):
     def build(cls, corpus: Sequence[RowSource], settings: Any, *, device: torch.device | str = "cpu") -> IvfIndex:
         """Lists of all vectors, in memory."""
         dimension, rows = common_dimension(corpus), AllRows(corpus)
-        engine = trained(rows, dimension, settings, cls._empty)
+        engine = trained(rows, dimension, settings, cls._empty, has_close_centres=cls.needs_vectors)
         fill(engine, rows, range(rows.num_rows), settings.buffer_size)
         ids = None if cls.needs_vectors else PackedIds(pack_ids(lambda: id_chunks(corpus)))
         index = cls(engine, ids, settings)
@@ -74,7 +75,7 @@ class IvfIndex(Index):
             folder,
             rows,
             settings,
-            train=lambda: trained(rows, dimension, settings, cls._empty),
+            train=lambda: trained(rows, dimension, settings, cls._empty, has_close_centres=cls.needs_vectors),
             read=lambda file: read_trained(file, cls._empty),
             ids=None if cls.needs_vectors else lambda: id_chunks(corpus),
             work=work,
@@ -150,18 +151,36 @@ class IvfIndex(Index):
 
 
 class SmallIndex(IvfIndex):
-    """Lists of one bit a coordinate, which nominate; the vectors themselves score."""
+    """Lists of one bit a coordinate, which nominate; the vectors themselves score. A corpus that has no more passages than would be
+    nominated is searched exactly."""
 
     Settings = SmallSettings
     needs_vectors = True
     _query_rows = 64
     _vectors: AllRows
 
+    def __init__(self, engine: Any, ids: PackedIds | None, settings: Any) -> None:
+        super().__init__(engine, ids, settings)
+        # The error of an estimate grows with |question - centre|, so it would drown the product with a question that is far shorter than
+        # the centres. The order of products does not depend on a question's length. Indexes of earlier versions have centres of length 1
+        # and are searched as they were when their recall was measured.
+        length = float(np.linalg.norm(engine.quantizer.reconstruct(0))) if engine.nlist else 1.0
+        self._query_length = 0.0 if abs(length - 1) < 1e-5 else _QUESTION_TO_CENTRE * length
+
     def use_vectors(self, corpus: Sequence[RowSource]) -> None:
         self._vectors = AllRows(corpus)
 
     def _depth(self, k: int) -> int:
         return min(max(self._settings.candidates, 4 * k), self.num_passages)
+
+    def _nominated(self, tile: np.ndarray, depth: int, least: int) -> tuple[np.ndarray, np.ndarray]:
+        if depth == self.num_passages:  # so few that there is nothing to choose: the search is exact
+            places = np.broadcast_to(np.arange(depth), (len(tile), depth))
+            return np.zeros(places.shape, dtype=np.float32), places
+        if self._query_length:
+            lengths = np.linalg.norm(tile, axis=1, keepdims=True)
+            tile = tile * (self._query_length / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+        return super()._nominated(tile, depth, least)
 
     def _scored(self, tile: np.ndarray, rows: np.ndarray, places: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not len(places):

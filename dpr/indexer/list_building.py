@@ -34,8 +34,8 @@ MakeEmpty = Callable[[int, int], Any]
 """(dimension, lists) -> an untrained faiss index."""
 
 
-def trained(rows: AllRows, dimension: int, settings: ListSettings, make_empty: MakeEmpty) -> Any:
-    """An empty index whose lists are learned from a sample of the vectors."""
+def trained(rows: AllRows, dimension: int, settings: ListSettings, make_empty: MakeEmpty, *, has_close_centres: bool) -> Any:
+    """An empty index whose lists are learned from a sample of the vectors. ``has_close_centres``: see ``_move_centres``."""
     if not rows.num_rows:
         raise InputError("no vectors to index")
     lists = min(settings.lists or usual_lists(rows.num_rows), rows.num_rows)
@@ -43,8 +43,22 @@ def trained(rows: AllRows, dimension: int, settings: ListSettings, make_empty: M
     sample = np.sort(generator_for(0, rows.num_rows, count).choice(rows.num_rows, count, replace=False))
     engine = make_empty(dimension, lists)
     engine.cp.spherical, engine.cp.min_points_per_centroid, engine.cp.max_points_per_centroid = True, 1, 1 << 30
-    engine.train(_checked(rows, sample))
+    vectors = _checked(rows, sample)
+    engine.train(vectors)
+    if has_close_centres:
+        _move_centres(engine.quantizer, vectors)
     return engine
+
+
+def _move_centres(quantizer: Any, vectors: np.ndarray) -> None:
+    """Centres are learned as directions, of length 1. One length for all, the mean projection, makes what single bits have to tell, the
+    differences between vectors and their centre, small whatever the length of the vectors, so that estimates of different lists can be
+    compared. Which centre is nearest does not change."""
+    length = float(quantizer.search(vectors, 1)[0].mean())
+    if length > 0:
+        centres = quantizer.reconstruct_n(0, quantizer.ntotal) * np.float32(length)
+        quantizer.reset()
+        quantizer.add(centres)
 
 
 def usual_lists(num_vectors: int) -> int:

@@ -1,32 +1,21 @@
-"""Indexes: what one promises, the kinds there are, and saved ones that are opened again only for what they were made of."""
+"""Indexes: what one promises, and the kinds there are."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 
-from dpr.core.errors import ConfigError, DprError, InputError
-from dpr.core.logs import get_logger
-from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, rule_of
+from dpr.core.errors import ConfigError
+from dpr.core.settings import NO_EFFECT, Settings, rule_of
 from dpr.core.user_classes import load_class
 from dpr.indexer.ranking import Ranking, SearchResult, to_rankings
-from dpr.indexer.recall import DEPTH, Recall, held_back, least_breadth, recall_values
-from dpr.indexer.settings import KINDS
-from dpr.storage.checksums import folder_problems
-from dpr.storage.durable import durable_folder, read_manifest, writing
-from dpr.storage.leftovers import remove
-from dpr.storage.run_lock import held, lock_of
-
-logger = get_logger(__name__)
+from dpr.indexer.recall import Recall
+from dpr.indexer.settings import KINDS, require_known
 
 
 class Texts(NamedTuple):
@@ -156,162 +145,6 @@ class IndexChoice:
         effective = {item.name for item in fields(self.settings) if rule_of(item).on_resume != NO_EFFECT}
         return {"kind": self.kind} | {name: value for name, value in asdict(self.settings).items() if name in effective}
 
-    def open(
-        self,
-        corpus: Callable[[], Any] | None,
-        *,
-        folder: Path | None = None,
-        source: Mapping[str, Any] | None = None,
-        device: torch.device | str = "cpu",
-        questions: Callable[[], np.ndarray] | None = None,
-    ) -> Index:
-        """The index saved in ``folder``, else one built of ``corpus()`` and saved there.
-
-        Args:
-            corpus: makes what ``Index.build`` takes; None where there is none to build of.
-            source: what the corpus is. Of a saved index, these items must be the same.
-            questions: makes vectors (Q, D) of questions, by which the recall of a new index over vectors is measured.
-
-        Raises:
-            InputError: the saved index is damaged, or of another kind, source or settings; there is nothing to build of.
-            OutputError: it cannot be saved.
-        """
-        if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
-            index = self._saved(folder, source or {})
-            if index.needs_vectors and corpus is None:
-                hint = "set encoded_ctx_files=[<vectors>]"
-                raise InputError(f"an index of kind {self.kind} scores with the vectors it was built of", file=folder, hint=hint)
-            if corpus is not None:
-                index.use_vectors(corpus() if index.needs_vectors else ())
-            self._say_recall(index, str(folder))
-            return index
-        if corpus is None:
-            raise InputError("there is no index", file=folder, hint="set encoded_ctx_files=[<vectors>] to build it")
-        start = time.monotonic()
-        made_of = corpus()
-        if folder is not None and self.index_class.is_saved:
-            index = self._built_in(folder, made_of, source or {}, device, questions)
-        else:
-            index = self.index_class.build(made_of, self.settings, device=device)
-            index.recall = self._measured(index, made_of, device, questions)
-        if self.index_class.is_saved:
-            logger.info("%s index of %d passages built in %.1f s", self.kind, index.num_passages, time.monotonic() - start)
-        if folder is not None and self.index_class.is_saved:
-            logger.info("index saved to %s", folder)
-        self._say_recall(index, f"the {self.kind} index")
-        return index
-
-    def _built_in(
-        self,
-        folder: Path,
-        corpus: Any,
-        source: Mapping[str, Any],
-        device: torch.device | str,
-        questions: Callable[[], np.ndarray] | None,
-    ) -> Index:
-        """A new index and its folder, which states the recall."""
-        facts: dict[str, Any] = {"kind": self.kind, "settings": asdict(self.settings), "source": dict(source)}
-
-        def state(index: Index) -> None:
-            index.recall = self._measured(index, corpus, device, questions)
-            facts.update({"num_passages": index.num_passages, "recall": index.recall and index.recall.as_dict()})
-
-        work = _unfinished(folder)
-        with writing(folder.parent):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        with held(folder, file=lock_of(folder)):
-            if not self.index_class.is_built_in_steps:
-                index = self.index_class.build(corpus, self.settings, device=device)
-                with durable_folder(folder, metadata=facts) as temporary:
-                    index.save(temporary)
-                    state(index)
-                return index
-            made_of = self.facts() | {"source": dict(source), "num_vectors": sum(part.num_vectors for part in corpus)}
-            with durable_folder(folder, metadata=facts) as temporary:
-                self.index_class.build_in(temporary, corpus, self.settings, work=work, made_of=made_of)
-                index = self.index_class.open(temporary, self.settings)
-                index.use_vectors(corpus)
-                state(index)
-                recall = index.recall
-                del index  # its files are open, and some systems do not rename these
-            remove(work)
-        index = self._with_recall(self.index_class.open(folder, self.settings), recall)
-        index.use_vectors(corpus)
-        return index
-
-    def _measured(self, index: Index, corpus: Any, device: torch.device | str, questions: Callable[[], np.ndarray] | None) -> Recall | None:
-        """The recall of a new index. One that chooses its breadth does so by every other question, and is measured on the rest."""
-        if questions is None or not index.is_saved or index.reads != "vectors":
-            return None
-        asked = questions()
-        asked = asked[held_back(len(asked))]
-        if not len(asked):
-            return None
-        exact = index_class("exact")
-        truth = exact.build(corpus, exact.Settings(), device=device).search(asked, DEPTH)[1]
-        name = index.breadth_setting
-        if name and not getattr(self.settings, name) and len(asked) > 1:
-            reached = least_breadth(index, asked[::2], truth[::2], self.settings.target_recall)
-            if reached < self.settings.target_recall:
-                found = f"no indexer.{name} reaches recall@{DEPTH} {self.settings.target_recall:g} in this {self.kind} index"
-                logger.warning("%s; %d reaches %.3f, and more add less than 0.005", found, index.breadth, reached)
-            asked, truth = asked[1::2], truth[1::2]
-        values = recall_values(index.search(asked, DEPTH)[1], truth)
-        return Recall(values, len(asked), {name: index.breadth} if name else {})
-
-    def _with_recall(self, index: Index, recall: Recall | None) -> Index:
-        """An opened index with what was measured of it; where its breadth is left open, with the one that the build chose."""
-        index.recall, name = recall, index.breadth_setting
-        if recall and name in recall.breadth and not getattr(self.settings, name):
-            index.search_with(recall.breadth[name])
-        return index
-
-    def _say_recall(self, index: Index, what: str) -> None:
-        if index.is_saved and index.reads == "vectors":
-            logger.info("%s: %s", what, index.recall_in_words())
-
-    def _saved(self, folder: Path, source: Mapping[str, Any]) -> Index:
-        fault = partial(InputError, file=folder, hint="remove it to build it again, or name another folder")
-        metadata = read_manifest(folder)["metadata"]
-        settings, made_of = metadata.get("settings", {}), metadata.get("source")
-        if not isinstance(settings, dict) or not isinstance(made_of, dict):
-            raise InputError("is not an index of this toolkit", file=folder)
-        kind = settings.get("kind", metadata.get("kind"))  # indexes of earlier versions all store the kind "faiss" here
-        if kind != self.kind:
-            hint = f"set indexer={kind}, remove it to build it again, or name another folder"
-            raise InputError(f"holds an index of kind {kind!r}", file=folder, expected=repr(self.kind), hint=hint)
-        for key, value in source.items():
-            if made_of.get(key) != value:
-                raise fault(f"was built from something else ({key} {made_of.get(key)!r})", expected=repr(value))
-        for item in fields(self.settings):
-            ours, theirs, role = getattr(self.settings, item.name), settings.get(item.name), rule_of(item).on_resume or IDENTITY
-            if item.name not in settings or ours == theirs or role == NO_EFFECT:
-                continue
-            found = f"was built with {item.name}={theirs}"
-            if role != WARNED:
-                raise fault(found, expected=str(ours))
-            logger.warning("%s %s; %s=%s has no effect on it. Remove it to build it again", folder, found, item.name, ours)
-        if problems := folder_problems(folder):
-            raise InputError("; ".join(problems), file=folder, hint="remove the folder to build the index again")
-        try:
-            index = self.index_class.open(folder, self.settings)
-        except (DprError, MemoryError):
-            raise
-        except Exception as error:  # readers of damaged files, and classes of users, raise anything
-            raise fault(f"cannot be opened ({type(error).__name__}: {error})") from error
-        stated = metadata.get("num_passages", metadata.get("num_vectors"))
-        if index.num_passages != stated:
-            raise fault(f"holds {index.num_passages} passages, its manifest says {stated}")
-        if lock_of(folder).is_file():  # of a build that was killed when all was done
-            with suppress(DprError), held(folder, file=lock_of(folder)):
-                remove(_unfinished(folder))
-        return self._with_recall(index, Recall.read(metadata.get("recall")))
-
-
-def _unfinished(folder: Path) -> Path:
-    """Where an index is built in steps."""
-    return folder.with_name(f"{folder.name}.unfinished")
-
 
 def index_class(kind: str) -> type[Index]:
     """The class of a kind.
@@ -319,6 +152,5 @@ def index_class(kind: str) -> type[Index]:
     Raises:
         ConfigError: there is none of that name, or what the path names is not an ``Index``.
     """
-    if kind not in KINDS and ":" not in kind:
-        raise ConfigError(f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or a user-defined indexer.kind=module:Class")
-    return load_class(KINDS.get(kind, kind), Index, setting="indexer.kind")
+    require_known(kind)
+    return load_class(KINDS[kind].path if kind in KINDS else kind, Index, setting="indexer.kind")

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
-
-KINDS = {
-    "exact": "dpr.indexer.exact:ExactIndex",
-    "flat": "dpr.indexer.faiss_index:FlatIndex",
-    "hnsw": "dpr.indexer.faiss_index:HnswIndex",
-    "hnsw_sq": "dpr.indexer.faiss_index:HnswSqIndex",
-    "hnsw32": "dpr.indexer.faiss_index:Hnsw32Index",
-    "ivf": "dpr.indexer.inverted_lists:IvfIndex",
-    "small": "dpr.indexer.inverted_lists:SmallIndex",
-    "bm25": "dpr.indexer.bm25:Bm25Index",
-}
-"""Built-in indexes; any other kind is an import path, ``module:Class``."""
-NEED_VECTORS = ("exact", "small")
-"""Those that a search opens together with the vectors."""
 
 
 @dataclass
@@ -86,3 +72,37 @@ class Bm25Settings(Settings):
     """BM25: how soon more occurrences of a word stop counting."""
     b: float = setting(0.4, least=0, most=1, on_resume=IDENTITY)
     """BM25: how much long passages are marked down, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexKind:
+    """A built-in index: its class, its settings, whether it takes every product, and whether a search opens it together with vectors."""
+
+    path: str
+    settings: type[Settings]
+    is_exact: bool = False
+    needs_vectors: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Of its settings."""
+        return [item.name for item in fields(self.settings)]
+
+
+KINDS = {
+    "exact": IndexKind("dpr.indexer.exact:ExactIndex", ExactSettings, is_exact=True, needs_vectors=True),
+    "flat": IndexKind("dpr.indexer.faiss_index:FlatIndex", FlatSettings, is_exact=True),
+    "hnsw": IndexKind("dpr.indexer.faiss_index:HnswIndex", GraphSettings),
+    "hnsw_sq": IndexKind("dpr.indexer.faiss_index:HnswSqIndex", GraphSettings),
+    "hnsw32": IndexKind("dpr.indexer.faiss_index:Hnsw32Index", GraphSettings),
+    "ivf": IndexKind("dpr.indexer.inverted_lists:IvfIndex", ListSettings),
+    "small": IndexKind("dpr.indexer.inverted_lists:SmallIndex", SmallSettings, needs_vectors=True),
+    "bm25": IndexKind("dpr.indexer.bm25:Bm25Index", Bm25Settings, is_exact=True),
+}
+"""Any other kind is an import path, ``module:Class``."""
+
+
+def require_known(kind: str) -> None:
+    """Raises ConfigError for a kind that is neither built in nor an import path."""
+    if kind not in KINDS and ":" not in kind:
+        raise ConfigError(f"indexer={kind} is not known; choose one of {', '.join(KINDS)}, or a user-defined indexer.kind=module:Class")

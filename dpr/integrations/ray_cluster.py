@@ -25,6 +25,7 @@ from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import configure_logging, get_logger
+from dpr.core.machine import launched
 from dpr.core.version import __version__
 from dpr.storage.durable import writing
 from dpr.storage.leftovers import remove, remove_leftovers, temporary_beside
@@ -99,7 +100,7 @@ def share_out(
         DprError: what a task raised; the others are given up.
         LostRankError: the workers of one task were lost again and again, the head has gone, or Ray did not start.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched("WORLD_SIZE") > 1:
         raise ConfigError("cluster=ray and torchrun are mutually exclusive; start the command without torchrun")
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(f"device={device} and cluster=ray are mutually exclusive; each worker gets GPUs of its own, cluster.gpus=1")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
+from dpr.core.machine import launched
 from dpr.core.progress import Progress
 from dpr.embedding.job import EmbedReport, embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -47,7 +47,7 @@ def run(config: EmbedConfig) -> EmbedReport:
 def embed(config: EmbedConfig) -> EmbedReport:
     """Embeds one shard; every rank of a group calls it."""
     source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
-    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
         options = TowerOptions(attention=config.attention)
         model = BiEncoder.load(str(config.model_file), device=device, options=options, **config.encoder.arguments())

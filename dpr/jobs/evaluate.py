@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
+from dpr.core.machine import launched
 from dpr.core.records import Question
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -22,6 +23,7 @@ from dpr.evaluation.report.page import Report
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.evaluation.report.write import write_page
 from dpr.evaluation.suite_results import MEAN, as_records, figures_of, rows_of, suite_table
+from dpr.formats.corpora import require_word
 from dpr.formats.metrics_files import RESULTS, read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions, write_qrels
 from dpr.formats.results import read_trec_run, write_trec_run
@@ -51,7 +53,7 @@ _OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
 
 def run(config: EvaluateConfig) -> float | None:
     """Evaluates what is not evaluated yet, and writes the results of all sets. Returns the mean nDCG@10 of the last system."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched("WORLD_SIZE") > 1:
         raise ConfigError("evaluation runs in one process; start it without torchrun (a GPU is used when there is one)")
     if config.run_file is not None:
         return _evaluate_run_file(config)
@@ -104,6 +106,9 @@ class _Suite:
                 raise InputError(f"no question of {test_set.queries} has judgements: {example}", file=test_set.qrels)
             source = PassageSource(test_set.corpus, test_set.name, passage_prefix=test_set.options.passage_prefix or "")
             form = QuestionForm(prompt=test_set.options.prompt, query_prefix=test_set.options.query_prefix)
+            if config.trec_runs:  # not when all is searched
+                for key in chain((question.id for question in questions), (str(passage.id) for passage in source.read())):
+                    require_word(key, target / "qrels.txt", hint="trec_runs=false writes no TREC files")
             rankings = self._rankings(test_set, source, form, questions)
             rows = example_rows(questions, qrels)
             shown = set().union(*(first_hits(ranking, rows) for ranking in rankings.values()))

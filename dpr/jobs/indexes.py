@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,15 @@ import torch
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
-from dpr.embedding.source import PassageSource
+from dpr.embedding.source import PassageSource, corpora_of, require_corpora
 from dpr.formats.original.vectors import PickledVectors
 from dpr.formats.text_input import matching_paths
 from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.fusion import DEFAULT_WEIGHT
 from dpr.indexer.recall import held_back
-from dpr.indexer.registry import Index, IndexChoice, index_class
+from dpr.indexer.registry import Index, IndexChoice
 from dpr.indexer.settings import KINDS
+from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import PrefixedSource, RowSource
 from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
 from dpr.models.biencoder import BiEncoder
@@ -38,7 +39,7 @@ from dpr.retrieval.retrievers import (
     encode_questions,
 )
 from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
-from dpr.storage.durable import MANIFEST, describe_file
+from dpr.storage.durable import MANIFEST, describe_file, read_manifest
 
 logger = get_logger(__name__)
 
@@ -81,8 +82,7 @@ def index_choice(config: IndexerConfig) -> IndexChoice:
     """The index that the settings name. A built-in kind has its settings beside ``kind``, a user-defined class in ``options``."""
     if config.kind not in KINDS:
         return IndexChoice.of(config.kind, config.options, key="indexer.options.")
-    names = [item.name for item in fields(index_class(config.kind).Settings)]
-    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in names}, key="indexer.")
+    return IndexChoice.of(config.kind, {name: getattr(config, name) for name in KINDS[config.kind].names}, key="indexer.")
 
 
 def open_vector_index(
@@ -97,12 +97,14 @@ def open_vector_index(
     """An index of the vectors: opened from ``index_path`` if it exists, else built, and saved there.
 
     Raises:
-        InputError: the vectors are of another model, or the saved index is of other vectors.
+        InputError: the vectors are of another model, the saved index is of other vectors, or either is of other passages than ``sources``.
     """
     patterns = config.vector_patterns()
     is_shared = config.cluster.kind != "none"
     shards = _open_vectors(patterns, model, f"model_file={config.model_file}", config.dimensions, verify=not is_shared)
     vectors = _with_prefixes(shards, patterns, sources)
+    corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
+    require_corpora(corpora, sources, file=", ".join(patterns))
     if is_shared:  # workers verify the shards that they search
         where = "cpu" if config.no_cuda else config.device
         shared = ClusterSearch(cluster_folder(config), config.cluster, config.indexer.block_rows, where)
@@ -113,7 +115,11 @@ def open_vector_index(
     identity = {"model_fingerprint": model.fingerprint}
     if shards and folder is not None:
         identity["vectors"] = _digest(shards, vectors)
-    index = choice.open((lambda: vectors) if shards else None, folder=folder, source=identity, device=device, questions=questions)
+    made = (lambda: vectors) if shards else None
+    index = IndexStore(choice, folder, identity, corpora, device).load_or_build(made, questions=questions)
+    if folder is not None and not shards:
+        stated = read_manifest(folder)["metadata"].get("corpora")
+        require_corpora(corpora_of(stated if isinstance(stated, list) else ()), sources, file=folder)
     if shards and index.num_passages != (expected := sum(shard.num_vectors for shard in shards)):
         raise InputError(f"holds {index.num_passages} passages", file=folder, expected=f"the {expected} of encoded_ctx_files")
     return index
@@ -131,7 +137,7 @@ def open_text_index(choice: IndexChoice, sources: Sequence[PassageSource], path:
         raise ConfigError(f"ctx_datasets is not set; indexer={choice.kind} searches texts, e.g. ctx_datasets=[corpus.tsv]")
     # Words are searched without the prefix of what is embedded.
     texts = [json.dumps(replace(source, passage_prefix="").identity(), sort_keys=True) for source in sources] if path else []
-    return choice.open(lambda: lexical_texts(sources), folder=Path(path) if path else None, source={"corpus": _hash(*texts)})
+    return IndexStore(choice, Path(path) if path else None, {"corpus": _hash(*texts)}).load_or_build(lambda: lexical_texts(sources))
 
 
 def _open_vectors(

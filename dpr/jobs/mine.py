@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens
-from dpr.embedding.source import PassageSource
-from dpr.formats.vector_shards import VectorShard, open_shards
+from dpr.embedding.source import PassageSource, corpora_of, require_corpora
+from dpr.formats.vector_shards import open_shards
 from dpr.indexer.registry import IndexChoice
 from dpr.integrations.ray_cluster import share_out
 from dpr.jobs.catalogue import warn_of_lost_space
@@ -53,7 +53,11 @@ def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -
     text = model.tensorizer.text
     passage_prefix = text.agreed_prefix(settings.passage_prefix, text.passage_prompt, key="passage_prefix") or ""
     if corpus is not None:
-        _check_vectors_are_of_corpus(shards, corpus, passage_prefix)
+        require_corpora(corpora_of(shard.metadata for shard in shards), [PassageSource(corpus)], file=", ".join(settings.vectors))
+    for shard in shards:
+        if (found := shard.metadata.get("passage_prefix")) != passage_prefix:
+            hint = "name the passage_prefix that the corpus was embedded with, embed it with that of the training, or leave vectors out"
+            raise InputError(f"vectors made with passage_prefix={found!r}", file=shard.path, expected=repr(passage_prefix), hint=hint)
     return DenseSearch(
         model,
         shards=shards,
@@ -89,17 +93,3 @@ def workers_elsewhere(
     if cluster.kind == "none":
         return None
     return Elsewhere(partial(share_out, cluster, what="mining", folder=folder, device=device), cross_encoder)
-
-
-def _check_vectors_are_of_corpus(shards: Sequence[VectorShard], corpus: Path, passage_prefix: str) -> None:
-    """Texts may have been normalised, and ids are compared one by one later; all else must be as mining reads the corpus."""
-    expected = PassageSource(corpus, passage_prefix=passage_prefix).identity() if shards else {}
-    for shard in shards:
-        for key in sorted(expected.keys() - {"id_prefix", "normalize"}):
-            if (found := shard.metadata.get(key)) != expected[key]:
-                raise InputError(
-                    f"vectors of {shard.metadata.get('corpus')!r} made with {key}={found!r}",
-                    file=shard.path,
-                    expected=f"{expected[key]!r}, as for {corpus}",
-                    hint="embed this corpus with the passage_prefix of the training, name the one they were made of, or leave vectors out",
-                )

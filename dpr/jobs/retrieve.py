@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.core.machine import launched
 from dpr.core.records import Passage
 from dpr.core.settings import part_of
 from dpr.evaluation.ranking_metrics import format_table
+from dpr.formats.corpora import require_word
 from dpr.formats.question_sets import read_qrels
 from dpr.formats.results import write_results, write_trec_run
-from dpr.indexer.ranking import Ranking
+from dpr.formats.text_input import matching_paths
+from dpr.formats.vector_shards import open_shards
+from dpr.indexer.ranking import Ranking, decode_ids
 from dpr.jobs.indexes import build_retriever, cluster_folder, index_choice
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.settings import GivenTextSettings
@@ -36,13 +40,15 @@ logger = get_logger(__name__)
 
 def run(config: RetrievalConfig) -> float | None:
     """Retrieves, judges and writes what was asked for. Returns the first of mrr@10 and accuracy at the deepest cut-off that there is."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched("WORLD_SIZE") > 1:
         raise ConfigError("retrieval runs in one process; start it without torchrun (a GPU is used when there is one)")
     for file in filter(None, (config.out_file, config.trec_run_file, config.metrics_file)):
         require_writable(file)
     for folder in filter(None, (config.search_folder, config.index_path, config.bm25_index_path)):
         require_writable(folder, folder=True)
     job = _Retrieval(config)
+    if config.trec_run_file:
+        job.require_words(config.trec_run_file)
     device = resolve_device("cpu" if config.no_cuda else config.device)
     retriever = build_retriever(config, job.sources, form=job.form, device=device, questions=job.asked)
     start = time.monotonic()
@@ -132,6 +138,16 @@ class _Retrieval:
             logger.warning("there is nothing to compute metrics from: %s", missing)
         return None
 
+    def require_words(self, trec_run_file: str) -> None:
+        """Raises InputError where a TREC run cannot hold the id of a question, or of a passage that is known before the search."""
+        passages: Iterable[str] = (str(passage.id) for source in self.sources for passage in source.read())
+        patterns = self.config.vector_patterns()
+        if not self.sources and all(path.is_dir() for pattern in patterns for path in matching_paths(pattern)):
+            shards = open_shards(patterns, verify=False) if patterns else []
+            passages = (key for shard in shards for ids in shard.id_chunks() for key in decode_ids(ids))
+        for key in chain((question.id for question in self.questions), passages):
+            require_word(key, Path(trec_run_file), hint="leave trec_run_file out; out_file holds any id")
+
     def retrieve(self, retriever: Retriever) -> tuple[list[Ranking], float | None]:
         """Rankings, and the weight of a linear hybrid."""
         config = self.config
@@ -191,7 +207,7 @@ class _Retrieval:
         # Metrics by judgements keep the plain names, those by answers get a prefix; has_answer in the results is about answers.
         metrics = by_qrels.metrics | {f"answer_{name}": value for name, value in by_answers.metrics.items()}
         values = by_qrels.values | {f"answer_{name}": listed for name, listed in by_answers.values.items()}
-        return replace(by_qrels, matched=by_answers.matched, metrics=metrics, values=values, notes=by_answers.notes + by_qrels.notes)
+        return replace(by_qrels, matched=by_answers.matched, metrics=metrics, values=values)
 
     def facts(self, weight: float | None) -> dict[str, Any]:
         """How the questions were answered, for the metrics file."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpr.core.errors import InputError
 from dpr.core.logs import get_logger
+from dpr.embedding.source import corpora_of, require_corpora
 from dpr.export.settings import ExportConfig
 from dpr.export.stores.files import FILE_FORMATS, write_files
 from dpr.export.stores.lance import load_lance
@@ -30,9 +31,7 @@ def fill_store(config: ExportConfig) -> None:
     rows = VectorRows(shards, sources, config.metadata_kinds())
     if not rows.num_rows:
         raise InputError("no vectors", file=", ".join(config.vector_patterns()))
-    embedded = {str(found) for shard in shards if (found := shard.metadata.get("corpus_fingerprint"))}
-    if sources and embedded - {str(source.identity()["corpus_fingerprint"]) for source in sources}:
-        logger.warning("the passages have changed since they were embedded, or are others; the store gets their titles and texts of now")
+    require_corpora(corpora_of(shard.metadata for shard in shards), sources, file=", ".join(config.vector_patterns()))
     if config.to in FILE_FORMATS:
         has_written = write_files(rows, Path(out), FILE_FORMATS[config.to])
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
+from dpr.core.machine import launched
 from dpr.core.seeding import seed_everything
 from dpr.core.settings import part_of
 from dpr.data.collator import SetOptions
@@ -59,7 +59,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     if train_sources and config.output_dir is None:
         raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
     check_formats(config.train.export)
-    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
         seed_everything(config.seed)
         model = build_model(config).to(device)

@@ -26,6 +26,7 @@ from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Index, IndexChoice
 from dpr.indexer.settings import ExactSettings
+from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import paired_dots
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.search import Asked, Found
@@ -157,7 +158,7 @@ class DenseFinder:
     def open_index(self, questions: Callable[[], np.ndarray] | None = None) -> Index:
         folder = self.work / "index" if self.index.index_class.is_saved else None
         device = self.device if torch.cuda.is_available() else "cpu"  # a worker elsewhere may have no GPU; the result is the same
-        return self.index.open(lambda: self._shards, folder=folder, device=device, questions=questions)
+        return IndexStore(self.index, folder, device=device).load_or_build(lambda: self._shards, questions=questions)
 
     _opened = cached_property(open_index)
 

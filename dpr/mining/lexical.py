@@ -11,6 +11,7 @@ from typing import Any
 from dpr.formats.training_sets import TrainingSet
 from dpr.indexer.registry import Index, IndexChoice, Texts
 from dpr.indexer.settings import Bm25Settings
+from dpr.indexer.store import IndexStore
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.search import Asked, Found
 
@@ -53,7 +54,7 @@ class LexicalFinder:
             corpus = MiningCorpus(self.corpus, self.work)
             return Texts(list(corpus.ids()), (f"{passage.title} {passage.text}" for passage in corpus.passages()))
 
-        return self.index.open(texts, folder=self.work / "index")
+        return IndexStore(self.index, self.work / "index").load_or_build(texts)
 
     _opened = cached_property(open_index)
 

@@ -60,16 +60,14 @@ def judge_by_answers(
     num_docs: int,
     workers: int = 1,
 ) -> Judged:
-    """accuracy@k: the share of questions with an answer among the first k texts. Notes are DPR's lists of length ``num_docs``."""
+    """accuracy@k: the share of questions with an answer among the first k texts."""
     hits = [[passage for passage, _ in ranking] for ranking in rankings]
     texts = {passage_id: passages[passage_id].text for found in hits for passage_id in found}
     matched = match_hits([question.answers for question in questions], hits, texts, kind=kind, workers=workers)
     counts = top_k_hits(matched, num_docs)
-    shares = [round(count / len(questions), 6) for count in counts]
-    notes = (f"Validation results: top k documents hits {counts}", f"Validation results: top k documents hits accuracy {shares}")
     metrics = {f"accuracy@{k}": counts[k - 1] / len(questions) for k in cutoffs_up_to(num_docs)}
     values: dict[str, list[float | None]] = {f"accuracy@{k}": [float(any(flags[:k])) for flags in matched] for k in cutoffs_up_to(num_docs)}
-    return Judged(matched, metrics, notes, matched, tuple(range(len(questions))), values)
+    return Judged(matched, metrics, (), matched, tuple(range(len(questions))), values)
 
 
 def judge_by_qrels(

@@ -9,7 +9,7 @@ from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
-from dpr.indexer.settings import KINDS, NEED_VECTORS, Bm25Settings, ExactSettings, GraphSettings, SmallSettings
+from dpr.indexer.settings import KINDS, Bm25Settings, ExactSettings, GraphSettings, SmallSettings, require_known
 
 SEARCH_MODES = ("dense", "bm25", "hybrid")
 """How one question is searched: by vectors, by words, or by both."""
@@ -33,8 +33,7 @@ class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, ExactSettings, _
 
     def check_together(self, prefix: str = "") -> None:
         super().check_together(prefix)
-        if self.kind not in KINDS and ":" not in self.kind:
-            raise ConfigError(f"indexer={self.kind} is not known; choose one of {', '.join(KINDS)}, or module:Class")
+        require_known(self.kind)
         if self.options and self.kind in KINDS:
             raise ConfigError(f"indexer.options is for a user-defined class; {self.kind} is set beside it, e.g. indexer.ef_search=64")
 
@@ -168,7 +167,7 @@ class RetrievalConfig(Settings):
         elif kind in KINDS:  # a user-defined class says itself what it reads
             if not self.model_file:
                 raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
-            if not self.vector_patterns() and (kind in NEED_VECTORS or not self.index_path):
+            if not self.vector_patterns() and (KINDS[kind].needs_vectors or not self.index_path):
                 raise ConfigError("encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]")
         if self.cluster.kind != "none":
             self._check_cluster()

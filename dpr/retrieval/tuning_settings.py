@@ -10,7 +10,6 @@ from dpr.indexer.settings import KINDS
 from dpr.retrieval.settings import RetrievalConfig
 
 _OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match")
-_EXACT = ("exact", "flat", "bm25")
 
 
 @dataclass
@@ -28,8 +27,8 @@ class TuneIndexConfig(RetrievalConfig):
         for name in _OF_RESULTS:
             if (value := getattr(self, name)) != usual[name]:
                 raise ConfigError(f"{name}={value} is not for tune-index, which compares the first 10 and 100 passages with exact search")
-        if self.indexer.kind in _EXACT:
-            others = ", ".join(kind for kind in KINDS if kind not in _EXACT)
-            raise ConfigError(f"indexer={self.indexer.kind} is exact: there is nothing to tune; choose one of {others}")
+        others = [kind for kind, made in KINDS.items() if not made.is_exact]
+        if self.indexer.kind in KINDS and self.indexer.kind not in others:
+            raise ConfigError(f"indexer={self.indexer.kind} is exact: there is nothing to tune; choose one of {', '.join(others)}")
         if self.curve_file and not self.curve_file.endswith(".svg"):
             raise ConfigError(f"curve_file={self.curve_file} is not a picture; end it with .svg")

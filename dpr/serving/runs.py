@@ -20,8 +20,6 @@ from dpr.retriever import Retriever
 from dpr.serving.settings import ServeSettings
 from dpr.storage.durable import MANIFEST, describe_file
 
-_APPROXIMATE = KINDS.keys() - {"exact", "flat", "bm25"}
-
 
 @dataclass(frozen=True)
 class ServedIndex:
@@ -70,7 +68,7 @@ def _facts(mode: str, stored: SearchSettings, retriever: Retriever) -> dict[str,
     index = dense.index if isinstance(dense, DenseRetriever | LexicalRetriever) else None
     return {
         "kind": kind if mode != "hybrid" else f"{kind} + bm25",
-        "exact": kind not in _APPROXIMATE and kind in KINDS,
+        "exact": kind in KINDS and KINDS[kind].is_exact,
         "passages": None if index is None else index.num_passages,
         "recall": index.recall.as_dict() if index is not None and index.recall else None,
         "model_fingerprint": model,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpr.cli.launch import launch
+from dpr.core.distributed import process_group
 from dpr.core.errors import DivergedError, InputError
 from dpr.core.settings import settings
 from dpr.training.command_settings import BiEncoderTrainConfig
@@ -223,6 +224,25 @@ class TestMistakes:
             monkeypatch.setenv(name, value)
         for flag in ("-m", "--multirun", "hydra.mode=MULTIRUN"):
             assert "start one torchrun for each" in refused(capsys, flag, "train.batch_size=1,2")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "x"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", ""), ("WORLD_SIZE", "2.5"), ("RANK", "9" * 5000)]
+)
+def test_a_malformed_variable_of_the_launcher_is_one_sentence(
+    name: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(variable, "0" if variable != "WORLD_SIZE" else "1")
+    monkeypatch.setenv(name, value)
+
+    def job(config: BiEncoderTrainConfig) -> None:
+        with process_group("cpu"):
+            raise AssertionError("it was joined")
+
+    assert launch("biencoder_train_cfg", BiEncoderTrainConfig, job, []) == 2
+    message = capsys.readouterr().err
+    assert f"the environment has {name}={value[:40]!r}, not a number from 0 on" in message and "Traceback" not in message
 
 
 class TestEndings:

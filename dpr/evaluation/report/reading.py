@@ -15,7 +15,7 @@ from dpr.core.errors import DprError, InputError
 from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
 from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, metrics_problems
 from dpr.formats.json_records import is_finite_number
-from dpr.formats.metrics_files import PerQuestion, per_question
+from dpr.formats.metrics_files import PerQuestion, per_question, require_consistent
 from dpr.formats.results import RetrievedQuestion, iter_results
 from dpr.formats.text_input import open_input
 from dpr.storage.durable import read_json
@@ -162,7 +162,7 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
     """One run from a metrics file of ``dpr retrieve`` or from DPR's results JSON.
 
     Raises:
-        InputError: the file is neither.
+        InputError: the file is neither, or its metrics contradict each other.
     """
     with open_input(file) as stream:
         is_results = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
@@ -172,17 +172,20 @@ def read_retrieval(label: str, file: Path) -> Retrieval:
     metrics = report.get("metrics") if isinstance(report, dict) else None
     if not isinstance(metrics, dict):
         raise InputError("not a metrics file", file=file, expected="what dpr retrieve metrics_file=... or out_file=... writes")
+    metrics = {str(key): float(value) for key, value in metrics.items() if is_finite_number(value)}
+    each = _each(report, file)
+    require_consistent({**report, "metrics": metrics}, each, file)
     counts, without = _rank_counts(report.get("first_right_rank"))
     return Retrieval(
         label=label,
         question_set=str(report.get("question_set", "")),
         num_questions=int(report["num_questions"]) if is_finite_number(report.get("num_questions")) else 0,
-        metrics={str(key): float(value) for key, value in metrics.items() if is_finite_number(value)},
+        metrics=metrics,
         rank_counts=counts,
         num_without=without,
         examples=[example for entry in _list(report.get("examples")) if (example := example_record(entry)) is not None],
         way=_way(report),
-        each=_each(report, file),
+        each=each,
     )
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.formats import arrays, checksums, vector_shards
+from dpr.formats import arrays, vector_shards
 from dpr.formats.arrays import PackedIds, write_ids
 from dpr.formats.sorted_hashes import hash_ids
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
-from dpr.storage.durable import MANIFEST, verify_folder, write_manifest
+from dpr.storage import checksums
+from dpr.storage.durable import MANIFEST, read_manifest, verify_folder, write_manifest
 from dpr.storage.leftovers import temporary_beside
 
 METADATA: dict[str, Any] = {"model_fingerprint": "m", "settings_fingerprint": "s", "encoder_type": "ctx", "corpus": "c.tsv"}
@@ -129,6 +130,31 @@ def test_ids_swapped_between_chunks_are_noticed(tmp_path: Path) -> None:
     second.write_bytes(swapped[0])
     with pytest.raises(InputError, match=r"ids-0000\d\.npy: content has changed"):
         open_shards([tmp_path / "X_0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id_prefix", []),
+        ("corpus", ["a"]),
+        ("corpus_fingerprint", {}),
+        ("num_vectors", "4"),
+        ("dimension", True),
+        ("first_row", 0.0),
+        ("num_shards", None),
+        ("dtype", []),
+        ("normalize", 1),
+        ("model_fingerprint", 7),
+        ("a key of others", [1]),
+    ],
+)
+def test_metadata_of_a_wrong_type_under_a_right_hash_is_one_sentence(tmp_path: Path, name: str, value: object) -> None:
+    shard(tmp_path / "X_0")
+    shard(tmp_path / "X_1", ids=[["5"]])
+    manifest = read_manifest(tmp_path / "X_0")
+    write_manifest(tmp_path / "X_0", manifest["metadata"] | {name: value}, files=manifest["files"])
+    with pytest.raises(InputError, match=f"manifest.json: {name} is .*, expected"):
+        open_shards([tmp_path / "X_*"])
 
 
 @pytest.mark.parametrize("is_finished", [True, False])

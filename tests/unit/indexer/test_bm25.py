@@ -15,7 +15,8 @@ from dpr.indexer.bm25 import STOP_WORDS, Bm25Index, lexical_tokens
 from dpr.indexer.ranking import HeldIds, to_rankings
 from dpr.indexer.registry import Index, IndexChoice, Texts
 from dpr.indexer.settings import Bm25Settings
-from dpr.storage.durable import MANIFEST, write_manifest
+from dpr.indexer.store import IndexStore
+from dpr.storage.durable import MANIFEST, read_manifest, write_manifest
 
 TEXTS = {
     "d1": "The cat sat on the mat with another cat",
@@ -68,9 +69,9 @@ def test_only_ids_of_hits_and_of_ties_are_read(tmp_path: Path, monkeypatch: pyte
     texts[5:8] = ["rare w1 w2", "rare w1 w2 w3 w4", "rare"]
     corpus, questions = Texts(HeldIds(ids), texts), ["w1", "w2 w5", "rare"]
     choice = IndexChoice("bm25", Bm25Settings())
-    built = choice.open(lambda: corpus, folder=tmp_path / "index")
+    built = IndexStore(choice, folder=tmp_path / "index").load_or_build(lambda: corpus)
     assert np.load(tmp_path / "index" / "ids.npy").dtype.kind == ("u" if long else "S")
-    opened = choice.open(None, folder=tmp_path / "index")
+    opened = IndexStore(choice, folder=tmp_path / "index").load_or_build(None)
     assert isinstance(built, Bm25Index) and isinstance(opened, Bm25Index) and isinstance(opened._ids.array, np.memmap)
     read: list[int] = []
     real = PackedIds.__getitem__
@@ -127,7 +128,7 @@ def test_what_cannot_be_indexed_is_refused() -> None:
 def saved(folder: Path) -> Index:
     """Built and saved, or opened when it is there."""
     corpus = Texts(list(TEXTS), TEXTS.values())
-    return IndexChoice("bm25", Bm25Settings()).open(lambda: corpus, folder=folder, source={"corpus": "abc"})
+    return IndexStore(IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "abc"}).load_or_build(lambda: corpus)
 
 
 def test_a_saved_index_answers_the_same(tmp_path: Path) -> None:
@@ -140,14 +141,43 @@ def test_a_changed_or_foreign_index_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     saved(folder)
     with pytest.raises(InputError, match=r"expected .*other"):
-        IndexChoice("bm25", Bm25Settings()).open(None, folder=folder, source={"corpus": "other"})
+        IndexStore(IndexChoice("bm25", Bm25Settings()), folder=folder, source={"corpus": "other"}).load_or_build(None)
     with pytest.raises(InputError, match=r"was built with k1=0\.9, expected 1\.2"):
-        IndexChoice("bm25", Bm25Settings(k1=1.2)).open(None, folder=folder, source={"corpus": "abc"})
+        IndexStore(IndexChoice("bm25", Bm25Settings(k1=1.2)), folder=folder, source={"corpus": "abc"}).load_or_build(None)
     data = next(folder.glob("data*.npy"))
     content = bytearray(data.read_bytes())
     content[-3] ^= 1
     data.write_bytes(bytes(content))
     with pytest.raises(InputError, match="content has changed"):
+        saved(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("int_dtype", []),
+        ("dtype", 3),
+        ("method", {}),
+        ("delta", None),
+        ("num_docs", []),
+        ("vocab", {"cat": "0"}),
+        ("vocab", {"cat": 99}),
+        ("vocab", []),
+    ],
+)
+def test_an_index_of_wrong_types_under_right_hashes_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    saved(folder := tmp_path / "index")
+    file = folder / ("vocab.index.json" if name == "vocab" else "params.index.json")
+    stored = json.loads(file.read_text())
+    file.write_text(
+        json.dumps(
+            {**stored, **value} if isinstance(value, dict) and name == "vocab" else value if name == "vocab" else {**stored, name: value}
+        )
+    )
+    manifest = read_manifest(folder)
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, manifest["metadata"])
+    with pytest.raises(InputError, match="index"):
         saved(folder)
 
 

@@ -14,6 +14,7 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.registry import IndexChoice, index_class
 from dpr.indexer.settings import ExactSettings, FlatSettings, GraphSettings
+from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import ArraySource
 from dpr.storage.durable import read_manifest, write_manifest
 
@@ -41,13 +42,13 @@ def sources_of(ids: list[str], vectors: np.ndarray, parts: int = 3) -> list[Arra
 
 
 def build(kind: str, ids: list[str], vectors: np.ndarray, parts: int = 3) -> Any:
-    return SMALL[kind].open(lambda: sources_of(ids, vectors, parts))
+    return IndexStore(SMALL[kind]).load_or_build(lambda: sources_of(ids, vectors, parts))
 
 
 def saved(folder: Path, kind: str, vectors: np.ndarray) -> Any:
     """Built and saved, or opened when it is there."""
     ids = [f"p{number}" for number in range(len(vectors))]
-    return SMALL[kind].open(lambda: sources_of(ids, vectors), folder=folder, source={"model_fingerprint": "abc"})
+    return IndexStore(SMALL[kind], folder=folder, source={"model_fingerprint": "abc"}).load_or_build(lambda: sources_of(ids, vectors))
 
 
 def test_flat_equals_exact_search_bit_for_bit() -> None:
@@ -85,7 +86,7 @@ def test_what_a_graph_cannot_reach_is_left_out_not_repeated() -> None:
     """faiss fills up with id -1, which as a list index would be the last passage."""
     ids, vectors, queries = make(num_vectors=400)
     sparse = IndexChoice("hnsw", GraphSettings(store_n=2, ef_construction=2))
-    scores, found = sparse.open(lambda: sources_of(ids, vectors)).search(queries, 400)
+    scores, found = IndexStore(sparse).load_or_build(lambda: sources_of(ids, vectors)).search(queries, 400)
     assert min(len(row) for row in found) < 400, "nothing was unreachable, so nothing was tested"
     for line, row in zip(scores, found, strict=True):
         assert len(set(row)) == len(row)
@@ -105,11 +106,11 @@ def test_a_saved_graph_is_searched_as_broadly_as_is_set_now(tmp_path: Path, capl
     found = {}
     for breadth in (1, 512):
         choice = IndexChoice("hnsw", GraphSettings(store_n=4, ef_search=breadth))
-        found[breadth] = choice.open(lambda: sources_of(ids, vectors), folder=tmp_path / "index").search(queries, 1)[1]
+        found[breadth] = IndexStore(choice, folder=tmp_path / "index").load_or_build(lambda: sources_of(ids, vectors)).search(queries, 1)[1]
     truth = ExactIndex.from_arrays(ids, vectors).search(queries, 1)[1]
     right = {breadth: sum(ours == theirs for ours, theirs in zip(rows, truth, strict=True)) for breadth, rows in found.items()}
     assert right[1] < right[512]
-    IndexChoice("hnsw", GraphSettings(store_n=8)).open(None, folder=tmp_path / "index")
+    IndexStore(IndexChoice("hnsw", GraphSettings(store_n=8)), folder=tmp_path / "index").load_or_build(None)
     assert "was built with store_n=4; store_n=8 has no effect on it" in caplog.text
 
 
@@ -170,7 +171,7 @@ def test_products_that_overflow_are_refused_by_every_index(kind: str) -> None:
     vectors = np.full((3, 2), 1e25, dtype=np.float32)
     choice = SMALL.get(kind, IndexChoice("exact", ExactSettings()))
     with pytest.raises(InputError, match="too large for float32"):
-        choice.open(lambda: sources_of(["a", "b", "c"], vectors, 1)).search(vectors[:1], 2)
+        IndexStore(choice).load_or_build(lambda: sources_of(["a", "b", "c"], vectors, 1)).search(vectors[:1], 2)
 
 
 def test_an_index_of_other_vectors_or_another_kind_is_refused(tmp_path: Path) -> None:
@@ -178,12 +179,12 @@ def test_an_index_of_other_vectors_or_another_kind_is_refused(tmp_path: Path) ->
     folder = tmp_path / "index"
     saved(folder, "flat", vectors)
     with pytest.raises(InputError, match=r"model_fingerprint 'abc'.*expected 'other'"):
-        SMALL["flat"].open(None, folder=folder, source={"model_fingerprint": "other"})
+        IndexStore(SMALL["flat"], folder=folder, source={"model_fingerprint": "other"}).load_or_build(None)
     with pytest.raises(InputError, match="indexer=flat"):
-        SMALL["hnsw"].open(None, folder=folder)
+        IndexStore(SMALL["hnsw"], folder=folder).load_or_build(None)
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"manifest\.json"):
-        SMALL["flat"].open(None, folder=folder)
+        IndexStore(SMALL["flat"], folder=folder).load_or_build(None)
 
 
 def test_bad_vectors_and_settings_are_refused() -> None:
@@ -201,4 +202,4 @@ def test_bad_vectors_and_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="store_n=1: a graph of one link"):  # faiss would end the process
         IndexChoice.of("hnsw32", {"store_n": 1}, key="indexer.")
     with pytest.raises(InputError, match="no vectors"):
-        SMALL["flat"].open(list)
+        IndexStore(SMALL["flat"]).load_or_build(list)

@@ -34,8 +34,11 @@ def test_linear_zscore_gives_a_missing_passage_the_last_one_s_score() -> None:
 
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, DENSE), (0.0, WORDS)])
 def test_the_ends_of_the_weight_are_the_single_rankings(weight: float, expected: list[tuple[str, float]]) -> None:
-    fused = [passage for passage, _ in fuse_linear(DENSE, WORDS, weight=weight, k=3)]
-    assert fused[:2] == [passage for passage, _ in expected][:2]
+    for normalisation in ("minmax", "zscore"):
+        for k in (2, 3, 10):
+            fused = [passage for passage, _ in fuse_linear(DENSE, WORDS, weight=weight, k=k, normalisation=normalisation)]
+            assert fused == [passage for passage, _ in expected][:k], "a side of weight 0 gives no hits"
+        assert fuse_linear([] if weight else DENSE, WORDS if weight else [], weight=weight, k=3, normalisation=normalisation) == []
 
 
 @pytest.mark.parametrize("normalisation", ["minmax", "zscore"])
@@ -78,4 +81,6 @@ def test_questions_fused_together_are_fused_as_each_alone(k: int) -> None:
             sides = FusedLists([ours], [[]]), FusedLists([[]], [theirs])
             (mine, yours) = ({side.ids[0][c]: s for c, s in zip(*side.best(share, 99)[2:])} for side, share in zip(sides, (1.0, 0.0)))
             scores = {key: weight * mine.get(key, 0.0) + (1.0 - weight) * yours.get(key, 0.0) for key in mine.keys() | yours.keys()}
+            given = (mine.keys() if weight > 0 else set()) | (yours.keys() if weight < 1 else set())
+            scores = {key: score for key, score in scores.items() if key in given}
             assert fused[row] == sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:k]

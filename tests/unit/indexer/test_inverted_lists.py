@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.core.errors import InputError
+from dpr.core.errors import CheckpointError, InputError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.indexer import list_building
 from dpr.indexer.exact import ExactIndex
@@ -18,9 +18,12 @@ from dpr.indexer.inverted_lists import IvfIndex
 from dpr.indexer.ranking import encode_ids
 from dpr.indexer.recall import Recall, least_breadth, recall_values
 from dpr.indexer.registry import IndexChoice
+from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import AllRows, ArraySource, PrefixedSource
 from dpr.storage import checksums
 from dpr.storage.durable import read_manifest, write_manifest
+from dpr.storage.leftovers import ProcessName
+from dpr.storage.run_lock import RunLock
 
 KINDS = ("ivf", "small")
 DIMENSION = 32
@@ -48,7 +51,7 @@ def index(kind: str, folder: Path | None = None, *, num_vectors: int = 2000, wit
     ids, vectors, queries = make(num_vectors)
     asked = (lambda: queries) if with_questions else None
     source = {"model_fingerprint": "abc"}
-    return choice(kind, **values).open(lambda: sources(ids, vectors), folder=folder, source=source, questions=asked)
+    return IndexStore(choice(kind, **values), folder=folder, source=source).load_or_build(lambda: sources(ids, vectors), questions=asked)
 
 
 def exact(k: int, num_vectors: int = 2000) -> tuple[np.ndarray, list[list[str]]]:
@@ -130,8 +133,8 @@ def test_an_index_states_the_recall_that_was_measured(kind: str, tmp_path: Path,
     caplog.set_level("INFO")
     ids, vectors, queries = make()
     made = IndexChoice.of(kind, {}, key="indexer.")
-    built = made.open(lambda: sources(ids, vectors), folder=tmp_path / "index", questions=lambda: queries)
-    opened = made.open(lambda: sources(ids, vectors), folder=tmp_path / "index")
+    built = IndexStore(made, folder=tmp_path / "index").load_or_build(lambda: sources(ids, vectors), questions=lambda: queries)
+    opened = IndexStore(made, folder=tmp_path / "index").load_or_build(lambda: sources(ids, vectors))
     assert opened.recall == built.recall is not None
     assert caplog.text.count("held-back questions") == 2
     asked, truth = queries, exact(100)[1]
@@ -187,12 +190,12 @@ def test_a_small_index_needs_the_vectors_and_takes_them_from_shards(tmp_path: Pa
             writer.finish()
             shards.append(PrefixedSource(VectorShard(tmp_path / f"{dtype}_{number}"), "wiki:"))
         folder = tmp_path / f"index_{dtype}"
-        found = choice("small", probes=16, candidates=2000).open(lambda: shards, folder=folder).search(queries, 20)  # noqa: B023
+        found = IndexStore(choice("small", probes=16, candidates=2000), folder=folder).load_or_build(lambda: shards).search(queries, 20)  # noqa: B023
         expected = ExactIndex(shards).search(queries, 20)
         assert found[1] == expected[1]
         assert found[0].tobytes() == expected[0].tobytes()
     with pytest.raises(InputError, match=r"scores with the vectors.*encoded_ctx_files"):
-        choice("small").open(None, folder=folder)
+        IndexStore(choice("small"), folder=folder).load_or_build(None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -234,14 +237,14 @@ def test_ids_take_the_room_they_need_and_those_of_earlier_versions_are_read(kind
     _, vectors, queries = make(300)
     ids = [f"page/{'x' * (number % 50)}/{number}" for number in range(300)]
     made = IndexChoice.of(kind, {"probes": 300} if kind == "ivf" else {}, key="indexer.")
-    built = made.open(lambda: sources(ids, vectors), folder=tmp_path / "index").search(queries, 10)[1]
+    built = IndexStore(made, folder=tmp_path / "index").load_or_build(lambda: sources(ids, vectors)).search(queries, 10)[1]
     file = tmp_path / "index" / "ids.npy"
     assert np.load(file).nbytes == 4 * 301 + sum(map(len, ids))
     np.save(file, encode_ids(ids))  # of one width
     metadata = read_manifest(tmp_path / "index")["metadata"]
     (tmp_path / "index" / "manifest.json").unlink()
     write_manifest(tmp_path / "index", metadata)
-    assert made.open(None, folder=tmp_path / "index").search(queries, 10)[1] == built
+    assert IndexStore(made, folder=tmp_path / "index").load_or_build(None).search(queries, 10)[1] == built
     assert recall_values(built, ExactIndex.from_arrays(ids, vectors).search(queries, 10)[1])["recall@10"] > 0.95
 
 
@@ -271,16 +274,16 @@ def test_a_saved_index_is_read_again_only_when_a_file_is_another(tmp_path: Path,
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_vectors_bad_ones_and_too_long_ones(kind: str) -> None:
     ids, vectors, queries = make(3)
-    found = choice(kind).open(lambda: sources(ids, vectors, 1)).search(queries[:2], 10)[1]
+    found = IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1)).search(queries[:2], 10)[1]
     assert [sorted(row) for row in found] == [ids, ids]
-    assert choice(kind).open(lambda: sources(ids, vectors, 1)).search(np.zeros((0, DIMENSION)), 3)[1] == []
+    assert IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1)).search(np.zeros((0, DIMENSION)), 3)[1] == []
     with pytest.raises(InputError, match="no vectors"):
-        choice(kind).open(lambda: sources([], vectors[:0], 1))
+        IndexStore(choice(kind)).load_or_build(lambda: sources([], vectors[:0], 1))
     with pytest.raises(InputError, match="too large for float32"):
-        choice(kind).open(lambda: sources(ids, vectors * np.float32(1e25), 1))
+        IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors * np.float32(1e25), 1))
     vectors[1, 1] = np.nan
     with pytest.raises(InputError, match="'p1'"):
-        choice(kind).open(lambda: sources(ids, vectors, 1))
+        IndexStore(choice(kind)).load_or_build(lambda: sources(ids, vectors, 1))
 
 
 def test_rows_of_several_sources_are_taken_in_their_order() -> None:
@@ -300,3 +303,50 @@ def test_recall_is_the_share_of_the_true_passages() -> None:
     kept = Recall(values, 2, {"probes": 4})
     assert Recall.read(json.loads(json.dumps(kept.as_dict()))) == kept
     assert all(Recall.read(damaged) is None for damaged in (None, {"questions": 2}, {"questions": 2, "values": {"recall@10": "x"}}))
+
+
+@pytest.mark.parametrize("length", [0.01, 1.0, 100.0])
+def test_estimates_of_several_lists_can_be_compared_whatever_the_length_of_the_vectors(length: float) -> None:
+    ids, vectors, queries = make()
+    vectors = (vectors + 3) * np.float32(length)
+    truth = ExactIndex.from_arrays(ids, vectors).search(queries, 100)[1]
+    small = choice("small", candidates=400, lists=64)
+    found = IndexStore(small).load_or_build(lambda: sources(ids, vectors))
+    reached = []
+    for probes in (8, 16, 32, 64):
+        found.search_with(probes)
+        reached.append(recall_values(found.search(queries, 100)[1], truth)["recall@100"])
+    assert all(second > first - 0.03 for first, second in pairwise(reached)), f"more lists find no less: {reached}"
+    assert reached[-1] > 0.9, reached
+
+
+def test_a_corpus_of_no_more_passages_than_are_nominated_is_searched_exactly() -> None:
+    ids, vectors, queries = make(400)
+    found = IndexStore(choice("small", probes=1)).load_or_build(lambda: sources(ids, vectors)).search(queries, 100)
+    truth = exact(100, 400)
+    assert found[1] == truth[1] and np.array_equal(found[0], truth[0])
+
+
+def test_an_index_that_another_process_builds_meanwhile_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other, waits = index("ivf", tmp_path / "other"), []
+    caplog.set_level("INFO", logger="dpr")
+    acquire = RunLock.acquire
+
+    def acquire_late(lock: RunLock, processes: list[ProcessName], *, wait_s: float = 2.0) -> None:
+        waits.append(wait_s)
+        if len(waits) == 1:
+            raise CheckpointError("another run is writing here: process 7")
+        (tmp_path / "other").rename(tmp_path / "index")
+        acquire(lock, processes, wait_s=wait_s)
+
+    def unused() -> Any:
+        raise AssertionError("the corpus was read")
+
+    monkeypatch.setattr(RunLock, "acquire", acquire_late)
+    store = IndexStore(choice("ivf"), folder=tmp_path / "index", source={"model_fingerprint": "abc"})
+    found = store.load_or_build(lambda: iter(map(unused, [0])))
+    assert waits == [2.0, float("inf")] and "its index is used once it is built" in caplog.text
+    assert found.recall == other.recall and found.num_passages == 2000
+    assert not (tmp_path / "index.lock").exists()

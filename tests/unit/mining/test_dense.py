@@ -227,7 +227,7 @@ def test_vectors_of_another_model_or_corpus_are_refused(tmp_path: Path, train: T
     other = tmp_path / "other.tsv"
     write_passages(other, [replace(passage, text=f"{passage.text} ba") for passage in repeating_corpus()])
     foreign = _foreign_folder(tmp_path, model_folder.parent / "encoder")
-    with pytest.raises(InputError, match="made with corpus_fingerprint="):
+    with pytest.raises(InputError, match="vectors of another corpus"):
         dense_search(ModelSearchSettings(model_file=str(model_folder), vectors=[str(tmp_path / "vectors_0")], device="cpu"), corpus=other)
     with pytest.raises(InputError, match="vectors of another model"):
         dense_search(ModelSearchSettings(model_file=str(foreign), vectors=[str(tmp_path / "vectors_0")], device="cpu"), corpus=corpus_file)

@@ -16,11 +16,13 @@ from dpr.cli.compare import main as compare
 from dpr.cli.jobs import evaluate as main
 from dpr.cli.jobs import retrieve
 from dpr.core.errors import ConfigError, DprError, InputError
+from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_trec_run
 from dpr.jobs import evaluate as job
+from dpr.retrieval.suite_settings import EvaluateConfig
 from dpr.retrieval.suites import read_suite
 from tests.unit.retrieval.conftest import World
 
@@ -66,6 +68,18 @@ def test_every_system_has_the_metrics_of_dpr_retrieve(world: World, beir: Path, 
         assert ours.each == theirs.each
         assert ours.report["examples"] == theirs.report["examples"]
         assert 0 < ours.metrics["ndcg@10"] < 1
+
+
+def test_an_id_with_a_space_is_refused_before_anything_is_embedded(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    (folder / "qrels").mkdir(parents=True)
+    write_passages(folder / "corpus.jsonl", [*world.passages, Passage("ba be", "", "a passage")])
+    write_questions(folder / "queries.jsonl", world.questions)
+    write_qrels(folder / "qrels" / "test.tsv", {"q0": {"p000": 1}})
+    with pytest.raises(InputError, match=r"the id 'a passage' .* trec_runs=false"):
+        job.run(EvaluateConfig(suite=str(folder), systems=["bm25"], output_dir=str(tmp_path / "out")))
+    assert not list((tmp_path / "out").glob("cache/*"))
+    job.run(EvaluateConfig(suite=str(folder), systems=["bm25"], output_dir=str(tmp_path / "out"), trec_runs=False))
 
 
 def test_results_hold_every_figure_with_its_interval_and_the_means(evaluated: Path) -> None:

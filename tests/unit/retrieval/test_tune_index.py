@@ -38,7 +38,7 @@ def settings(world: World, tmp_path: Path, *more: str) -> list[str]:
 def test_a_curve_is_printed_and_drawn_and_says_which_breadth_is_enough(
     world: World, vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = [f"encoded_ctx_files=[{vectors}]", "indexer.lists=8", "indexer.candidates=500", "indexer.target_recall=0.9"]
+    index = [f"encoded_ctx_files=[{vectors}]", "indexer.lists=8", "indexer.candidates=499", "indexer.target_recall=0.9"]
     lines = settings(world, tmp_path, *index)
     assert main(["tune-index", *lines, f"curve_file={tmp_path / 'curve.svg'}"]) == 0
     printed = capsys.readouterr().out

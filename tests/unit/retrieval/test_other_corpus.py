@@ -1,0 +1,119 @@
+"""Vectors and indexes are never shown beside the texts of another corpus, whichever command joins them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main as dpr
+from dpr.embedding.source import PassageSource, corpora_of, require_corpora
+from dpr.formats.corpora import write_passages
+from dpr.formats.training_sets import write_training_set
+from dpr.retriever import Retriever
+from dpr.serving.runs import open_runs
+from dpr.serving.settings import ServeSettings
+from dpr.storage.durable import read_manifest, write_manifest
+from tests.helpers.tiny import make_samples
+from tests.unit.retrieval.conftest import World, searchable
+
+
+@pytest.fixture(scope="session")
+def run_folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return searchable(world, tmp_path_factory.mktemp("corpora") / "run", weight=0.5)
+
+
+@pytest.fixture
+def folder(run_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_folder, tmp_path / "run"))
+
+
+def shuffle(world: World, corpus: Path) -> None:
+    """The same ids and texts, but other pairs of them."""
+    texts = [passage.text for passage in world.passages]
+    random.Random(0).shuffle(texts)
+    write_passages(corpus, [replace(passage, text=text) for passage, text in zip(world.passages, texts, strict=True)])
+
+
+def retrieval(folder: Path, *more: str) -> list[str]:
+    names = {"model_file": "model", "qa_dataset": "questions.jsonl", "qrels": "qrels.tsv"}
+    lines = [f"{key}={folder / name}" for key, name in names.items()]
+    return [*lines, f"ctx_datasets=[{folder / 'corpus.tsv'}]", f"encoded_ctx_files=[{folder / 'vectors_*'}]", *more]
+
+
+def exporting(folder: Path) -> list[str]:
+    places = f"vectors={folder / 'vectors_*'} ctx_datasets={folder / 'corpus.tsv'} out={folder / 'store'}"
+    return ["export", "to=parquet", *places.split()]
+
+
+def mining(folder: Path) -> list[str]:
+    write_training_set(folder / "train.json", make_samples(4))
+    places = f"{folder / 'train.json'} out={folder / 'mined.jsonl'} corpus={folder / 'corpus.tsv'} vectors={folder / 'vectors_*'}"
+    return ["mine", *places.split(), f"model_file={folder / 'model'}"]
+
+
+COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+    "retrieve": lambda folder: ["retrieve", *retrieval(folder, f"out_file={folder / 'results.json'}")],
+    "retrieve, metrics alone": lambda folder: ["retrieve", *retrieval(folder, f"metrics_file={folder / 'metrics.json'}")],
+    "retrieve, hybrid": lambda folder: ["retrieve", *retrieval(folder, "hybrid=rrf")],
+    "retrieve, faiss": lambda folder: ["retrieve", *retrieval(folder, "indexer=flat", f"index_path={folder / 'index'}")],
+    "search": lambda folder: ["search", str(folder), "ba be"],
+    "search, dense": lambda folder: ["search", str(folder), "ba be", "--mode", "dense"],
+    "tune-index": lambda folder: ["tune-index", *retrieval(folder, "indexer=ivf")[:2], *retrieval(folder, "indexer=ivf")[3:]],
+    "export": exporting,
+    "mine": mining,
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_vectors_of_the_corpus_before_it_was_shuffled_are_refused(
+    world: World, folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shuffle(world, folder / "corpus.tsv")
+    assert dpr(COMMANDS[name](folder)) == 3
+    message = capsys.readouterr().err
+    assert "vectors of another corpus ('corpus.tsv' as it was)" in message and "embed the corpus again" in message
+
+
+def test_a_service_refuses_them_too(world: World, folder: Path) -> None:
+    assert list(open_runs({"run": folder}, ServeSettings(device="cpu")))
+    shuffle(world, folder / "corpus.tsv")
+    with pytest.raises(ValueError, match="vectors of another corpus"):
+        list(open_runs({"run": folder}, ServeSettings(device="cpu")))
+    with pytest.raises(ValueError, match="vectors of another corpus"):
+        Retriever.open(folder, device="cpu").search("ba be")
+
+
+def test_an_index_without_its_vectors_knows_its_passages(world: World, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = ["indexer=hnsw", f"index_path={folder / 'index'}"]
+    assert dpr(["retrieve", *retrieval(folder, *index)]) == 0
+    alone = [item for item in retrieval(folder, *index) if not item.startswith("encoded_ctx_files")]
+    assert dpr(["retrieve", *alone]) == 0
+    shuffle(world, folder / "corpus.tsv")
+    capsys.readouterr()
+    assert dpr(["retrieve", *alone]) == 3
+    assert "vectors of another corpus" in capsys.readouterr().err
+    manifest = read_manifest(folder / "index")
+    earlier = {key: value for key, value in manifest["metadata"].items() if key != "corpora"}
+    write_manifest(folder / "index", earlier, files=manifest["files"])
+    assert dpr(["retrieve", *alone]) == 0
+
+
+def test_other_columns_are_other_texts_and_more_passages_are_no_harm(tmp_path: Path, world: World) -> None:
+    corpus = PassageSource(world.folder / "corpus.tsv")
+    other = tmp_path / "other.tsv"
+    write_passages(other, world.passages[:3])
+    stated = [corpus.identity() | {"corpus": "corpus.tsv"}] * 2 + [{"corpus_fingerprint": "sampled by an earlier version"}, {}]
+    corpora = corpora_of(stated)
+    assert len(corpora) == 1
+    require_corpora(corpora, [PassageSource(other), corpus], file=None)
+    require_corpora(corpora, [replace(corpus, id_prefix="wiki:", normalize=True, passage_prefix="passage: ")], file=None)
+    require_corpora(corpora, [], file=None)
+    with pytest.raises(ValueError, match=r"read with text_col=1, expected 2; set ctx_sources.<name>.text_col=1"):
+        require_corpora(corpora, [replace(corpus, text_col=2, title_col=1)], file=None)
+    with pytest.raises(ValueError, match="vectors of another corpus"):
+        require_corpora(corpora, [PassageSource(other)], file=None)
