@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpr.cli.conf_folder import group_options
-from dpr.cli.legacy import translate
+from dpr.cli.legacy import RETIRED, translate
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting
 from dpr.core.suggestions import same_elsewhere, suggestion
@@ -43,6 +43,8 @@ def check_keys(
             # The next token is the flag's value.
             follows_flag = not follows_flag and bool(same_elsewhere(key, known) or any(name.endswith(f".{key}") for name in known))
             continue
+        elif key in RETIRED:
+            problems.append(f"{key} is no setting any more: {RETIRED[key]}")
         elif key not in known and (old := translate(key, value, known)):
             warnings.append(old[1])
             kept.extend([old[0]] if old[0] else [])

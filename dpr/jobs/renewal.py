@@ -43,7 +43,6 @@ from dpr.training.run import Run
 from dpr.training.validations.corpus_pass import Asked, Found
 from dpr.training.validations.entries import is_built_in, read_entry, settings_of
 from dpr.training.validations.retrieval import RetrievalValidation, shared_content
-from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
 
 logger = get_logger(__name__)
 
@@ -57,18 +56,25 @@ class RenewNegatives(Callback):
     Args:
         train_sets: what the run begins with, and the options that it reads them with.
         reopen: as the run opens sets, e.g. with their tokens from a store.
+        searches: the run's validations by retrieval, by the number of their entry; it listens to the passes of one.
 
     Raises:
         ConfigError: no validation searches the whole corpus when negatives are to be renewed, or a set is user-defined.
     """
 
-    renews_negatives = True
-
-    def __init__(self, config: BiEncoderTrainConfig, train_sets: Opened, reopen: Callable[[Opened], Opened]) -> None:
+    def __init__(
+        self,
+        config: BiEncoderTrainConfig,
+        train_sets: Opened,
+        reopen: Callable[[Opened], Opened],
+        searches: Mapping[int, RetrievalValidation],
+    ) -> None:
         self._every, self._sets, self._reopen = config.train.renew_negatives, train_sets, reopen
         self._texts = [_text_of(source, options) for source, options in train_sets]
-        self._number, self._options = _searching(config)
-        self._mining = _mining_settings(self._options.negatives, f"train.validation[{self._number}].negatives.")
+        number = searching_entry(config)
+        self._options = searches[number].options
+        self._mining = mining_settings(self._options.negatives, number)
+        searches[number].listeners.append(self)
         self._pairs: list[np.ndarray] | None = None
         self._found: list[Found] = []
         self._run: Run | None = None
@@ -81,8 +87,6 @@ class RenewNegatives(Callback):
 
     def on_train_begin(self, run: Run) -> None:
         self._run = run
-        searching = [each for each in run.validations if isinstance(each, RetrievalValidation) and not each.options.sample]
-        searching[0].companion = self
         if self._step:
             self._use(run)
 
@@ -230,20 +234,27 @@ def _text_of(source: SampleSource, options: SetOptions) -> TrainingSet:
     return text
 
 
-def _searching(config: BiEncoderTrainConfig) -> tuple[int, RetrievalValidationSettings]:
-    """The entry of ``train.validation`` in whose pass negatives are mined, and its number."""
+def searching_entry(config: BiEncoderTrainConfig) -> int:
+    """The number of the entry of ``train.validation`` in whose pass negatives are mined.
+
+    Raises:
+        ConfigError: there is none, it is not due whenever negatives are, or what it says of negatives cannot be used.
+    """
     every = config.train.renew_negatives
     for number, entry in enumerate(listed(config.train.validation)):
         if is_built_in(entry) and not (options := read_entry(entry, number)).sample:
             if every % options.every:
                 key = f"train.validation[{number}].every={options.every}"
                 raise ConfigError(f"train.renew_negatives={every} must be a multiple of {key}, in whose pass negatives are mined")
-            return number, options
+            mining_settings(options.negatives, number)
+            return number
     example = "train.validation=[{kind: retrieval, corpus: corpus.tsv, questions: dev.jsonl, qrels: dev.tsv}]"
     raise ConfigError(f"train.renew_negatives={every} needs a validation that searches the whole corpus, e.g. {example}")
 
 
-def _mining_settings(given: Mapping[str, Any], prefix: str) -> MiningSettings:
+def mining_settings(given: Mapping[str, Any], number: int) -> MiningSettings:
+    """The settings in ``negatives`` of entry ``number`` of ``train.validation``, checked."""
+    prefix = f"train.validation[{number}].negatives."
     settings = settings_of(MiningSettings, given, prefix)
     if settings.veto_above is not None:
         raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder, which dpr mine and dpr ladder have; leave it out")

@@ -23,23 +23,26 @@ from dpr.evaluation.report.write import write_report
 from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.jobs.export_best import check_formats, check_model, export_best
-from dpr.jobs.renewal import Opened, RenewNegatives
+from dpr.jobs.renewal import Opened, RenewNegatives, searching_entry
 from dpr.jobs.sources import NamedSource, resolve_training_files
+from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.pretrained import read_config
 from dpr.models.sentence_transformers import MODULES
 from dpr.models.settings import EncoderSettings, TowerSettings
 from dpr.storage.durable import write_json
+from dpr.storage.outputs import require_writable
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
+from dpr.training.callbacks.usual import usual_callbacks
 from dpr.training.checkpointing import stored_apostrophes
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.trainer import BiEncoderTrainer
-from dpr.training.user_classes import user_data
-from dpr.training.validations.dev_sets import DevSet
+from dpr.training.user_classes import make_loss, user_data
+from dpr.training.usual import Named
+from dpr.training.validations.dev_sets import DevSet, dev_validations
 from dpr.training.validations.protocol import run_validations
-from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
@@ -61,21 +64,33 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     check_formats(config.train.export)
     device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
+        # Everything that settings name is looked at before the model and the data are read: that may take an hour.
+        if output_dir := config.output_dir:
+            on_main(lambda: require_writable(output_dir, folder=True))
+        if config.train.renew_negatives:
+            searching_entry(config)
+        named = Named.of(config)
+        if train_sources:
+            named.check_metric_names(config, [source.name for source in dev_sources])
         seed_everything(config.seed)
         model = build_model(config).to(device)
+        if train_sources:
+            check_model(config.train.export, model)
+            names = [source.name for source in train_sources]
+            loss = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=names)
         dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
         if not train_sources:
-            return evaluate(config, model, dev_sets)
-        check_model(config.train.export, model)
+            return evaluate(config, model, dev_sets, named)
         train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
         if config.train.dry_run:
             # Trackers and user-defined callbacks do not see it.
-            unseen = replace(config, tracking=TrackingConfig(), train=replace(config.train, callbacks=None))
-            found = dry_run(build_trainer(unseen, model, train_sets, dev_sets))
+            unseen = replace(config, tracking=TrackingConfig())
+            found = dry_run(build_trainer(unseen, model, train_sets, dev_sets, loss=loss, named=replace(named, callbacks=())))
             if current_ranks().is_main:
                 print("\n".join(found.lines()))
             return None
-        best, is_main = build_trainer(config, model, train_sets, dev_sets).train(), current_ranks().is_main
+        trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
+        best, is_main = trainer.train(), current_ranks().is_main
     if is_main:  # outside of the group: the others need not wait for it
         export_best(config)
     return best
@@ -218,17 +233,31 @@ def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> O
     return result
 
 
-def build_trainer(config: BiEncoderTrainConfig, model: BiEncoder, train_sets: Opened, dev_sets: Opened) -> BiEncoderTrainer:
-    """The trainer that the settings describe."""
+def build_trainer(
+    config: BiEncoderTrainConfig,
+    model: BiEncoder,
+    train_sets: Opened,
+    dev_sets: Opened,
+    *,
+    loss: Loss | None = None,
+    named: Named | None = None,
+) -> BiEncoderTrainer:
+    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already."""
+    named = named or Named.of(config)
     reopen = partial(as_tokens, config=config, model=model)
-    renewal = [RenewNegatives(config, train_sets, reopen)] if config.train.renew_negatives else []
+    renewal = [RenewNegatives(config, train_sets, reopen, named.searches)] if config.train.renew_negatives else []
+    further = [*named.callbacks, *renewal, *make_trackers(config)]
     return BiEncoderTrainer(
         model,
         train_sets,
         dev_sets,
         output_dir=str(config.output_dir),
         settings=config,
-        callbacks=[*renewal, *make_trackers(config)],
+        loss=loss,
+        validations=named.validations,
+        metrics=named.metrics,
+        callbacks=usual_callbacks(config.train, Path(str(config.output_dir)), further),
+        usual=False,
         config=asdict(config),
     )
 
@@ -243,11 +272,12 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     return found
 
 
-def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened) -> float:
+def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened, named: Named) -> float:
     """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json and a report. Returns the NLL, or without
     dev sets the first metric."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]
-    metrics = run_validations(usual_validations(sets, config), model)
+    own = dev_validations(sets, config, metrics=named.metrics) if sets else []
+    metrics = run_validations([*own, *named.validations], model)
     if current_ranks().is_main:
         for name, value in metrics.items():
             print(f"{name:<40} {value:.6f}")

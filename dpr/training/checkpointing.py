@@ -168,6 +168,15 @@ class CheckpointFolder:
             )
         return None
 
+    def require_saved(self, step: int) -> None:
+        """At the end of a run, raises CheckpointError if the disk refused its last checkpoint."""
+        if self._failed_saves:
+            raise CheckpointError(
+                f"the run is at its end, step {step}, but that step could not be saved",
+                file=self.output_dir,
+                hint="free some space and rerun the same command; it goes on from the last checkpoint that is whole, if there is one",
+            )
+
     def _write(
         self, folder: Path, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]
     ) -> None:

@@ -88,6 +88,32 @@ def make_plan(
     return Plan(dataset, pool_size, accumulation, per_epoch, total, last, repeats_first=train.overfit_batches > 0)
 
 
+def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSettings) -> None:
+    """Refuses an objective that learns from a teacher where no passage of any set has its score.
+
+    Raises:
+        ConfigError: names the settings.
+    """
+    loss = settings.loss
+    if not loss.uses_teacher or any(map(_has_teacher_scores, sets)):
+        return
+    keys = [f"loss.{name}={value:g}" for name in ("kl_weight", "margin_mse_weight") if (value := getattr(loss, name))]
+    raise ConfigError(
+        f"{' and '.join(keys)} learn from a teacher's scores, but no passage of {', '.join(source.name for source in sets)} has one; "
+        "add teacher_score to the passages of the data, or leave these settings out"
+    )
+
+
+def _has_teacher_scores(source: SampleSource) -> bool:
+    """Looks at rows spread over the set first: all of them are read only where hardly any has a score."""
+    size = len(source)
+    rows = [*range(0, size, max(1, size // SAMPLED_ROWS)), *range(size)]
+    samples = map(source.__getitem__, rows)
+    return any(
+        passage.teacher_score is not None for each in samples for passage in (*each.positives, *each.hard_negatives, *each.other_negatives)
+    )
+
+
 def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num_ranks: int) -> None:
     """Logs pools, negatives and steps; warns of settings with which the model would learn little or nothing."""
     dataset = plan.dataset

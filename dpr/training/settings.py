@@ -200,8 +200,6 @@ class Periods(Settings):
     transformers, hf-dpr, onnx, pyserini (docs/interop.md)."""
     callbacks: Any = setting(None, on_resume=WARNED)
     """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
-    leave_out: list[str] | None = setting(None, on_resume=WARNED)
-    """Usual callbacks to leave out: SanityCheck, SpikeMonitor, ReportPage, LogEvery, ProgressLine, MetricsFile, ValidateAndSave."""
     save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)

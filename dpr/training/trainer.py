@@ -14,7 +14,7 @@ from torch.profiler import record_function
 from dpr.core import lost_ranks
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, from_main, on_main
-from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.collator import SetOptions
@@ -25,13 +25,12 @@ from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.callbacks.usual import all_callbacks
 from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run, stored_pool_size
 from dpr.training.compute import make_step, set_up_arithmetic
 from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
-from dpr.training.plan import Plan, log_summary, make_plan
+from dpr.training.plan import Plan, log_summary, make_plan, require_teacher_scores
 from dpr.training.run import Progress, Run
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import clip_gradients
@@ -39,9 +38,8 @@ from dpr.training.step import StepResult
 from dpr.training.stopping import FiniteGuard, StopAgreement
 from dpr.training.trial import freeze_unneeded
 from dpr.training.user_classes import check_given, make_loss
-from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.dev_sets import DevSet, dev_validations
 from dpr.training.validations.protocol import QuestionMetric, Validation, higher_is_better, run_validations
-from dpr.training.validations.usual import usual_validations
 
 logger = get_logger(__name__)
 
@@ -55,8 +53,9 @@ class BiEncoderTrainer(Run):
     ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files, rows in memory, data sets),
     or pairs of that and ``SetOptions``. ``settings`` are those of ``dpr train``; each can also be given by its name alone, as
     ``batch_size=16`` or ``seed=1``. ``callbacks``, ``validations`` and ``metrics`` are added to the usual ones and to those that
-    settings name; ``loss`` takes the place of ``loss.name``. ``config`` is what checkpoints keep for people to read, by default the
-    settings. Call ``train()``.
+    settings name; with ``usual=False`` they are all that there are besides the validations over dev sets, and nothing validates or saves
+    without a callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of ``loss.name``. ``config`` is what
+    checkpoints keep for people to read, by default the settings. Call ``train()``.
 
     Raises:
         ConfigError: settings that are out of range, mutually exclusive, or do not fit the data.
@@ -70,8 +69,6 @@ class BiEncoderTrainer(Run):
     _num_replaced = 0
     _is_open = False
     _warned_of_best = False
-    _has_refused = False
-    """The disk has refused the last checkpoint."""
 
     def __init__(
         self,
@@ -85,6 +82,7 @@ class BiEncoderTrainer(Run):
         validations: Sequence[Validation] = (),
         metrics: Mapping[str, QuestionMetric] | None = None,
         callbacks: Sequence[Callback] = (),
+        usual: bool = True,
         config: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -96,10 +94,16 @@ class BiEncoderTrainer(Run):
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
         own_sets = _with_options(opened_sets(train_sets, "train"), model)
         namespaces = list(dict.fromkeys(options.namespace for _, options in own_sets))
-        self.loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
+        loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
+        if usual:
+            from dpr.training.usual import with_usual  # the report and the search of a corpus: beside the loop, not a part of it
+
+            validations, metrics, callbacks = with_usual(settings, self.output_dir, validations, metrics, callbacks)
+        self.loss, self.callbacks = loss, list(callbacks)
         self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(opened_sets(dev_sets, "dev"), model)]
-        self.validations = [*usual_validations(self._dev_sets, settings, metrics, candidates=self.loss.candidates), *validations]
-        self.callbacks = all_callbacks(callbacks, train, self.output_dir)
+        own = dev_validations(self._dev_sets, settings, candidates=loss.candidates, metrics=metrics) if self._dev_sets else ()
+        self.validations: list[Validation] = [*own, *validations]
+        require_teacher_scores([source for source, _ in own_sets], settings)
         self.plan = plan = self._make_plan(own_sets)
         self.steps_per_epoch, self.total_steps, self.last_step = plan.steps_per_epoch, plan.total_steps, plan.last_step
         freeze_unneeded(model, precision=train.precision)
@@ -211,12 +215,7 @@ class BiEncoderTrainer(Run):
             if is_saved:
                 self.checkpoints.note_stop(self.progress.step)
             raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
-        if self._has_refused:
-            raise CheckpointError(
-                f"the run is at its end, step {self.progress.step}, but that step could not be saved",
-                file=self.output_dir,
-                hint="free some space and rerun the same command; it goes on from the last checkpoint that is whole, if there is one",
-            )
+        self.checkpoints.require_saved(self.progress.step)
         self.emit("on_train_end")
 
     def _is_over(self) -> bool:
@@ -316,7 +315,6 @@ class BiEncoderTrainer(Run):
             self._better = {}  # of a step that was not saved
         progress = replace(self.progress, **self._better)
         folder = self.checkpoints.save(progress, self._state.collect, asdict(self.identity), self.config)
-        self._has_refused = folder is None
         if folder is not None:
             self.saved_step = self.progress.step
             self._commit_best()

@@ -13,9 +13,8 @@ import torch
 from dpr.data.collator import SetOptions
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
-from dpr.training.validations.dev_sets import DevSet
+from dpr.training.validations.dev_sets import DevSet, dev_validations
 from dpr.training.validations.protocol import run_validations
-from dpr.training.validations.usual import usual_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, key_of, pool_loss, sample_passages
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -33,7 +32,7 @@ def figures(folder: Path, candidates: str, collapsed: bool = False, **options: i
     # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
     devs = [DevSet(name, ListSource(make_samples(count, seed=count), name), SetOptions(name)) for name, count in (("a", 13), ("b", 3))]
     settings = TrainingSettings.of(None, **{**OPTIONS, **options})
-    return run_validations(usual_validations(devs, settings, candidates=candidates), model)
+    return run_validations(dev_validations(devs, settings, candidates=candidates), model)
 
 
 def both_rules(folder: Path) -> list[Metrics]:

@@ -18,9 +18,6 @@ class Callback:
     ranks goes through ``run.request_stop``, on which the ranks agree.
     """
 
-    renews_negatives = False
-    """Whether it is what ``train.renew_negatives`` asks for."""
-
     @property
     def state_key(self) -> str:
         """The name of its state in a checkpoint."""

@@ -18,14 +18,12 @@ from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
-from dpr.training.callbacks.best_vectors import BestVectors
 from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.run import Run
 from dpr.training.settings import Periods, TrainSettings
-from dpr.training.user_classes import user_callbacks
 from dpr.training.validations.protocol import run_validations
 
 logger = get_logger(__name__)
@@ -229,23 +227,15 @@ class ValidateAndSave(Callback):
         return in_epoch == steps_per_epoch or in_epoch % math.ceil(steps_per_epoch / self.periods.eval_per_epoch) == 0
 
 
-def all_callbacks(given: Sequence[Callback], settings: TrainSettings, output_dir: Path) -> list[Callback]:
-    """The usual callbacks, without those that ``train.leave_out`` names; among them those that settings ask for, and ``given``.
+def usual_callbacks(settings: TrainSettings, output_dir: Path, further: Sequence[Callback] = ()) -> list[Callback]:
+    """The callbacks that log, validate and save, and those that settings switch on, with ``further`` ones among them.
 
     The order matters: first those that add to the metrics, then those that collect and write them, last the one that saves the state.
-
-    Raises:
-        ConfigError: ``train.leave_out`` names something else.
     """
-    before = [SanityCheck(settings.sanity_validation), SpikeMonitor(), ReportPage(output_dir)]
-    after = [LogEvery(settings.log_batch_step), ProgressLine(), MetricsFile(output_dir / METRICS_LINES), ValidateAndSave(settings)]
-    usual = [type(callback).__name__ for callback in (*before, *after)]
-    left_out = settings.leave_out or []
-    if unknown := [name for name in left_out if name not in usual]:
-        raise ConfigError(f"train.leave_out={unknown[0]} is not a usual callback; choose of {', '.join(usual)}")
-    if settings.renew_negatives and not any(callback.renews_negatives for callback in given):
-        raise ConfigError("train.renew_negatives is for dpr train; from Python, pass callbacks=[RenewNegatives(...)] of dpr.jobs.renewal")
-    kept = [[callback for callback in part if type(callback).__name__ not in left_out] for part in (before, after)]
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []
-    return [BestVectors(), *kept[0], *user_callbacks(settings.callbacks), *given, *stopping, *best, *kept[1]]
+    return [
+        *(SanityCheck(settings.sanity_validation), SpikeMonitor(), ReportPage(output_dir)),
+        *(*further, *stopping, *best),
+        *(LogEvery(settings.log_batch_step), ProgressLine(), MetricsFile(output_dir / METRICS_LINES), ValidateAndSave(settings)),
+    ]

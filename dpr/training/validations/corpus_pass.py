@@ -30,9 +30,6 @@ _MERGED_ROWS = 4096
 _NO_TOKENS = TokenBatch.from_lists([])
 
 
-Keep = Callable[[int, list[str], np.ndarray], None]
-
-
 @dataclass(frozen=True)
 class Asked:
     """Questions to search the corpus for.
@@ -69,18 +66,16 @@ class CorpusPass:
         self._model, self._corpus, self._precision = model, corpus, precision
         self.seconds = Seconds()
 
-    def run(self, asked: Sequence[Asked], *, num_chunks: int | None = None, keep: Keep | None = None) -> list[Found]:
+    def run(self, asked: Sequence[Asked], *, num_chunks: int | None = None) -> list[Found]:
         """What is found for each set of questions in the first ``num_chunks`` chunks, in all of them by default.
 
-        ``keep`` is given the number of each of this rank's chunks, its ids, and its vectors (n, D).
-
         Raises:
-            InputError: the corpus has changed or cannot be read; a vector is NaN or infinite; what ``keep`` raises.
+            InputError: the corpus has changed or cannot be read; a vector is NaN or infinite.
             LostRankError: that happened on another rank.
         """
         searches = [_Search(one, self._vectors(one), str(self._model.device)) for one in asked]
         count = self._corpus.num_chunks if num_chunks is None else min(num_chunks, self._corpus.num_chunks)
-        for chunk, vectors in self._encoded(count, keep):
+        for chunk, vectors in self._encoded(count):
             start = time.perf_counter()
             for search in searches:
                 search.add(chunk, vectors)
@@ -107,26 +102,20 @@ class CorpusPass:
         check_finite(np.arange(len(vectors)).astype(bytes), vectors)
         return vectors
 
-    def _encoded(self, count: int, keep: Keep | None) -> Iterator[tuple[TokenChunk, np.ndarray]]:
+    def _encoded(self, count: int) -> Iterator[tuple[TokenChunk, np.ndarray]]:
         """This rank's chunks with their vectors. The ranks meet after every chunk, so that one that fails is noticed soon."""
         ranks = current_ranks()
         mine = list(range(ranks.rank, count, ranks.world_size))
         chunks = self._corpus.read(mine)
-        turns = -(-count // ranks.world_size)
-        chunk: TokenChunk | None = None
-        vectors = np.empty(0)
-        for turn in range(turns + (keep is not None)):  # in one more, what was encoded last is kept
+        for turn in range(-(-count // ranks.world_size)):
             start, failure = time.perf_counter(), None
+            chunk: TokenChunk | None = None
             try:
-                if keep is not None and chunk is not None:
-                    keep(mine[turn - 1], [key.decode() for key in chunk.ids.tolist()], vectors)
                 chunk = next(chunks) if turn < len(mine) else None
-            except Exception as error:
+            except Exception as error:  # told to the other ranks first, which would wait for this one for ever
                 failure = error
             if largest_over_ranks(int(failure is not None)):
                 raise failure or LostRankError("another rank stopped while it read the corpus; its message says why")
-            if turn == turns:
-                break
             vectors = self._encode(_NO_TOKENS if chunk is None else chunk.tokens, "ctx")  # a sharded model encodes on all ranks together
             self.seconds.encoding += time.perf_counter() - start
             if chunk is not None:

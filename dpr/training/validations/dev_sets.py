@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,8 +47,8 @@ class DevSetValidation(Validation):
     and ended the average rank with the batch that exceeded ``train.val_av_rank_max_qs``.
     """
 
-    names: Sequence[str]
-    """Of the metrics, in the order of their sums."""
+    kinds: Sequence[str]
+    """The last parts of the names of its metrics, in the order of their sums."""
 
     def __init__(
         self,
@@ -73,8 +73,12 @@ class DevSetValidation(Validation):
         total = torch.stack(list(sums.values())).sum(0)
         metrics: Metrics = {}
         for key, values in [("eval", total), *((f"eval/{name}", of_set) for name, of_set in sums.items())]:
-            metrics |= {f"{key}/{name}": float(value / values[0]) for name, value in zip(self.names, values[1:], strict=True)}
+            metrics |= {f"{key}/{name}": float(value / values[0]) for name, value in zip(self.kinds, values[1:], strict=True)}
         return metrics
+
+    def names_for(self, sets: Sequence[str]) -> list[str]:
+        """The metrics over dev sets of these names."""
+        return [f"{key}/{kind}" for key in ("eval", *(f"eval/{name}" for name in sets)) for kind in self.kinds]
 
     @abstractmethod
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
@@ -98,9 +102,9 @@ class NllValidation(DevSetValidation):
     Due until ``val_av_rank_start_epoch``, and always where there are user-defined metrics.
     """
 
-    @property
-    def names(self) -> Sequence[str]:  # type: ignore[override]
-        return ("nll_loss", "in_batch_acc", *self.metrics)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.kinds = ("nll_loss", "in_batch_acc", *self.metrics)
 
     def is_due(self, epoch: int) -> bool:
         return bool(self.metrics) or not self.settings.uses_average_rank(epoch)
@@ -154,7 +158,7 @@ class AverageRankValidation(DevSetValidation):
     Due from ``val_av_rank_start_epoch`` on. The pool is scored in blocks; the whole matrix is never held.
     """
 
-    names = ("avg_rank", "avg_rank_low", "avg_rank_high")
+    kinds = ("avg_rank", "avg_rank_low", "avg_rank_high")
 
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
@@ -209,6 +213,17 @@ class AverageRankValidation(DevSetValidation):
         for start in range(0, pool.longest_share, size):
             part = slice(start, start + size)
             yield gather_uneven_rows(pool.columns[part]), gather_uneven_rows(contexts[part])
+
+
+def dev_validations(
+    dev_sets: Sequence[DevSet],
+    settings: TrainingSettings,
+    *,
+    candidates: str = "",
+    metrics: Mapping[str, QuestionMetric] | None = None,
+) -> list[DevSetValidation]:
+    """The average rank and the NLL, each due in its epochs."""
+    return [kind(dev_sets, settings, candidates=candidates, metrics=metrics) for kind in (AverageRankValidation, NllValidation)]
 
 
 class _RankPool:

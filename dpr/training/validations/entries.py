@@ -29,6 +29,8 @@ def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSett
     key = f"train.validation[{number}]"
     if entry["kind"] != KIND:
         raise ConfigError(f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use: module:Class")
+    if "keep_vectors" in entry:
+        raise ConfigError(f"{key}.keep_vectors is no setting any more; after training, dpr embed model_file=<run> writes the same bytes")
     return settings_of(RetrievalValidationSettings, {name: value for name, value in entry.items() if name != "kind"}, f"{key}.")
 
 

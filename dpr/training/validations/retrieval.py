@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,12 +16,10 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
-from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import match_hits
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
 from dpr.formats.question_sets import read_qrels, read_questions
-from dpr.formats.vector_shards import VectorShardWriter
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import content_sha256
@@ -39,15 +36,15 @@ _CUTOFFS = (1, 5, 10, 20, 100)
 _SHOWN = {"accuracy": (1, 5, 20, 100), "recall": (20, 100), "mrr": (10,), "ndcg": (10,)}
 
 
-class Companion(Protocol):
-    """Further questions that are searched in the same pass over the corpus."""
+class PassListener(Protocol):
+    """Takes part in the passes over the corpus, with questions of its own."""
 
     def asked(self, model: BiEncoder, corpus: CorpusTokens) -> list[Asked]:
         """What to search for this time, the same on all ranks; empty where nothing is due."""
         ...
 
     def take(self, found: list[Found]) -> None:
-        """What was found, on all ranks."""
+        """What was found for all that was asked, on all ranks; not called where nothing was."""
         ...
 
 
@@ -135,18 +132,15 @@ def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
 class RetrievalValidation(Validation):
     """``eval/<name>/accuracy@20``, ``mrr@10`` and others over the whole corpus; with ``sample`` estimates, ``eval/<name>/est_recall@20``.
 
-    The same bits for any number of ranks. ``companion``: further questions that are searched in the same pass. ``writer``: makes what the
-    vectors of the corpus are written with.
+    The same bits for any number of ranks. ``listeners`` have their questions searched in the same pass.
     """
 
     def __init__(self, options: RetrievalValidationSettings, *, precision: str = "fp32", chunk_size: int | None = None) -> None:
         options.check("train.validation.")
         self.options, self.name, self.every = options, options.set_name(), options.every
         self.judged = JudgedQuestions.read(options)
-        self.companion: Companion | None = None
-        self.writer: Callable[[BiEncoder, CorpusTokens], VectorShardWriter] | None = None
-        usual = EmbedConfig().chunk_size if options.keep_vectors else CHUNK_ROWS
-        self._precision, self._chunk_size = precision, chunk_size or usual
+        self.listeners: list[PassListener] = []
+        self._precision, self._chunk_size = precision, chunk_size or CHUNK_ROWS
         self._corpus: CorpusTokens | None = None
         self._stratum: Stratum | None = None
 
@@ -174,14 +168,12 @@ class RetrievalValidation(Validation):
     def _measured(self, model: BiEncoder, *, num_chunks: int | None = None, is_trial: bool = False) -> Metrics:
         corpus = self.corpus_of(model)
         passes = CorpusPass(model, corpus, precision=self._precision)
-        others = [] if self.companion is None or is_trial else self.companion.asked(model, corpus)
+        others = {} if is_trial else {number: each.asked(model, corpus) for number, each in enumerate(self.listeners)}
         # For an estimate deeper, as passages beyond tell how the numbers of those above are distributed.
         depth = self.options.n_docs * (2 if self.options.sample else 1)
         own = Asked(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
-        writer = None if self.writer is None or is_trial else self.writer(model, corpus)
-        found = passes.run([own, *others], num_chunks=num_chunks, keep=None if writer is None else writer.write_chunk)
-        if writer is not None:
-            on_main(partial(writer.finish, corpus.num_chunks))
+        asked = [own, *(one for part in others.values() for one in part)]
+        found = passes.run(asked, num_chunks=num_chunks)
         names = self.names()
         values = torch.zeros(len(names), dtype=torch.float64)
 
@@ -191,13 +183,16 @@ class RetrievalValidation(Validation):
             values[:] = torch.tensor([metrics[name.removeprefix(f"eval/{self.name}/")] for name in names], dtype=torch.float64)
 
         on_main(judge)
-        if others and self.companion is not None:
-            self.companion.take(found[1:])
+        first = 1
+        for number, part in others.items():
+            if part:
+                self.listeners[number].take(found[first : first + len(part)])
+            first += len(part)
         if not is_trial:
             encoding, searching = passes.seconds.encoding, passes.seconds.searching
             logger.info(
                 "%s: %d passages encoded in %.1f s, searched for %d questions in %.1f s (%.1f %% of it)",
-                *(self.name, corpus.num_passages, encoding, sum(one.count for one in (own, *others)), searching),
+                *(self.name, corpus.num_passages, encoding, sum(one.count for one in asked), searching),
                 100 * searching / max(encoding, 1e-9),
             )
         return dict(zip(names, sum_over_ranks(values).tolist(), strict=True))

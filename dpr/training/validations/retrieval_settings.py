@@ -43,8 +43,6 @@ class RetrievalValidationSettings(Settings):
     """Put before every question as it is, as in training; the model's own prompts need not be named."""
     passage_prefix: str = setting("", on_resume=IDENTITY)
     """The same before every passage."""
-    keep_vectors: bool = False
-    """A training keeps the vectors of its best checkpoint in <output_dir>/vectors, as dpr embed would write them."""
     negatives: dict[str, Any] = setting(dict, on_resume=NO_EFFECT)
     """With train.renew_negatives, the settings of dpr mine that decide what becomes a negative, e.g. {per_question: 5, to_rank: 100}."""
 
@@ -66,8 +64,6 @@ class RetrievalValidationSettings(Settings):
             raise ConfigError(f"{prefix}hard_runs is for an estimate; set {prefix}sample too, or leave it out to search the whole corpus")
         if self.sample and self.n_docs < 20:
             raise ConfigError(f"{prefix}n_docs={self.n_docs} is too little for an estimate of the first 20 and 100; set n_docs=100")
-        if self.keep_vectors and self.sample:
-            raise ConfigError(f"{prefix}keep_vectors and {prefix}sample are mutually exclusive; vectors are kept of the whole corpus")
         if self.negatives and self.sample:
             raise ConfigError(f"{prefix}negatives and {prefix}sample are mutually exclusive; negatives are mined from the whole corpus")
 

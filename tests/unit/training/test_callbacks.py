@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.core.errors import ConfigError
 from dpr.training.callbacks import Callback
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
@@ -124,7 +123,8 @@ def test_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
     "name", ["SanityCheck", "SpikeMonitor", "ReportPage", "LogEvery", "ProgressLine", "MetricsFile", "ValidateAndSave"]
 )
 def test_each_usual_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
-    job = trainer(tmp_path, max_steps=3, leave_out=[name])
+    kept = [callback for callback in trainer(tmp_path, max_steps=3).callbacks if type(callback).__name__ != name]
+    job = trainer(tmp_path, *kept, max_steps=3, usual=False)
     job.train()
     assert job.progress.step == 3
     assert name not in [type(callback).__name__ for callback in job.callbacks]
@@ -134,9 +134,11 @@ def test_each_usual_callback_can_be_left_out(tmp_path: Path, name: str) -> None:
     assert there == everything - missing.get(name, set())
 
 
-def test_what_is_no_usual_callback_cannot_be_left_out(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.leave_out=Reportpage is not a usual callback; choose of SanityCheck, .*ReportPage"):
-        trainer(tmp_path, leave_out=["Reportpage"])
+def test_callbacks_that_are_given_are_added_to_the_usual_ones_or_are_all(tmp_path: Path) -> None:
+    mine = Diary()
+    names = [type(callback).__name__ for callback in trainer(tmp_path, mine).callbacks]
+    assert names[names.index("Diary") + 1] == "LogEvery" and names[-1] == "ValidateAndSave"
+    assert trainer(tmp_path, mine, usual=False).callbacks == [mine]
 
 
 def test_making_a_trainer_touches_no_file(tmp_path: Path) -> None:

@@ -1,13 +1,20 @@
-"""Negatives are counted as the data have them, and hard ones that are left unused are reported."""
+"""The steps and pools of a run as functions of its settings, and what the data must have for them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError
+from dpr.core.records import TrainingSample
+from dpr.data.collator import SetOptions
+from dpr.training.plan import Plan, make_plan, require_teacher_scores
+from dpr.training.settings import LossSettings, TrainingSettings
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -25,3 +32,53 @@ def test_negatives_are_counted_as_they_are_there(
     width = 8 * (1 + own)
     assert f"up to {width} contexts, so up to {width - 1} negatives per question of which {own} are its own" in caplog.text
     assert caplog.text.count("have hard negatives, but train.hard_negatives=0 ignores them") == (has_hard and not hard_negatives)
+
+
+def plan_of(folder: Path, rows: int = 40, **settings: Any) -> Plan:
+    tensorizer = tiny_model(folder / "encoder").tensorizer
+    sets = [(ListSource(make_samples(rows)), SetOptions(namespace="train"))]
+    return make_plan(sets, tensorizer, TrainingSettings.of(None, **settings), pool_size=8, ranks=Ranks())
+
+
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        ({}, (5, 15, 15)),
+        ({"gradient_accumulation_steps": 2}, (2, 6, 6)),  # a tail too short for an update is dropped
+        ({"max_steps": 7}, (5, 7, 7)),
+        ({"stop_at_epoch": 1}, (5, 15, 5)),
+        ({"overfit_batches": 2}, (2, 6, 6)),
+    ],
+)
+def test_steps_of_a_run(tmp_path: Path, settings: dict[str, int], counts: tuple[int, int, int]) -> None:
+    plan = plan_of(tmp_path, **settings)
+    assert (plan.steps_per_epoch, plan.total_steps, plan.last_step) == counts
+
+
+def test_pools_of_an_update_are_those_that_the_order_has_from_it(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, gradient_accumulation_steps=2)
+    every = list(plan.order_from(0))
+    assert [key for step in range(plan.last_step) for key in plan.pools_of(step)] == every
+    assert list(plan.order_from(3)) == every[6:]
+    repeated = plan_of(tmp_path, overfit_batches=2)
+    assert repeated.pools_of(4) == repeated.pools_of(2) == [(0, 0)]
+
+
+def test_an_update_that_takes_more_than_an_epoch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps=6 is more than an epoch's 5 pools"):
+        plan_of(tmp_path, gradient_accumulation_steps=6)
+
+
+@pytest.mark.parametrize("scored", [None, 0, 999])
+def test_a_teacher_without_scores_is_refused(scored: int | None) -> None:
+    def with_score(row: int, sample: TrainingSample) -> TrainingSample:
+        return replace(sample, positives=tuple(replace(one, teacher_score=1.0) for one in sample.positives)) if row == scored else sample
+
+    samples = [with_score(row, sample) for row, sample in enumerate(make_samples(40) * 25)]
+    settings = TrainingSettings(loss=LossSettings(kl_weight=1.0, margin_mse_weight=0.5))
+    if scored is not None:
+        require_teacher_scores([ListSource(samples)], settings)
+        return
+    require_teacher_scores([ListSource(samples)], TrainingSettings())
+    with pytest.raises(ConfigError, match=r"loss.kl_weight=1 and loss.margin_mse_weight=0.5 learn from .*no passage of \S+ has one"):
+        require_teacher_scores([ListSource(samples)], settings)

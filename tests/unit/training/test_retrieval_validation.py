@@ -6,10 +6,8 @@ pytest tests/unit/training/test_retrieval_validation.py
 from __future__ import annotations
 
 import json
-import os
 import random
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +17,19 @@ import pytest
 from dpr.core.distributed import current_ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding import corpus_tokens
-from dpr.embedding.job import EmbedReport, embed_shard
-from dpr.embedding.settings import EmbedConfig
-from dpr.embedding.source import PassageSource
 from dpr.evaluation.drawn_ranks import probabilities_within
 from dpr.evaluation.ranking_metrics import evaluate_run
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
-from dpr.training.callbacks import FunctionCallback
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import shard
-from dpr.training.validations import corpus_pass, retrieval
+from dpr.training.usual import Named
+from dpr.training.validations import corpus_pass
 from dpr.training.validations.estimates import Stratum, estimated
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
-from dpr.training.validations.usual import usual_validations
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model
 from tests.helpers.training import make_trainer
@@ -201,65 +195,6 @@ def test_the_best_is_the_highest_and_every_second_validation_searches(
     assert {step: value for step, value in resumed.items() if value is not None} == searched
 
 
-def trained_with_vectors(folder: Path, output: Path, validate_end: Any = None) -> list[str]:
-    """The names of the vectors that a training keeps; each of 1, 2 or 4 ranks calls it."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("DPR_CACHE", str(output.parent / "cache"))
-    patch.setattr(retrieval, "EmbedConfig", partial(EmbedConfig, chunk_size=7))
-    settings: dict[str, Any] = {"best_metric": "eval/own/mrr@10", "num_train_epochs": 3, "learning_rate": 1e-2}
-    settings |= {"global_batch_size": 8, "batch_size": 8 // current_ranks().world_size, "validation": [entry(folder, keep_vectors=True)]}
-    callbacks = [FunctionCallback(validate_end, when="validate_end")] if validate_end else []
-    try:
-        trainer = make_trainer(model_of(folder), [ListSource(make_samples(16))], [], output, *callbacks, **settings)
-        trainer.train()
-    finally:
-        patch.undo()
-    return sorted(path.name for path in (output / "vectors").iterdir())
-
-
-def embedded(folder: Path, run: Path, name: str) -> tuple[EmbedReport, dict[str, bytes]]:
-    """What ``dpr embed`` says and writes for the best checkpoint of a run."""
-    report = embed_shard(
-        BiEncoder.load(run), PassageSource(folder / "corpus.tsv"), EmbedConfig(out_file=str(run / "vectors" / name), chunk_size=7)
-    )
-    return report, {path.name: path.read_bytes() for path in report.folder.iterdir()}
-
-
-def best_step(run: Path) -> str:
-    return str(json.loads((run / "run.json").read_text())["best_checkpoint"]).rpartition(".")[2]
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_vectors_of_the_best_checkpoint_are_those_of_dpr_embed(folder: Path, tmp_path: Path, world_size: int) -> None:
-    def on_ranks(function: Any, *given: Any) -> Any:  # in processes with the same number of threads
-        return function(*given) if world_size == 1 else run_on_ranks(function, world_size, *given)[0]
-
-    run = tmp_path / "run"
-    (kept,) = on_ranks(trained_with_vectors, folder, run)
-    assert kept == f"own.{best_step(run)}_0"
-    report, files = on_ranks(embedded, folder, run, kept.removesuffix("_0"))
-    assert (report.passages, report.embedded) == (PASSAGES, 0)
-    report, others = on_ranks(embedded, folder, run, "anew")
-    assert (report.passages, report.embedded) == (PASSAGES, PASSAGES)
-    assert others == files
-
-
-def test_a_run_that_starts_again_keeps_vectors_of_its_best_checkpoint_alone(folder: Path, tmp_path: Path) -> None:
-    def stop(trainer: Any, metrics: Metrics) -> None:
-        if trainer.progress.step == 4:
-            raise KeyboardInterrupt
-
-    run = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):  # after the second validation, before its checkpoint
-        trained_with_vectors(folder, run, validate_end=stop)
-    assert f"own.{best_step(run)}_0" in os.listdir(run / "vectors")
-    (run / "vectors" / "own.step3_0").mkdir()
-    assert trained_with_vectors(folder, run) == [f"own.{best_step(run)}_0"]
-    assert embedded(folder, run, f"own.{best_step(run)}")[0].embedded == 0
-    (run / "vectors" / "own.step3_0").mkdir()  # a finished run saves nothing more, and cleans up all the same
-    assert trained_with_vectors(folder, run) == [f"own.{best_step(run)}_0"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -268,14 +203,14 @@ def test_a_run_that_starts_again_keeps_vectors_of_its_best_checkpoint_alone(fold
         ({"qrels": "nowhere.tsv"}, r"train.validation\[0\].qrels=nowhere.tsv is not a file"),
         ({"every": 0}, r"train.validation\[0\].every=0 is out of range; it must be at least 1"),
         ({"sample": 5, "n_docs": 5}, "n_docs=5 is too little for an estimate"),
-        ({"sample": 5, "keep_vectors": True}, "keep_vectors and .*sample are mutually exclusive"),
+        ({"keep_vectors": True}, r"keep_vectors is no setting any more; after training, dpr embed model_file=<run> writes the same bytes"),
         ({"hard_runs": ["bm25.trec"]}, "hard_runs=bm25.trec is not a file"),
     ],
 )
 def test_a_wrong_entry_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:
     settings = TrainingSettings.of(None, validation=[entry(folder, **wrong)])
     with pytest.raises(ConfigError, match=message):
-        usual_validations([], settings)
+        Named.of(settings)
 
 
 def test_judgements_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ CHANGED: dict[str, Any] = {
     "encoder.dpr_trailing_sep": True,
     "encoder.question_length": 12,
     "encoder.sequence_length": 20,
-    "train.leave_out": ["ReportPage"],
     "encoder.projection_dim": 8,
     "encoder.query_prompt": "ba ",
     "encoder.passage_prompt": "ba ",

@@ -154,14 +154,14 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tb is not installed")
     from dpr.jobs.train import make_trackers
-    from dpr.training.callbacks.usual import all_callbacks
+    from dpr.training.callbacks.usual import usual_callbacks
     from dpr.training.command_settings import BiEncoderTrainConfig
 
     config = BiEncoderTrainConfig(output_dir=str(tmp_path))
     assert make_trackers(config) == []
-    usual = [type(callback).__name__ for callback in all_callbacks([], config.train, tmp_path)]
+    usual = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path)]
     config.tracking.tensorboard, config.train.early_stopping.patience, config.train.load_best_at_end = True, 2, True
-    found = [type(callback).__name__ for callback in all_callbacks(make_trackers(config), config.train, tmp_path)]
+    found = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path, make_trackers(config))]
     place = usual.index("LogEvery")
     assert found == [*usual[:place], "TensorBoard", "EarlyStopping", "LoadBest", *usual[place:]]
     config.tracking.wandb_mode = "later"

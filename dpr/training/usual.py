@@ -1,0 +1,87 @@
+"""What a run has beside its loop: the usual callbacks, and what settings name by import path or by files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from dpr.core.errors import ConfigError
+from dpr.core.settings import listed
+from dpr.training.callbacks.protocol import Callback
+from dpr.training.callbacks.usual import usual_callbacks
+from dpr.training.settings import TrainingSettings
+from dpr.training.user_classes import user_callbacks, user_metrics, user_validation
+from dpr.training.validations.dev_sets import dev_validations
+from dpr.training.validations.entries import is_built_in, read_entry
+from dpr.training.validations.protocol import QuestionMetric, Validation
+from dpr.training.validations.retrieval import RetrievalValidation
+
+
+@dataclass(frozen=True)
+class Named:
+    """The objects behind ``train.callbacks``, ``train.metrics`` and ``train.validation``. They need no data, so they are made first."""
+
+    callbacks: Sequence[Callback]
+    metrics: Mapping[str, QuestionMetric]
+    validations: Sequence[Validation]
+    searches: Mapping[int, RetrievalValidation]
+    """Those of ``validations`` that search a corpus, by the number of their entry."""
+
+    @classmethod
+    def of(cls, settings: TrainingSettings, metrics: Mapping[str, QuestionMetric] | None = None) -> Named:
+        """Those that ``settings`` name, with ``metrics`` beside them.
+
+        Raises:
+            ConfigError: a name, an entry or an argument cannot be used.
+            InputError: a file that an entry names cannot be read.
+        """
+        train = settings.train
+        entries = dict(enumerate(listed(train.validation)))
+        searched = {number: read_entry(entry, number) for number, entry in entries.items() if is_built_in(entry)}
+        searches = {number: RetrievalValidation(options, precision=train.precision) for number, options in searched.items()}
+        validations = [searches.get(number) or user_validation(entry) for number, entry in entries.items()]
+        return cls(user_callbacks(train.callbacks), user_metrics(train.metrics, metrics), validations, searches)
+
+    def check_metric_names(self, settings: TrainingSettings, dev_sets: Sequence[str]) -> None:
+        """Refuses metrics to choose by that no validation of a run on these dev sets returns; user-defined ones name theirs later.
+
+        Raises:
+            ConfigError: lists the names that there are.
+        """
+        train = settings.train
+        over_dev_sets = dev_validations([], settings, metrics=self.metrics) if dev_sets else []
+        is_due = partial(_is_reached, epochs=train.num_train_epochs)
+        names = [name for each in filter(is_due, over_dev_sets) for name in each.names_for(dev_sets)]
+        if any(number not in self.searches for number in range(len(self.validations))) or not (names or self.searches):
+            return
+        names += [name for search in self.searches.values() for name in search.names()]
+        stopping = train.early_stopping
+        chosen = {"train.best_metric": train.best_metric, "train.early_stopping.metric": stopping.metric if stopping.patience else None}
+        for key, name in chosen.items():
+            if name is not None and name not in names:
+                raise ConfigError(f"{key}={name} is not a metric of any validation of this run; choose one of {', '.join(names)}")
+
+
+def with_usual(
+    settings: TrainingSettings,
+    output_dir: Path,
+    validations: Sequence[Validation],
+    metrics: Mapping[str, QuestionMetric] | None,
+    callbacks: Sequence[Callback],
+) -> tuple[Sequence[Validation], Mapping[str, QuestionMetric], list[Callback]]:
+    """What is given to a trainer from Python, with the usual callbacks and with what its settings name.
+
+    Raises:
+        ConfigError: a setting names what cannot be used, or asks for what ``dpr train`` alone puts together.
+    """
+    if settings.train.renew_negatives:
+        raise ConfigError("train.renew_negatives is for dpr train; from Python, call build_trainer of dpr.jobs.train, which adds it")
+    named = Named.of(settings, metrics)
+    usual = usual_callbacks(settings.train, output_dir, [*named.callbacks, *callbacks])
+    return [*named.validations, *validations], named.metrics, usual
+
+
+def _is_reached(validation: Validation, epochs: int) -> bool:
+    return any(map(validation.is_due, range(epochs)))
