@@ -22,6 +22,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of documents; folders in it are read too")
     parser.setting("out", type=Path, required=True, metavar="DATA", help="folder to write")
     add_folder_settings(parser)
+    parser.setting("few", action="store_true", help="where there are too few questions, write the corpus alone instead of ending with 3")
     parser.setting("overwrite", action="store_true", help="replace what is at out")
     options = parser.parse(argv)
     from dpr.core.logs import configure_logging
@@ -29,10 +30,12 @@ def main(argv: list[str]) -> int:
 
     configure_logging()
     settings = FolderSettings(**folder_settings(options))
-    counts = prepare_folder(options.folder, options.out, settings, questions=options.questions, overwrite=options.overwrite)
+    how = {"questions": options.questions, "overwrite": options.overwrite, "few": options.few}
+    counts = prepare_folder(options.folder, options.out, settings, **how)
     kinds = counts.pop("test questions by kind")
     print(f"{options.out}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-    print("test questions are " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()))
+    if kinds:
+        print("test questions are " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()))
     return 0
 
 

@@ -56,9 +56,17 @@ def main(argv: list[str]) -> int:
     reading.check()
     plan = QuickstartPlan(options.folder, out, reading, options.questions, options.encoder, options.device)
     start = time.monotonic()
-    climb(stages(plan), out, overwrite=True)
+    planned = stages(plan)
+    climb(planned[:1], out, overwrite=True)
+    if is_trained := plan.counts()["train questions"] > 0:
+        climb(planned, out, overwrite=True)
     write_search(plan)
-    show(plan, time.monotonic() - start)
+    if is_trained:
+        show(plan, time.monotonic() - start)
+    else:
+        print(f"\n{plan.counts()['passages']:,} passages, too few questions in them to train on: BM25 searches them.")
+        print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
+        print(f'Search by hand:   dpr search {out} "your question"')
     if options.serve:
         from dpr.cli.serve import main as serve
 

@@ -112,7 +112,7 @@ def parse_object(text: str) -> dict[str, Any]:
     try:
         value = STRICT.decode(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.pos + 1}") from None
+        raise ValueError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}") from None
     if not isinstance(value, dict):
         raise ValueError(f"the row is {describe(value)}, expected an object")
     return value
@@ -237,7 +237,9 @@ class _Window:
                     continue
                 if at_end and problem.pos >= len(self.text):
                     raise self.cut_off() from None
-                raise self.fail(f"not JSON: {problem.msg}", problem.pos) from None
+                found = problem.msg.removesuffix(" at").removesuffix(" starting")
+                hint = "the file may be cut off" if at_end and problem.msg.startswith("Unterminated string") else None
+                raise self.fail(f"not JSON: {found}", problem.pos, hint) from None
             except ValueError as problem:
                 error, decoder = str(problem), _LENIENT
                 continue

@@ -63,11 +63,16 @@ def stages(plan: QuickstartPlan) -> list[Stage]:
 
 
 def write_search(plan: QuickstartPlan) -> None:
-    """Writes ``search.json``, so that ``dpr search`` and ``dpr serve`` open the folder ``out``."""
+    """Writes ``search.json``, so that ``dpr search`` and ``dpr serve`` open the folder ``out``: with BM25 alone where there was nothing to
+    train on."""
+    passages = resolve_passage_sources([str(plan.data / CORPUS)], {})
+    if not plan.counts()["train questions"]:
+        SearchSettings(passages=passages, indexer={"kind": "bm25"}).write(plan.out)
+        return
     SearchSettings(
         model_file=str(plan.out / "model"),
         encoded_ctx_files=[str(plan.out / "vectors" / "corpus_0")],
-        passages=resolve_passage_sources([str(plan.data / CORPUS)], {}),
+        passages=passages,
         bm25_index_path=str(plan.out / "bm25_index"),
         hybrid="linear",
         hybrid_weight=plan.weight(),
@@ -142,7 +147,7 @@ class _Builder:
         self._stage(
             "data",
             f"{len(files)} files: passages, training questions, held-out questions",
-            lambda: ["prepare-folder", str(plan.folder), f"out={plan.data}", *given],
+            lambda: ["prepare-folder", str(plan.folder), f"out={plan.data}", *given, "few=true"],
             ["texts"],
             {**values, "types": plan.reading.types, "names": names},
             inputs={"folder": files, **({"questions": [plan.questions]} if plan.questions else {})},

@@ -39,6 +39,7 @@ DEV, TEST = "dev", "test"
 CORPUS, EVALUATION_CORPUS, UNREAD = "corpus.jsonl", "evaluation_corpus.jsonl", "unread.jsonl"
 LEAST_QUESTIONS = 30
 _FEW_GROUPS = 50
+_PART = 20  # passages
 _ALIKE = 0.8
 _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
 """Share of the questions, and the most of them."""
@@ -64,9 +65,11 @@ class FolderSettings:
 
 
 def prepare_folder(
-    folder: Path, out: Path, settings: FolderSettings, *, questions: Path | None = None, overwrite: bool = False
+    folder: Path, out: Path, settings: FolderSettings, *, questions: Path | None = None, overwrite: bool = False, few: bool = False
 ) -> dict[str, Any]:
     """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
+
+    Too few questions to train on and to hold out are an error; with ``few``, the corpus alone is written then, with a warning.
 
     Raises:
         InputError: nothing can be read, there are too few questions, or ``out`` exists, made of something else, without ``overwrite``.
@@ -84,7 +87,7 @@ def prepare_folder(
         if not is_missing:
             return dict(read_manifest(out)["metadata"]["counts"])
         with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
-            metadata["counts"] = counts = _make(target, folder, files, settings, questions)
+            metadata["counts"] = counts = _make(target, folder, files, settings, questions, few=few)
     return counts
 
 
@@ -95,7 +98,9 @@ def _sha256(path: Path) -> str:
         return ""
 
 
-def _make(target: Path, folder: Path, files: Sequence[Path], settings: FolderSettings, questions: Path | None) -> dict[str, Any]:
+def _make(
+    target: Path, folder: Path, files: Sequence[Path], settings: FolderSettings, questions: Path | None, *, few: bool
+) -> dict[str, Any]:
     logger.info("reading %d files", len(files))
     read = list(read_documents(folder, files))
     bad = [one for one in read if isinstance(one, BadFile)]
@@ -108,12 +113,16 @@ def _make(target: Path, folder: Path, files: Sequence[Path], settings: FolderSet
         kept += added
         asked += given
     logger.info("%d passages, %d questions", len(kept), len(asked))
-    if len(asked) < LEAST_QUESTIONS:
+    by_split = split_questions(asked, seed=settings.seed) if len(asked) >= LEAST_QUESTIONS else {}
+    empty = [name for name in (TRAIN, DEV, TEST) if not by_split.get(name)]
+    if empty and few:
+        logger.warning("only %d questions were found, too few to train on and to hold out: the corpus alone is written", len(asked))
+        by_split = {TRAIN: [], DEV: [], TEST: []}
+    elif len(asked) < LEAST_QUESTIONS:
         found = f"holds only {len(asked)} questions in {len(kept)} passages of {len(read) - len(bad)} files"
         hint = "name a larger folder, or give questions=FILE; " + "; ".join(f"{one.name}: {one.reason}" for one in bad[:3])
         raise InputError(found, file=folder, expected=f"at least {LEAST_QUESTIONS}", hint=hint.removesuffix("; "))
-    by_split = split_questions(asked, seed=settings.seed)
-    if empty := [name for name, found in by_split.items() if not found]:
+    elif empty:
         raise InputError(f"no questions are left for {empty[0]}", file=folder, hint="name a larger folder, or give more questions")
     _write(target, kept, by_split, bad, settings)
     kinds = Counter(one.kind for one in by_split[TEST])
@@ -130,15 +139,19 @@ def _make(target: Path, folder: Path, files: Sequence[Path], settings: FolderSet
 def split_questions(asked: Sequence[Asked], *, seed: int) -> dict[str, list[Asked]]:
     """The questions of train, dev and test; of each held-out passage one question, of train passages all.
 
-    What is held out together: a file; where there are few, a part under an outer heading; where these are few, a section. Of given
-    questions those with the same best passage, or if that leaves nothing for a split, each alone.
+    What is held out together: a file; where there are few, a part under an outer heading; where these are few, a section; if that leaves
+    nothing for a split, since one section has nearly all passages, ``_PART`` passages of a section. Of given questions those
+    with the same best passage, or if that leaves nothing for a split, each alone.
     """
     given = [one for one in asked if one.kind == GIVEN]
     candidates = given or one_for_each_passage(asked)
-    sizes = {split: min(most, max(1, round(share * len(candidates)))) for split, (share, most) in _HELD_OUT.items()}
     groupings: tuple[Callable[[Asked], str], ...]
-    groupings = (lambda one: one.pieces[0].id, lambda one: one.text) if given else (_file, _outer_heading, _heading)
+    groupings = (lambda one: one.pieces[0].id, lambda one: one.text) if given else (_file, _outer_heading, _heading, _part)
     for group_of in groupings:
+        if group_of is _part:  # what is asked of several parts, of which one may be held out and another not, is left out
+            asked = [one for one in asked if one.pieces[0].place // _PART == one.pieces[-1].place // _PART]
+            candidates = one_for_each_passage(asked)
+        sizes = {split: min(most, max(1, round(share * len(candidates)))) for split, (share, most) in _HELD_OUT.items()}
         groups = [group_of(one) for one in candidates]
         split_of = dict(zip(groups, split_by_group(groups, sizes, seed=seed), strict=True))
         if (given or len(split_of) >= _FEW_GROUPS) and {DEV, TEST, TRAIN} <= set(split_of.values()):
@@ -164,10 +177,19 @@ def _heading(one: Asked) -> str:
     return str(one.pieces[0].headings[-1][0])
 
 
+def _part(one: Asked) -> str:
+    return f"{_heading(one)}, part {one.pieces[0].place // _PART}"
+
+
 def _write(
     target: Path, pieces: Sequence[Piece], by_split: dict[str, list[Asked]], bad: Sequence[BadFile], settings: FolderSettings
 ) -> None:
     write_passages(target / CORPUS, (piece.passage() for piece in pieces))
+    with durable_file(target / UNREAD) as out:
+        for one in bad:
+            out.write(json.dumps({"file": one.name, "reason": one.reason}, ensure_ascii=False) + "\n")
+    if not by_split[TRAIN]:
+        return
     held_out = without_questions(pieces, [*by_split[DEV], *by_split[TEST]])
     write_passages(target / EVALUATION_CORPUS, held_out)
     for split in (TRAIN, DEV):
@@ -183,6 +205,3 @@ def _write(
         keys = [f"{split}-{number}" for number in range(len(by_split[split]))]
         write_questions(target / f"{split}_questions.jsonl", [Question(one.text, key) for key, one in zip(keys, by_split[split])])
         write_qrels(target / f"{split}_qrels.tsv", {key: {piece.id: 1 for piece in one.pieces} for key, one in zip(keys, by_split[split])})
-    with durable_file(target / UNREAD) as out:
-        for one in bad:
-            out.write(json.dumps({"file": one.name, "reason": one.reason}, ensure_ascii=False) + "\n")

@@ -104,7 +104,7 @@ def write_encoder(
         if tokenizer is None:
             vocabulary = train_vocabulary(texts, size=shape.vocab_size, lower_case=shape.lower_case, num_unused=shape.num_unused)
             if len(vocabulary) < shape.vocab_size:
-                logger.warning("the text holds only %d different pieces, fewer than --vocab-size %d", len(vocabulary), shape.vocab_size)
+                logger.info("the text holds %d different pieces: that is the vocabulary, of at most %d", len(vocabulary), shape.vocab_size)
             (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
             _write_tokenizer(folder, vocabulary, shape)
         else:

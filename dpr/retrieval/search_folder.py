@@ -62,7 +62,8 @@ class SearchSettings:
         """
         file = folder / FILE
         if not file.is_file():
-            hint = f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and --model with --vectors"
+            hint = "an unfinished dpr quickstart: rerun its command, which goes on; or " if (folder / "data" / "texts").is_dir() else ""
+            hint += f"dpr retrieve ... search_folder={folder} writes one; or name what to search: --corpus, and --model with --vectors"
             raise InputError(f"no {FILE}", file=folder, hint=hint)
         value = read_json(file)
         if not isinstance(value, dict) or value.pop("schema", None) != _SCHEMA:

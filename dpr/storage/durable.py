@@ -165,7 +165,8 @@ def read_json(path: Path) -> Any:
     try:
         return parsed(path.read_bytes().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error.msg}", file=path, line=error.lineno) from None
+        found = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        raise InputError(found, file=path, line=error.lineno) from None
     except ValueError as error:
         raise InputError(f"not JSON: {error}", file=path) from None
     except OSError as error:

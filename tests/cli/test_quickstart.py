@@ -121,3 +121,22 @@ def test_batches_leave_steps_to_learn_in() -> None:
     batches = [next(int(one.split("=")[1]) for one in training_overrides("static", size) if "batch_size" in one) for size in sizes]
     assert batches == [16, 16, 64, 512]
     assert "model_file=." in training_overrides(".", 1000)
+
+
+def test_a_folder_with_too_few_questions_is_searched_by_bm25(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("one", "two", "three"):
+        (tmp_path / "docs" / f"{name}.md").write_text(f"# Page {name}\n\nThis page tells of {name} and of nothing else at all.\n")
+    assert main(["quickstart", str(tmp_path / "docs" / "one.md")]) == 3 and "is a file" in capsys.readouterr().err
+    (tmp_path / "runs" / "docs" / "data" / "texts").mkdir(parents=True)
+    assert main(["search", "runs/docs", "two"]) == 3 and "unfinished dpr quickstart" in capsys.readouterr().err
+    (tmp_path / "runs" / "docs" / "data" / "texts").rmdir()
+    assert main(["quickstart", "docs"]) == 0 and commands == ["prepare-folder"]
+    assert "BM25 searches them" in capsys.readouterr().out
+    assert main(["search", "runs/docs", "tells of two"]) == 0
+    assert "two.md" in capsys.readouterr().out
+    commands.clear()
+    assert main(["quickstart", "docs"]) == 0 and not commands
+    assert main(["prepare-folder", "docs", "out=data"]) == 3 and "questions" in capsys.readouterr().err

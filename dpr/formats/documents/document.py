@@ -94,7 +94,8 @@ class DocumentBuilder:
 
 def one_line(text: str) -> str:
     """White space and what cannot be printed become single spaces."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    joined = " ".join(text.split())
+    return joined if joined.isprintable() else " ".join("".join(sign if sign.isprintable() else " " for sign in joined).split())
 
 
 def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:

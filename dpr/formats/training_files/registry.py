@@ -183,9 +183,13 @@ def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "",
     if fitting:
         names = " and ".join(entry.name for entry in fitting)
         raise InputError(f"fits the formats {names} ({found})", file=path, hint=f"say which, e.g. format={fitting[0].name}")
-    hint = "or name columns: question=... positive=..."
-    if len(seen.fields) == 1 and "," in seen.fields[0]:
-        hint = "columns that are separated by commas need a header, such as question,passage or question,positive,negative"
+    hint = "or name columns: dpr prepare FILE question=... positive=... out=train.jsonl"
+    separator, names = tables.separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
+    if separator:
+        found = f"the first row has {len(names)} columns, separated by {separator}: {' | '.join(names)[:80]}"
+        hint = f"separate columns by tabs, or by commas under a header such as question,passage; {separator} are not read"
+        if separator == "commas":
+            hint = "a header is missing: a first row such as question,passage or question,positive,negative"
     expected = f"one of the formats {', '.join(FORMATS)} (dpr prepare --help shows them)"
     raise InputError(f"not training data of a known format ({found})", file=path, expected=expected, hint=hint)
 

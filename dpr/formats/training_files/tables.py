@@ -7,6 +7,7 @@ every field is quoted, and in comma-separated ones, which need a header.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from dpr.formats.training_files.values import number_of, split_by_grade, text_of
 QUESTIONS = ("question", "query", "anchor", "query_text")
 _PASSAGES = ("passage", "positive", "pos", "context", "document", "text", "answer")
 HEAD_BYTES = 2**16
+_QUOTED = re.compile(r'"([^"]|"")*"')
 
 
 def read_pairs(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
@@ -75,8 +77,17 @@ def _quoted_with(path: Path) -> str:
         return ""
     if "\t" not in lines[0] and "," in lines[0] and {name.strip().lower() for name in next(csv.reader(lines[:1]))} & {*QUESTIONS}:
         return ","
-    is_quoted = all(len(field) > 1 and field[0] == field[-1] == '"' for line in lines for field in line.rstrip("\r").split("\t"))
+    is_quoted = all(_QUOTED.fullmatch(field) for line in lines for field in line.rstrip("\r").split("\t"))
     return "\t" if is_quoted else ""
+
+
+def separator_of(line: str) -> tuple[str, list[str]]:
+    """What separates the columns of a row that has no tab, by name, and the columns; no name where nothing does."""
+    for sign, name in ((";", "semicolons"), (",", "commas"), ("|", "vertical bars")):
+        fields = next(csv.reader([line], delimiter=sign), [])
+        if len(fields) > 1:
+            return name, [field.strip() for field in fields]
+    return "", []
 
 
 def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:

@@ -176,3 +176,28 @@ def test_many_negatives_do_not_make_it_slow(tmp_path: Path) -> None:
 def test_real_data(shared_data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["check-data", str(shared_data / "squad" / "squad-v1.1-dev.shared-half.json.gz")]) == 0
     assert "train: 4,575 rows, 4,575 records" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "messages"),
+    [
+        ("cut.jsonl", '{"question": "who", "positive_ctxs": [{"text": "some', ["Unterminated string starting at column 48"]),
+        (
+            "cut.json",
+            '[{"question": "who", "positive_ctxs": [{"text": "ba"}]},\n {"que',
+            ["cut.json:2: not JSON: Unterminated string;", "may be cut off"],
+        ),
+        ("bare.csv", "who is it,a long text\nwhat,another\n", ["a header is missing", "who is it | a long text"]),
+        ("quoted.csv", '"who is it","a text, long"\n"what","another"\n', ["a header is missing", "who is it | a text, long"]),
+        ("semi.csv", "query;positive\nwho is it;a long text\n", ["separated by semicolons: query | positive"]),
+        ("quoted_semi.csv", '"query";"positive"\n"who is it";"a text"\n', ["separated by semicolons: query | positive"]),
+        ("odd.tsv", "one\ttwo\tthree\tfour\tfive\n", ["dpr prepare FILE question=... positive=..."]),
+    ],
+)
+def test_what_cannot_be_read_says_what_is_missing(
+    tmp_path: Path, name: str, text: str, messages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["check-data", str(tmp_path / name)]) == 3
+    told = "".join(capsys.readouterr())
+    assert all(message in told for message in messages), told

@@ -158,3 +158,26 @@ def test_a_question_of_a_first_sentence_is_hidden_in_its_passage_alone() -> None
     hidden, whole = without_questions([first, other], [asked])
     assert hidden.text == told.partition(". ")[2] == asked.positive().text
     assert whole.text.split() == told.split()
+
+
+def test_one_large_file_among_few_small_ones_is_split_inside_it(tmp_path: Path) -> None:
+    write_folder(tmp_path / "docs", files=3, sections=4)
+    rng = random.Random(1)
+    paragraphs = (" ".join(f"{sentence(rng, 9).capitalize()}." for _ in range(4)) for _ in range(300))
+    (tmp_path / "docs" / "large.txt").write_text("\n\n".join(paragraphs))  # a single section
+    counts = prepare_folder(tmp_path / "docs", tmp_path / "data", FolderSettings(words=40, overlap=0))
+    questions = [counts[f"{split} questions"] for split in ("train", "dev", "test")]
+    assert min(questions) > 20 and questions[0] > sum(questions) / 2
+    sides = {}
+    for split in ("dev", "test"):
+        for keys in read_qrels(tmp_path / "data" / f"{split}_qrels.tsv").values():
+            sides.update(dict.fromkeys(keys, split))
+    train = open_training_set([tmp_path / "data" / "train.jsonl"], name="train")
+    assert not sides.keys() & {str(train[row].positives[0].id) for row in range(len(train))}
+    blocks: dict[int, set[str]] = {}
+    for row in range(len(train)):
+        sides[str(train[row].positives[0].id)] = "train"
+    for key, side in sides.items():
+        if key.startswith("large.txt#"):
+            blocks.setdefault((int(key.partition("#")[2]) - 1) // 20, set()).add(side)
+    assert all(len(block) == 1 for block in blocks.values())  # neighbours are on one side
