@@ -184,9 +184,9 @@ def format_of(path: Path, options: ReadOptions | None = None, *, name: str = "",
         names = " and ".join(entry.name for entry in fitting)
         raise InputError(f"fits the formats {names} ({found})", file=path, hint=f"say which, e.g. format={fitting[0].name}")
     hint = "or name columns: dpr prepare FILE question=... positive=... out=train.jsonl"
-    separator, names = tables.separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
+    separator, cells = tables.separator_of(seen.fields[0]) if len(seen.fields) == 1 else ("", [])
     if separator:
-        found = f"the first row has {len(names)} columns, separated by {separator}: {' | '.join(names)[:80]}"
+        found = f"the first row has {len(cells)} columns, separated by {separator}: {' | '.join(cells)[:80]}"
         hint = f"separate columns by tabs, or by commas under a header such as question,passage; {separator} are not read"
         if separator == "commas":
             hint = "a header is missing: a first row such as question,passage or question,positive,negative"
