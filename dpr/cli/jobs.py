@@ -27,7 +27,7 @@ retrieve = _command("dense_retriever", "dpr.retrieval.settings:RetrievalConfig",
 tune_index = _command("tune_index", "dpr.retrieval.tuning_settings:TuneIndexConfig", "dpr.jobs.tune_index")
 evaluate = _command("evaluate", "dpr.retrieval.suite_settings:EvaluateConfig", "dpr.jobs.evaluate")
 export = _command("export", "dpr.export.settings:ExportConfig", "dpr.jobs.export")
-push = _command("push", "dpr.export.hub_settings:PushConfig", "dpr.jobs.push")
+push = _command("push", "dpr.export.settings:PushConfig", "dpr.jobs.push")
 _download = _command("download", "dpr.preparation.settings:DownloadConfig", "dpr.jobs.download")
 
 

@@ -1,4 +1,4 @@
-"""Settings of ``dpr export``."""
+"""Settings of ``dpr export`` and ``dpr push``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import listed, require_set, setting
+from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.export.store_settings import STORES, StoreSettings
 
@@ -83,3 +83,20 @@ class ExportConfig(StoreSettings):
     def patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""
         return list(map(str, listed(self.encoded_ctx_files)))
+
+
+@dataclass
+class PushConfig(Settings):
+    """Uploads a folder that ``dpr export`` wrote to the Hugging Face hub, with the login of that machine (``hf auth login``)."""
+
+    folder: str | None = None
+    """The folder. Only files that it was written with are uploaded, as they were written; README.md may have been edited since."""
+    repo: str | None = None
+    """The repository, user/name, made where it is absent; absent = list the files and upload nothing."""
+    private: bool = True
+    """Only you see a repository that is made; one that exists stays as it is."""
+    message: str = setting("A model exported by dpr")
+    """The message of the commit."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"folder": "exported/first", "message": '"First version"'})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpr.core.logs import get_logger
 from dpr.export.hub import files_to_push, push
-from dpr.export.hub_settings import PushConfig
+from dpr.export.settings import PushConfig
 
 logger = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
-from dpr.data.likeness import jaccard, plain, words_of
+from dpr.data.near_duplicates import jaccard, plain, words_of
 from dpr.evaluation.answer_match import has_answer
 from dpr.indexer.ranking import Ranking
 from dpr.mining.settings import MiningSettings

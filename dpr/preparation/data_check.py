@@ -17,7 +17,7 @@ import numpy as np
 
 from dpr.core.hashes import text_hash
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.likeness import NEAR_DUPLICATE, jaccard, plain, words_of
+from dpr.data.near_duplicates import NEAR_DUPLICATE, jaccard, plain, words_of
 from dpr.formats.training_files.registry import format_of
 from dpr.formats.training_files.rows import ReadOptions, SourceRow
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.data.likeness import NEAR_DUPLICATE
+from dpr.data.near_duplicates import NEAR_DUPLICATE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_passage

@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,26 @@ from dpr.core.records import Passage, Question, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
+from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.registry import Texts
 from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name_in, read_documents
 from dpr.preparation.given_questions import find_answers, read_given
-from dpr.preparation.lexical_negatives import lexical_negatives
 from dpr.preparation.near_duplicates import find_near_duplicates
 from dpr.preparation.passages import Piece, cut
 from dpr.preparation.question_pairs import GIVEN, KINDS, Asked, made_questions, one_for_each_passage, without_questions
-from dpr.preparation.splits import TRAIN, split_by_group
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, read_manifest
 from dpr.storage.outputs import output
 
 logger = get_logger(__name__)
 
-DEV, TEST = "dev", "test"
+TRAIN, DEV, TEST = "train", "dev", "test"
 CORPUS, EVALUATION_CORPUS, UNREAD = "corpus.jsonl", "evaluation_corpus.jsonl", "unread.jsonl"
 LEAST_QUESTIONS = 30
 _FEW_GROUPS = 50
 _PART = 20  # passages
+# A group above the first share of a held-out set would make it a test of one topic; larger ones are taken where nothing else is left.
+LARGEST_SHARES = (0.15, 0.5, 1.0)
 _ALIKE = 0.8
 _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
 """Share of the questions, and the most of them."""
@@ -205,3 +208,46 @@ def _write(
         keys = [f"{split}-{number}" for number in range(len(by_split[split]))]
         write_questions(target / f"{split}_questions.jsonl", [Question(one.text, key) for key, one in zip(keys, by_split[split])])
         write_qrels(target / f"{split}_qrels.tsv", {key: {piece.id: 1 for piece in one.pieces} for key, one in zip(keys, by_split[split])})
+
+
+def split_by_group(groups: Sequence[str], sizes: Mapping[str, int], *, seed: int) -> list[str]:
+    """Names the split of each record; all records of a group get the same one.
+
+    Groups are taken in an order that depends on ``seed`` and their names alone, and fill the held-out splits (``sizes``: name -> number of
+    records) one after the other; the rest is ``train``. Small groups come first. A split exceeds its size by less than one group, and a
+    group larger than a whole split never enters it, so a split can stay smaller than asked, or empty. None gets more than about a third.
+    """
+    members: defaultdict[str, int] = defaultdict(int)
+    for group in groups:
+        members[group] += 1
+    # Hashes, not a shuffle: one more package in the environment does not move the others to another split.
+    queue = sorted(members, key=lambda name: blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest())
+    split_of = dict.fromkeys(queue, TRAIN)
+    for split, wanted in sizes.items():
+        wanted = min(wanted, len(groups) // 3)
+        filled = 0
+        for share in LARGEST_SHARES:
+            for group in queue:
+                if filled < wanted and split_of[group] == TRAIN and members[group] <= max(1, wanted * share):
+                    split_of[group] = split
+                    filled += members[group]
+    return [split_of[group] for group in groups]
+
+
+def lexical_negatives(
+    questions: Sequence[str], positives: Sequence[Passage], pool: Sequence[Passage], *, num_negatives: int
+) -> list[list[Passage]]:
+    """For each question the ``num_negatives`` best passages of ``pool`` by BM25 that are not its positive, best first.
+
+    A passage with the positive's id, or with its very text, is never a negative. Lists are shorter where fewer passages share a word with
+    the question. Passages need ids.
+    """
+    by_id = {str(passage.id): passage for passage in pool}
+    index = Bm25Index.build(Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()]))
+    # One more than asked, for the positive; texts that repeat it are rare enough to cost a negative.
+    _, found = index.search(questions, num_negatives + 1)
+    negatives = []
+    for positive, hits in zip(positives, found, strict=True):
+        candidates = (by_id[hit] for hit in hits if hit != positive.id)
+        negatives.append([passage for passage in candidates if passage.text != positive.text][:num_negatives])
+    return negatives

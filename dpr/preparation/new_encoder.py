@@ -11,16 +11,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
-from dpr.data.tensorizer import load_tokenizer
+from dpr.data.tensorizer import Tensorizer, load_tokenizer
 from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_questions
-from dpr.preparation.token_counts import count_tokens
+from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_folder, read_json, write_json
 from dpr.storage.outputs import output
@@ -30,6 +33,8 @@ logger = get_logger(__name__)
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 _CONTINUATION = "##"
 _MOST_CHARACTERS = 1000  # the most frequent ones get tokens; words with others become [UNK]
+_PASSAGES_AT_ONCE = 1000
+_WHOLE = 1 << 24  # tokens; passages are counted uncut
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,18 @@ def write_encoder(
         if passages is not None:
             count_tokens(loaded, passages(), vocab_size=size).write(folder)
     return size
+
+
+def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int) -> TokenFrequencies:
+    """Frequencies of the ``vocab_size`` tokens of a fast tokenizer in passages as towers see them: titles and special tokens too."""
+    tensorizer = Tensorizer(tokenizer, sequence_length=_WHOLE)
+    counts, total = np.zeros(vocab_size, dtype=np.int64), 0
+    remaining = iter(passages)
+    while part := list(islice(remaining, _PASSAGES_AT_ONCE)):
+        for tokens in tensorizer.passage_tokens(part):
+            counts[np.unique(tokens)] += 1
+        total += len(part)
+    return TokenFrequencies(total, counts)
 
 
 def reserved_tokens(num_unused: int) -> list[str]:

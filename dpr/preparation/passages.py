@@ -20,10 +20,11 @@ from dpr.core.records import MAX_ID_BYTES, Origin, Passage
 from dpr.formats.documents.document import Block, Section
 from dpr.formats.documents.python_source import name_as_words
 from dpr.preparation.folder_files import ReadFile
-from dpr.preparation.sentences import first_sentence, sentences
 
 SEPARATOR = " > "
 _ROOM_FOR_NUMBER = 24
+_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z(\[\"'*<])")
+_ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|resp|approx|[A-Z])\.$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +134,21 @@ def _last_sentences(text: str, words: int) -> str:
             break
         taken.insert(0, sentence)
     return " ".join(taken)
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """The first sentence, and the rest."""
+    for end in _SENTENCE_END.finditer(text):
+        if not _ABBREVIATION.search(text[: end.end()]):
+            return text[: end.end()], text[end.end() :].strip()
+    return text, ""
+
+
+def sentences(text: str) -> list[str]:
+    """All sentences of a paragraph, in order."""
+    found, start = [], 0
+    for end in _SENTENCE_END.finditer(text):
+        if not _ABBREVIATION.search(text[max(0, end.end() - 12) : end.end()]):
+            found.append(text[start : end.end()].strip())
+            start = end.end()
+    return [*found, *([rest] if (rest := text[start:].strip()) else [])]

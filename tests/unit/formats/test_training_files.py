@@ -441,7 +441,7 @@ def test_comma_separated_tables_are_read_by_their_header(tmp_path: Path) -> None
     ]
     (bad,) = [row for row in rows_of(lines(tmp_path / "bad.csv", "question,passage", "who?,he", "when?")) if row.error]
     assert "1 columns, expected 2 as in the header" in str(bad.error)
-    with pytest.raises(InputError, match="separated by commas.*a header is missing"):
+    with pytest.raises(InputError, match=r"separated by commas.*a header is missing"):
         format_of(lines(tmp_path / "headless.csv", "who?,he"))
     with pytest.raises(InputError, match="not a row of quoted fields"):
         rows_of(lines(tmp_path / "open.csv", "question,passage", 'who?,"he'))

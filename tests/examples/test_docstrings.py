@@ -9,7 +9,7 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.formats.documents.restructured_text import clean_markup
-from dpr.preparation.docstrings import MAX_PASSAGE_WORDS, find_sources, read_docstrings, split_docstring
+from examples.docstring_corpus.docstrings import MAX_PASSAGE_WORDS, find_sources, read_docstrings, split_docstring
 
 REST = "The rest has more than enough words to be a passage of its own, since every one of these words is counted here."
 

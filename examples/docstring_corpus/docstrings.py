@@ -25,7 +25,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.documents.python_source import documented, parse
 from dpr.formats.documents.restructured_text import RULE, clean_markup
-from dpr.preparation.sentences import first_sentence
+from dpr.preparation.passages import first_sentence
 
 STANDARD_LIBRARY = "stdlib"
 """The name that stands for the standard library among package names."""
