@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from dpr.retrieval.judging import judge_by_qrels, relevant_ids
 from dpr.retrieval.passages import find_passages
 from dpr.retrieval.reporting import example_rows, first_hits, write_report
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
+from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import IndexerConfig
 from dpr.retrieval.suite_settings import EvaluateConfig
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
@@ -57,11 +58,13 @@ def run(config: EvaluateConfig) -> float | None:
         raise ConfigError("evaluation runs in one process; start it without torchrun (a GPU is used when there is one)")
     if config.run_file is not None:
         return _evaluate_run_file(config)
+    if config.run and config.model_file == config.run and (Path(config.run) / FILE).is_file():  # of dpr quickstart
+        config = replace(config, model_file=SearchSettings.read(Path(config.run)).model_file or config.model_file)
     out = Path(str(config.output_dir))
     require_writable(out, folder=True)
     cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
     tasks = str(config.suite).removeprefix(MTEB).split(",") if str(config.suite).startswith(MTEB) else []
-    sets = task_sets(tasks, cache / "mteb") if tasks else read_suite(str(config.suite), split=config.split)
+    sets = task_sets(tasks, cache / "mteb") if tasks else read_suite(str(config.suite), split=config.split, cache=cache)
     job = _Suite(config, out, cache)
     for place, test_set in enumerate(sets, 1):
         logger.info("%s, test set %d of %d", test_set.name, place, len(sets))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
@@ -41,9 +42,14 @@ class SuiteSetConfig(Settings):
 class EvaluateConfig(Settings):
     """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any program."""
 
+    run: str | None = None
+    """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless output_dir is set."""
+    set: str | None = None
+    """Short for suite: a folder or a file to evaluate on. Corpus, questions and judgements are found in it."""
     suite: str | None = None
     """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
-    whose data is at hand, mteb:SciFact,NFCorpus."""
+    whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr prepare-folder, or a file in any format of training data, whose
+    passages are then the corpus."""
     model_file: str | None = None
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""
@@ -86,9 +92,18 @@ class EvaluateConfig(Settings):
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def check_together(self, prefix: str) -> None:
+        if self.set is not None:
+            if self.suite not in (None, self.set):
+                raise ConfigError("set is short for suite; leave one of them out")
+            self.suite = self.set
         if (self.suite is None) == (self.run_file is None):
-            found = "neither suite nor run_file is set" if self.suite is None else "suite and run_file are mutually exclusive"
-            raise ConfigError(f"{found}; e.g. suite=data/beir model_file=runs/first, or run_file=bm25.run qrels=qrels.txt")
+            found = "neither set nor run_file is set" if self.suite is None else "set (suite) and run_file are mutually exclusive"
+            raise ConfigError(f"{found}; e.g. run=runs/first set=data/scifact, or run_file=bm25.run qrels=qrels.txt")
+        if self.run is not None:
+            if self.run_file is not None:
+                raise ConfigError("run and run_file are mutually exclusive; run is a folder that was trained, run_file a TREC run")
+            self.model_file = self.model_file or self.run
+            self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
         if self.run_file is not None:
             require_set(self, {"qrels": "qrels/test.tsv"})
             return

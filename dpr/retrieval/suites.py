@@ -1,17 +1,26 @@
-"""A suite of test sets -> files and options of each: a BEIR folder, a folder of them, or a YAML that lists them."""
+"""A suite of test sets -> files and options of each: a BEIR folder, a folder of them, a YAML list, or a file of training data."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
+from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
+from dpr.core.records import Passage, Question
 from dpr.core.suggestions import suggestion
+from dpr.formats.corpora import write_passages
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.training_files.registry import look_at
+from dpr.formats.training_sets import open_training_set
 from dpr.formats.yaml_files import read_yaml
 from dpr.retrieval.suite_settings import SuiteSetConfig
+from dpr.storage.checksums import content_sha256
+from dpr.storage.durable import MANIFEST, durable_folder
 
 logger = get_logger(__name__)
 
@@ -35,25 +44,28 @@ class TestSet:
     options: SuiteSetConfig
 
 
-def read_suite(path: str | Path, *, split: str = "test") -> list[TestSet]:
-    """The test sets that ``path`` stands for, by name for a folder of folders, else in the order of the YAML.
+def read_suite(path: str | Path, *, split: str = "test", cache: Path | None = None) -> list[TestSet]:
+    """The test sets that ``path`` stands for, by name for a folder of folders, else in the order of the YAML. What a file of training data
+    holds is written into ``cache``: its passages are the corpus.
 
     Raises:
         InputError: there is none, or one has no corpus, questions or judgements.
         ConfigError: the YAML has an option that is unknown or of the wrong type.
     """
     suite = Path(path).expanduser()
-    if suite.is_file():
+    if suite.is_file() and suite.suffix.lower() in (".yaml", ".yml"):
         return _listed(suite, split)
+    if suite.is_file():
+        return [_of_training_data(suite, cache or suite.parent / CACHE)]
     if not suite.is_dir():
         raise InputError("no such file or folder", file=path, expected="a folder in BEIR's layout, a folder of these, or a YAML")
-    if _is_set(suite):
+    if _is_set(suite, split):
         return [_test_set(suite.resolve().name, SuiteSetConfig(folder=str(suite)), suite, split)]
     folders = [folder for folder in sorted(suite.iterdir()) if folder.is_dir()]
-    found = [_test_set(folder.name, SuiteSetConfig(folder=str(folder)), folder, split) for folder in folders if _is_set(folder)]
+    found = [_test_set(folder.name, SuiteSetConfig(folder=str(folder)), folder, split) for folder in folders if _is_set(folder, split)]
     if not found:
         raise InputError("holds no test set", file=suite, expected=f"{_EXPECTED}, in the folder or in folders in it")
-    if others := [folder.name for folder in folders if not _is_set(folder)]:
+    if others := [folder.name for folder in folders if not _is_set(folder, split)]:
         logger.info("%s: no test sets in %s", suite, ", ".join(others))
     return found
 
@@ -102,14 +114,47 @@ def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str) -> T
     return TestSet(name, **files, options=options)
 
 
-def _is_set(folder: Path) -> bool:
-    return _in_folder(folder, "queries", "") is not None and _in_folder(folder, "corpus", "") is not None
+def _of_training_data(file: Path, cache: Path) -> TestSet:
+    """A test set of a file that lists right and wrong passages for each question; one passage of the corpus for each different text."""
+    if not look_at(file).is_training_data:
+        hint = "for questions with answers and a corpus, dpr retrieve qa_dataset=<questions> ctx_datasets=[<corpus>]"
+        raise InputError("is no test set", file=file, expected=f"a folder with {_EXPECTED}, a .yaml, or a file of training data", hint=hint)
+    name = file.name.removesuffix(".gz").partition(".")[0]
+    folder = cache / f"{name}-{content_sha256(file)[:16]}"
+    if not (folder / MANIFEST).is_file():
+        passages: dict[str, Passage] = {}
+        questions: list[Question] = []
+        qrels: dict[str, dict[str, int]] = {}
+        for number, sample in enumerate(open_training_set(file, name=name)):
+            for rank, listed in enumerate((sample.positives, sample.hard_negatives, sample.other_negatives)):
+                for passage in listed:
+                    key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
+                    passages.setdefault(key, Passage(passage.text, passage.title, key))
+                    if not rank:
+                        qrels.setdefault(f"q{number}", {})[key] = 1
+            questions.append(Question(sample.question, f"q{number}", sample.answers))
+        with durable_folder(folder) as target:
+            (target / "qrels").mkdir()
+            write_passages(target / "corpus.jsonl", passages.values())
+            write_questions(target / "queries.jsonl", questions)
+            write_qrels(target / "qrels" / "test.tsv", qrels)
+        logger.info("%s: its %d passages are the corpus; figures of a larger one are lower", file, len(passages))
+    parts = {"corpus": folder / "corpus.jsonl", "queries": folder / "queries.jsonl", "qrels": folder / "qrels" / "test.tsv"}
+    return TestSet(name, **parts, options=SuiteSetConfig())
+
+
+def _is_set(folder: Path, split: str) -> bool:
+    return _in_folder(folder, "queries", split) is not None and _in_folder(folder, "corpus", split) is not None
 
 
 def _in_folder(folder: Path | None, part: str, split: str) -> Path | None:
     if folder is None:
         return None
-    names = [f"qrels/{split}{suffix}" for suffix in _QRELS] if part == "qrels" else [part + suffix for suffix in _SUFFIXES[part]]
+    if part == "qrels":
+        names = [*(f"qrels/{split}{suffix}" for suffix in _QRELS), f"{split}_qrels.tsv"]
+    else:  # those of dpr prepare-folder hide the words of held-out questions in a corpus of its own
+        names = [part + suffix for suffix in _SUFFIXES[part]]
+        names = ["evaluation_corpus.jsonl", *names] if part == "corpus" else [*names, f"{split}_questions.jsonl"]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 

@@ -16,14 +16,16 @@ from dpr.cli.compare import main as compare
 from dpr.cli.jobs import evaluate as main
 from dpr.cli.jobs import retrieve
 from dpr.core.errors import ConfigError, DprError, InputError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
 from dpr.formats.metrics_files import read_metrics
 from dpr.formats.question_sets import read_qrels, write_qrels, write_questions
 from dpr.formats.results import read_trec_run
+from dpr.formats.training_sets import write_training_set
 from dpr.jobs import evaluate as job
 from dpr.retrieval.suite_settings import EvaluateConfig
 from dpr.retrieval.suites import read_suite
+from dpr.retriever import Retriever
 from tests.unit.retrieval.conftest import World
 
 
@@ -51,6 +53,51 @@ def evaluated(world: World, beir: Path, tmp_path_factory: pytest.TempPathFactory
     out = tmp_path_factory.mktemp("evaluated") / "out"
     assert main(arguments(world, out, beir)) == 0
     return out
+
+
+def test_one_command_evaluates_a_run(world: World, beir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in BEIR's layout, a folder of dpr prepare-folder and a file of training data; vectors are kept beside the run."""
+    run = tmp_path / "run"
+    Retriever.build(world.folder / "model", world.passages[:5], folder=run)
+    assert main([f"run={run}", f"set={beir / 'first'}", "no_cuda=true", "n_docs=20"]) == 0
+    printed = capsys.readouterr().out
+    assert all(system in printed for system in ("bm25", "dense", "hybrid"))
+    results = json.loads((run / "evaluation" / "results.json").read_text())
+    assert results["sets"] == ["first"] and Path(results["model_file"]) == world.folder / "model"
+    vectors = sorted((run / "evaluation" / "cache").glob("first-*_0/manifest.json"))
+    times = [path.stat().st_mtime_ns for path in vectors]
+    assert len(vectors) == 1 and main([f"run={run}", f"set={beir / 'first'}", "no_cuda=true", "n_docs=10", "overwrite=true"]) == 0
+    assert [path.stat().st_mtime_ns for path in vectors] == times
+
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    write_passages(prepared / "corpus.jsonl", world.passages[:3])  # not this one: it has the held-out questions' own words
+    write_passages(prepared / "evaluation_corpus.jsonl", world.passages)
+    shutil.copy(world.folder / "questions.jsonl", prepared / "test_questions.jsonl")
+    shutil.copy(world.folder / "qrels.tsv", prepared / "test_qrels.tsv")
+    assert read_suite(prepared)[0].corpus.name == "evaluation_corpus.jsonl"
+
+    pairs = [(question, world.passages[number], world.passages[number + 20]) for number, question in enumerate(world.questions)]
+    write_training_set(tmp_path / "dev.json", [TrainingSample(question.text, (right,), (wrong,)) for question, right, wrong in pairs])
+    assert main([f"run={run}", f"set={tmp_path / 'dev.json'}", f"output_dir={tmp_path / 'dev'}", "no_cuda=true"]) == 0
+    (made,) = (tmp_path / "dev" / "cache").glob("dev-*/corpus.jsonl")
+    assert len(made.read_text().splitlines()) == 24
+    assert read_metrics(tmp_path / "dev" / "dev" / "bm25.json").metrics["accuracy@5"] > 0.9
+    with pytest.raises(InputError, match=r"is no test set.*dpr retrieve qa_dataset="):
+        read_suite(world.folder / "questions.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["run=r"], "neither set nor run_file is set; e.g. run=runs/first set=data/scifact"),
+        (["run=r", "set=a", "suite=b"], "set is short for suite"),
+        (["run=r", "run_file=x", "qrels=q"], "run and run_file are mutually exclusive"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(given) == 2
+    assert message in capsys.readouterr().err
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -267,7 +314,7 @@ def test_what_an_evaluation_writes_trec_eval_reads(evaluated: Path) -> None:
 def test_runs_and_suites_are_not_mixed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_file, _ = foreign_run(tmp_path)
     assert main([]) == main([f"run_file={run_file}"]) == main(["suite=x", "output_dir=y", "systems=[bm25]", "qrels=z"]) == 2
-    assert "neither suite nor run_file" in (errors := capsys.readouterr().err)
+    assert "neither set nor run_file" in (errors := capsys.readouterr().err)
     assert "qrels is not set" in errors and "qrels belongs to run_file" in errors
     (tmp_path / "others.txt").write_text("x 0 d1 1\n")
     assert main([f"run_file={run_file}", f"qrels={tmp_path / 'others.txt'}"]) == 3
