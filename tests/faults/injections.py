@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from dpr.formats import checkpoints, durable
+from dpr.formats import checkpoints
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder
+from dpr.storage import durable
 from dpr.training import checkpointing
 from dpr.training.step import DirectStep
 from dpr.training.trainer import BiEncoderTrainer
