@@ -11,23 +11,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.distributed import largest_over_ranks
-from dpr.core.errors import ConfigError
-from dpr.core.records import Passage
 from dpr.core.sharded import own_part, placed_like, whole
-from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.text import checked_items
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, check_start, is_stored, update_digest
 from dpr.models.backbones import check_vocabulary, check_weights, distinct_weights, load_backbone
 from dpr.models.dpr_checkpoint import read_model_parts
-from dpr.models.encoder import Encoder, filler_tokens
+from dpr.models.encoder import Encoder
+from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
+from dpr.models.encoding import TextEncoding
 from dpr.models.model_folders import read_folder_parts
 from dpr.models.parts import new_tensorizer
 from dpr.models.pooling import begin_with_idf
@@ -35,9 +31,6 @@ from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.models.towers import build_towers, stored_towers
 from dpr.storage.durable import durable_folder
-
-BATCH_TOKENS = 8192
-"""Tokens of a forward pass without gradient, where the caller does not say."""
 
 
 class BiEncoderVectors(NamedTuple):
@@ -48,7 +41,7 @@ class BiEncoderVectors(NamedTuple):
     temperature: Tensor | float
 
 
-class BiEncoder(nn.Module):
+class BiEncoder(TextEncoding):
     """A question tower and a context tower (the same module when shared), with the tokenizer they belong to."""
 
     def __init__(
@@ -142,76 +135,12 @@ class BiEncoder(nn.Module):
         return "cosine" if self.settings.normalize else "dot"
 
     @property
-    def dimension(self) -> int:
-        return self.question_model.dimension
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    @property
     def fingerprint(self) -> str:
         """Changes with any weight of the towers or any setting that changes vectors."""
         digest = sha256(repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode())
         digest.update(b"" if self.base is None else self.base.fingerprint.encode())
         update_digest(digest, {name: whole(tensor) for name, tensor in self.weights().items()})
         return digest.hexdigest()[:32]
-
-    def tower(self, encoder_type: str) -> Encoder:
-        """``question`` or ``ctx``."""
-        return self.question_model if encoder_type == "question" else self.ctx_model
-
-    def encode_questions(self, texts: str | Sequence[str], *, prompt: str | None = None, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-        """Vectors of questions, (Q, D) float32 in the given order; (D,) for a single text. Before them comes the model's ``query_prompt``,
-        or the one of its ``prompts`` that ``prompt`` names. TypeError for anything but texts."""
-        questions = checked_items(texts, (str,), "encode_questions", "a text")
-        tokens = self.tensorizer.question_tokens(questions, prompt=prompt)
-        vectors = self.encode_tokens(tokens, encoder_type="question", batch_tokens=batch_tokens)
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    def encode_passages(self, passages: str | Passage | Sequence[Passage | str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-        """Vectors of passages or of texts without a title, (P, D) float32 in the given order; (D,) for a single one. Before them comes the
-        model's ``passage_prompt``. TypeError for anything but texts and passages."""
-        given = checked_items(passages, (str, Passage), "encode_passages", "a text or a Passage")
-        records = [Passage(passage) if isinstance(passage, str) else passage for passage in given]
-        vectors = self.encode_tokens(self.tensorizer.passage_tokens(records), encoder_type="ctx", batch_tokens=batch_tokens)
-        return vectors[0] if isinstance(passages, str | Passage) else vectors
-
-    def encode(self, texts: str | Passage | Sequence[Passage | str], *, batch_tokens: int = BATCH_TOKENS) -> np.ndarray:
-        """``encode_passages`` of a model with a shared tower, under the name of sentence-transformers; ConfigError with two towers."""
-        if not self.settings.shared:
-            raise ConfigError("this model encodes questions and passages differently; call encode_questions or encode_passages")
-        return self.encode_passages(texts, batch_tokens=batch_tokens)
-
-    def encode_tokens(
-        self, sequences: Sequence[list[int]], *, encoder_type: str, batch_tokens: int = BATCH_TOKENS, positions: list[int] | None = None
-    ) -> np.ndarray:
-        """Encodes token id lists in length-sorted batches of at most ``batch_tokens`` tokens; (N, D) float32 in the given order."""
-        tokens = TokenBatch.from_lists(list(sequences), positions)
-        return self.encode_batch(tokens, encoder_type=encoder_type, batch_tokens=batch_tokens).float().cpu().numpy()
-
-    @torch.no_grad()
-    def encode_batch(self, tokens: TokenBatch, *, encoder_type: str, batch_tokens: int = BATCH_TOKENS, max_sequences: int = 0) -> Tensor:
-        """As ``encode_tokens``, as a tensor on the model's device, without dropout; ``max_sequences`` = 0 is no limit.
-        All ranks of a sharded model call it together, with or without texts."""
-        tower, was_training = self.tower(encoder_type), self.training
-        dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
-        result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
-        self.eval()
-        try:
-            batches = plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens))
-            most = largest_over_ranks(len(batches)) if tower.is_sharded else 0  # known to all before the first
-            for rows in batches:
-                index = torch.from_numpy(rows)
-                part = tokens.select(index)
-                if self.device.type == "cuda" and part.tokens.device.type == "cpu":
-                    index, part = index.pin_memory(), part.pin_memory()  # the copies need not wait for the previous batch
-                result[index.to(self.device, non_blocking=True)] = tower(part.to(self.device)).to(dtype)
-            for _ in range(len(batches), most):
-                tower(filler_tokens(self.device))
-        finally:
-            self.train(was_training)
-        return result
 
     def token_embeddings(self) -> list[nn.Parameter]:
         """The token embedding table of each tower (one when shared)."""

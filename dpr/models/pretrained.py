@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -100,10 +99,11 @@ def load_weights(model_class: Any, source: str | Path, config: Any, **options: A
             model, info = model_class.from_pretrained(
                 str(source), config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
             )
-    except UnpicklingError as error:
-        found = "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader refuses"
-        raise InputError(found, file=source, hint="save the model as safetensors, with save_pretrained of a recent transformers") from error
     except Exception as error:
+        if type(error).__name__ == "UnpicklingError":  # torch's words would be advice to run whatever the file holds
+            found = "its weights are a damaged pickle, or hold more than tensors, which torch's restricted reader refuses"
+            hint = "save the model as safetensors, with save_pretrained of a recent transformers"
+            raise InputError(found, file=source, hint=hint) from error
         raise InputError(f"the weights could not be loaded ({first_line(error)})", file=source) from error
     missing = sorted(info["missing_keys"])
     if missing or info.get("mismatched_keys"):

@@ -232,3 +232,24 @@ def test_settings_survive_and_an_unknown_format_version_is_refused(folder: Path,
     (target / checkpoints.SETTINGS_FILE).write_text(json.dumps(changed))
     with pytest.raises(CheckpointError, match="format_version is 99"):
         checkpoints.read_settings(target)
+
+
+def test_encoding_takes_the_options_of_sentence_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(tmp_path, dtype=torch.float32, shared=True)
+    texts = ["ba be", "bi", "bo bu ba", "be"]
+    sizes = list[int]()
+    model.question_model.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
+    for encode in (model.encode_questions, model.encode_passages, model.encode):
+        expected = encode(texts)
+        sizes.clear()
+        with caplog.at_level("INFO"):
+            found = encode(texts, batch_size=3, convert_to_tensor=True, show_progress_bar=True)
+        assert isinstance(found, torch.Tensor) and max(sizes) == 3 and sum(sizes) == 4
+        assert found.device == model.device
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+        assert "4 of 4" in caplog.text
+        assert encode("ba", convert_to_tensor=True).shape == (model.dimension,)
+        with pytest.raises(ConfigError, match="convert_to_numpy=False needs convert_to_tensor=True"):
+            encode(texts, convert_to_numpy=False)
+        with pytest.raises(TypeError):
+            encode(texts, batchsize=3)  # type: ignore[call-overload]
