@@ -125,7 +125,9 @@ def _of_training_data(file: Path, cache: Path) -> TestSet:
         passages: dict[str, Passage] = {}
         questions: list[Question] = []
         qrels: dict[str, dict[str, int]] = {}
-        for number, sample in enumerate(open_training_set(file, name=name)):
+        samples = open_training_set(file, name=name)
+        for number in range(len(samples)):
+            sample = samples[number]
             for rank, listed in enumerate((sample.positives, sample.hard_negatives, sample.other_negatives)):
                 for passage in listed:
                     key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
