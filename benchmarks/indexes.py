@@ -18,8 +18,8 @@ from dpr.formats.vector_shards import open_shards
 from dpr.indexer.recall import DEPTH, recall_values
 from dpr.indexer.registry import IndexChoice
 from dpr.indexer.store import IndexStore
+from dpr.jobs.tune_index import timed
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.tuning_curve import timed
 
 KINDS = ("exact", "flat", "hnsw", "hnsw_sq", "hnsw32", "ivf", "small")
 

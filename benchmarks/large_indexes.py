@@ -30,7 +30,7 @@ from dpr.indexer.exact import ExactIndex
 from dpr.indexer.recall import DEPTH, recall_values
 from dpr.indexer.registry import Index, IndexChoice
 from dpr.indexer.store import IndexStore
-from dpr.retrieval.tuning_curve import timed
+from dpr.jobs.tune_index import timed
 
 KINDS = ("exact", "ivf", "small", "hnsw32")
 DIMENSION, TOPICS, CHUNK, QUESTIONS = 128, 20_000, 65536, 200

@@ -1,35 +1,39 @@
-"""The ids and tokens of a corpus on disk, by chunks, for models that encode it again and again: a training run validates on it.
+"""Tokens on disk: of passages that are embedded again by other checkpoints, and of a corpus that a run encodes again and again.
 
-corpus-tokens-<key>/
-  chunk-000000/
-    ids.npy       (n,) byte strings
-    tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut to the model's length
-    lengths.npy   (n,) uint32
-    manifest.json
+passages-<key>/, corpus-tokens-<key>/chunk-000000/
+  tokens.npy    (T,) uint16, or uint32 for large vocabularies: special tokens included, cut to the model's length
+  lengths.npy   (N,) uint32
+  ids.npy       (N,) byte strings, of a corpus
+  manifest.json
 
-The key is a hash of the corpus, of how it is read, and of everything that decides tokens.
+A key is a hash of the texts, or of the corpus and how it is read, and of everything that decides tokens, so what is found under it cannot
+be another corpus's or stale.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
+from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.chunks import Chunk, chunk_rows, prepared_chunks
 from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.source import PassageSource
-from dpr.embedding.token_cache import read_tokens, token_rules, write_tokens
 from dpr.formats.arrays import map_ids
+from dpr.formats.token_store import token_dtype
 from dpr.storage.checksums import cache_root
+from dpr.storage.durable import durable_folder, verify_folder
 
 logger = get_logger(__name__)
 
@@ -76,10 +80,10 @@ class CorpusTokens:
         missing = [number for number in numbers if not self._of(number).is_dir()]
         made = self._made(missing)
         for number in numbers:
-            found = None if number in missing else self._stored(number)
-            if found is None:  # not there yet, or damaged
-                found = next(made if number in missing else self._made([number]))
-            yield found
+            chunk = None if number in missing else self._stored(number)
+            if chunk is None:  # not there yet, or damaged
+                chunk = next(made if number in missing else self._made([number]))
+            yield chunk
 
     def _of(self, number: int) -> Path:
         return self._folder / f"chunk-{number:06d}"
@@ -103,3 +107,63 @@ class CorpusTokens:
     def _stored(self, number: int) -> TokenChunk | None:
         tokens = read_tokens(folder := self._of(number))
         return None if tokens is None else TokenChunk(number * self.chunk_size, map_ids(folder / "ids.npy"), tokens)
+
+
+class TokenCache:
+    """Tokenises chunks of passages, each once. A damaged chunk is tokenised again; if the folder is not writable, nothing is kept."""
+
+    def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
+        self._folder, self._tensorizer = folder, tensorizer
+        self._rules = token_rules(tensorizer)
+        self._is_writable = True
+
+    def tokens(self, passages: Sequence[Passage]) -> TokenBatch:
+        """Exactly what ``tokenize_passages`` gives."""
+        folder = self._folder / f"passages-{self._key(passages)}"
+        batch = read_tokens(folder) if folder.is_dir() else None
+        if batch is None:
+            batch = tokenize_passages(self._tensorizer, passages)
+            self._write(folder, batch)
+        return batch
+
+    def _key(self, passages: Sequence[Passage]) -> str:
+        digest = hashlib.sha256(self._rules.encode())
+        for passage in passages:
+            text = f"{len(passage.title)} {len(passage.text)} {passage.title}{passage.text}"
+            digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[:32]
+
+    def _write(self, folder: Path, batch: TokenBatch) -> None:
+        if not self._is_writable:
+            return
+        try:
+            write_tokens(folder, batch, self._tensorizer, kind="passage tokens")
+        except (OSError, InputError) as error:
+            self._is_writable = False
+            logger.warning("tokens are not kept, since %s cannot be written (%s)", self._folder, error)
+
+
+def token_rules(tensorizer: Tensorizer) -> str:
+    """Everything that decides the tokens of a passage, as text."""
+    cut = [tensorizer.sequence_length, tensorizer.tokenizer.truncation_side]
+    facts = {name: value for name, value in tensorizer.text.stored_facts(None).items() if name in ("passage_prompt", "title_template")}
+    return json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
+
+
+def write_tokens(folder: Path, batch: TokenBatch, tensorizer: Tensorizer, *, kind: str, **others: np.ndarray) -> None:
+    """Writes a folder with ``tokens.npy`` and ``lengths.npy``, and ``others`` by their names."""
+    with durable_folder(folder, overwrite=True, metadata={"kind": kind}) as temporary:
+        np.save(temporary / "tokens.npy", batch.tokens.numpy().astype(token_dtype(tensorizer.largest_id)), allow_pickle=False)
+        np.save(temporary / "lengths.npy", batch.lengths.numpy().astype("<u4"), allow_pickle=False)
+        for name, array in others.items():
+            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+
+
+def read_tokens(folder: Path) -> TokenBatch | None:
+    """The tokens stored there; None if anything in the folder is missing or damaged."""
+    if verify_folder(folder):
+        return None
+    tokens, lengths = (
+        torch.from_numpy(np.load(folder / name, allow_pickle=False).astype(np.int64)) for name in ("tokens.npy", "lengths.npy")
+    )
+    return TokenBatch(tokens, lengths, torch.zeros_like(lengths))

@@ -25,10 +25,10 @@ from dpr.core.logs import get_logger
 from dpr.core.progress import Progress
 from dpr.core.records import Passage
 from dpr.embedding.chunks import chunk_rows, prepared_chunks
+from dpr.embedding.corpus_tokens import TokenCache
 from dpr.embedding.encode import TokenBudget, encode_within_memory, tokenize_passages, usual_tokens
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource, with_store
-from dpr.embedding.token_cache import TokenCache
 from dpr.formats.corpus_store import has_places
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder

@@ -96,8 +96,8 @@ class StoredSource(PassageSource):
     def find(self, ids: Iterable[str]) -> dict[str, Passage]:
         """The passages with these ids, prefix included; those that are missing left out."""
         size = len(self.id_prefix)
-        found = self.store.find(key[size:] for key in ids if key.startswith(self.id_prefix))
-        return {self.id_prefix + key: self._given(passage) for key, passage in found.items()}
+        passages = self.store.find(key[size:] for key in ids if key.startswith(self.id_prefix))
+        return {self.id_prefix + key: self._given(passage) for key, passage in passages.items()}
 
     def count_unique(self) -> int:
         self.store.check_unique()

@@ -46,8 +46,8 @@ def match_hits(
         workers: Processes, used only if there is enough work. The result does not depend on it.
     """
     asked: dict[str, list[tuple[int, int]]] = {}
-    for question, found in enumerate(hits):
-        for rank, passage_id in enumerate(found):
+    for question, listed in enumerate(hits):
+        for rank, passage_id in enumerate(listed):
             asked.setdefault(passage_id, []).append((question, rank))
     passages = [texts[passage_id] for passage_id in asked]
     askers = [[tuple(answers[question]) for question, _ in places] for places in asked.values()]
@@ -56,7 +56,7 @@ def match_hits(
     else:  # spawned, not forked: a fork after torch has started its threads can hang
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             results = list(pool.map(_match_text, passages, askers, repeat(kind), chunksize=max(1, len(passages) // (workers * 8))))
-    matched = [[False] * len(found) for found in hits]
+    matched = [[False] * len(listed) for listed in hits]
     for places, flags in zip(asked.values(), results, strict=True):
         for (question, rank), flag in zip(places, flags, strict=True):
             matched[question][rank] = flag

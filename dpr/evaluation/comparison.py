@@ -61,9 +61,9 @@ def paired_values(first: PerQuestion, second: PerQuestion, metric: str, *, label
     """
     ours, theirs = first.judged(metric), second.judged(metric)
     if other := sorted(ours.keys() ^ theirs.keys()):
-        found = f"{metric} of question {other[0]!r} is in {against if other[0] in ours else label} alone"
+        message = f"{metric} of question {other[0]!r} is in {against if other[0] in ours else label} alone"
         raise InputError(
-            f"{label} and {against} are not about the same judged questions: {found}", expected="the same questions and judgements"
+            f"{label} and {against} are not about the same judged questions: {message}", expected="the same questions and judgements"
         )
     return list(ours.values()), [theirs[key] for key in ours]
 
@@ -95,11 +95,11 @@ def changed_most(first: PerQuestion, second: PerQuestion, metric: str, number: i
     return sorted(changed, key=lambda one: -abs(one.second - one.first))[:number]
 
 
-def difference_table(found: Sequence[Difference]) -> str:
+def difference_table(differences: Sequence[Difference]) -> str:
     """One line for each, with the set and the run where there are several."""
-    several = len({one.question_set for one in found}) > 1, len({one.run for one in found}) > 1
+    several = len({one.question_set for one in differences}) > 1, len({one.run for one in differences}) > 1
     rows = [["", "first", "second", "difference", "95 % interval", "t test", "randomisation", "Holm", "detectable"]]
-    for one in found:
+    for one in differences:
         test, label = one.test, [one.question_set] * several[0] + [one.run] * several[1] + [RETRIEVAL_COLUMNS.get(one.metric, one.metric)]
         interval = f"[{test.low:+.3f}, {test.high:+.3f}]"
         values = [f"{test.first:.3f}", f"{test.second:.3f}", f"{test.difference:+.3f}", interval]

@@ -65,16 +65,16 @@ def evaluate_questions(run: Run, qrels: Qrels, cutoffs: Iterable[int] = CUTOFFS)
     measured = evaluator.evaluate(scores)
     result = {}
     for question in judged:
-        found = measured[question]
+        measures = measured[question]
         # trec_eval cannot cut the reciprocal rank off; with the first relevant rank r it is 1/r, or 0 beyond the cut-off.
-        reciprocal = found["recip_rank"]
+        reciprocal = measures["recip_rank"]
         values = {}
         for k in cutoffs:
-            values[f"accuracy@{k}"] = found[f"success_{k}"]
-            values[f"recall@{k}"] = found[f"recall_{k}"]
+            values[f"accuracy@{k}"] = measures[f"success_{k}"]
+            values[f"recall@{k}"] = measures[f"recall_{k}"]
             values[f"mrr@{k}"] = reciprocal if reciprocal * (k + 0.5) > 1 else 0.0
-            values[f"ndcg@{k}"] = found[f"ndcg_cut_{k}"]
-        result[question] = values | {"map": found["map"]}
+            values[f"ndcg@{k}"] = measures[f"ndcg_cut_{k}"]
+        result[question] = values | {"map": measures["map"]}
     return result
 
 
@@ -92,9 +92,9 @@ def metric_by_rank(name: str, grades: np.ndarray, relevant: Sequence[Sequence[in
         relevant: for each question the grades above 0 of all passages, in the corpus or not.
     """
     kind, _, cutoff = name.partition("@")
-    found = grades[:, : int(cutoff)] if cutoff else grades
-    hits = found > 0
-    ranks = np.arange(1, found.shape[1] + 1)
+    cut = grades[:, : int(cutoff)] if cutoff else grades
+    hits = cut > 0
+    ranks = np.arange(1, cut.shape[1] + 1)
     if kind == "accuracy":
         return hits.any(axis=1).astype(float).tolist()
     if kind == "mrr":
@@ -105,11 +105,11 @@ def metric_by_rank(name: str, grades: np.ndarray, relevant: Sequence[Sequence[in
     if kind == "map":  # cumsum adds one after the other, as trec_eval does; sum would not
         return ((hits * np.cumsum(hits, axis=1) / ranks).cumsum(axis=1)[:, -1] / totals).tolist()
     discounts = np.array([math.log2(rank + 1) for rank in ranks.tolist()])
-    ideal = np.zeros(found.shape)
+    ideal = np.zeros(cut.shape)
     for line, listed in zip(ideal, relevant, strict=True):
         best = sorted(listed, reverse=True)[: len(line)]
         line[: len(best)] = best
-    gained, possible = ((values / discounts).cumsum(axis=1)[:, -1] for values in (np.maximum(found, 0), ideal))
+    gained, possible = ((values / discounts).cumsum(axis=1)[:, -1] for values in (np.maximum(cut, 0), ideal))
     return (gained / possible).tolist()
 
 

@@ -88,19 +88,19 @@ def paired_test(*sets: tuple[Sequence[float], Sequence[float]], flips: int = FLI
             raise ValueError(f"{len(first)} values against {len(second)}")
         if len(first) < 2:
             raise InputError(f"{len(first)} judged questions are too few for a test", expected="at least 2")
-    found = mean_of([estimate(second - first) for first, second in pairs])
-    error = math.sqrt(found.variance)
+    mean = mean_of([estimate(second - first) for first, second in pairs])
+    error = math.sqrt(mean.variance)
     if error:
-        p_t = 2 * float(stats.t.sf(abs(found.mean) / error, found.freedom))
+        p_t = 2 * float(stats.t.sf(abs(mean.mean) / error, mean.freedom))
     else:  # all differ alike, so there is nothing to estimate a deviation from
-        p_t = 1.0 if found.mean == 0 else 0.0
+        p_t = 1.0 if mean.mean == 0 else 0.0
     return PairedTest(
         num_questions=sum(len(first) for first, _ in pairs),
         first=math.fsum(float(first.mean()) for first, _ in pairs) / len(pairs),
         second=math.fsum(float(second.mean()) for _, second in pairs) / len(pairs),
-        difference=found.mean,
-        low=found.low,
-        high=found.high,
+        difference=mean.mean,
+        low=mean.low,
+        high=mean.high,
         p_t=p_t,
         p_flips=sign_flip_p(np.concatenate([(second - first) / len(first) for first, second in pairs]), flips=flips, seed=seed),
         detectable=detectable_difference(error),

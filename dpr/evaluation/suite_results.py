@@ -33,17 +33,17 @@ def measured(run: MetricsFile, metric: str) -> Estimate | None:
 
 def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
     """The shown metrics of every set and system, and where there are several sets their means under the name ``mean``."""
-    found: Figures = {
+    figures: Figures = {
         name: {label: {metric: one for metric in shown_metrics(run) if (one := measured(run, metric))} for label, run in runs.items()}
         for name, runs in sets.items()
     }
     if len(sets) < 2:
-        return found
+        return figures
     means: dict[str, dict[str, Estimate]] = {}
-    for label, first in next(iter(found.values())).items():
+    for label, first in next(iter(figures.values())).items():
         for metric in first:
-            means.setdefault(label, {})[metric] = mean_of([systems[label][metric] for systems in found.values()])
-    return {**found, MEAN: means}
+            means.setdefault(label, {})[metric] = mean_of([systems[label][metric] for systems in figures.values()])
+    return {**figures, MEAN: means}
 
 
 def rows_of(figures: Figures) -> list[list[str]]:

@@ -114,8 +114,8 @@ class Bm25Index(Index):
             raise ValueError(f"k={k}; at least one passage must be asked for")
         hits = [self._best(self._scores(question), k) for question in questions]
         scores = np.full((len(hits), max((len(rows) for rows, _ in hits), default=0)), -np.inf, dtype=np.float32)
-        for line, (rows, found) in zip(scores, hits, strict=True):
-            line[: len(rows)] = found
+        for line, (rows, values) in zip(scores, hits, strict=True):
+            line[: len(rows)] = values
         return scores, [decode_ids(self._ids[rows]) for rows, _ in hits]
 
     def among(self, ids: np.ndarray) -> Bm25Index:
@@ -127,8 +127,8 @@ class Bm25Index(Index):
     def search_beside(self, question: str, k: int, rows: Sequence[int]) -> tuple[list[tuple[str, float]], list[float]]:
         """The ``k`` best passages of one question with their scores, and the scores of those that were the ``rows``-th to be indexed."""
         scores = self._scores(question)
-        best, found = self._best(scores, k)
-        return list(zip(decode_ids(self._ids[best]), found.tolist(), strict=True)), [float(scores[row]) for row in rows]
+        best, values = self._best(scores, k)
+        return list(zip(decode_ids(self._ids[best]), values.tolist(), strict=True)), [float(scores[row]) for row in rows]
 
     def _scores(self, question: str) -> np.ndarray:
         words = self._engine.get_tokens_ids(list(dict.fromkeys(lexical_tokens(question))))
@@ -159,8 +159,8 @@ class Bm25Index(Index):
         engine, ids = bm25s.BM25.load(folder, mmap=True, show_progress=False), PackedIds.mapped(folder / "ids.npy")
         usual = vars(bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene"))
         for name in ("method", "idf_method", "k1", "b", "delta", "dtype", "int_dtype"):
-            if (found := getattr(engine, name)) != usual[name]:
-                raise InputError(f"{name} is {describe(found)}", file=folder / "params.index.json", expected=repr(usual[name]))
+            if (stored := getattr(engine, name)) != usual[name]:
+                raise InputError(f"{name} is {describe(stored)}", file=folder / "params.index.json", expected=repr(usual[name]))
         if engine.scores["num_docs"] != len(ids):
             raise InputError(f"{len(ids)} ids for {engine.scores['num_docs']} passages", file=folder)
         starts, rows, words = engine.scores["indptr"], engine.scores["indices"], engine.vocab_dict

@@ -89,11 +89,11 @@ class FlatIndex(Index):
             tile = queries[start : start + query_rows]
             lengths = np.sqrt(_squared_norms(tile))
             refuse_overflow(float(((lengths + self._longest) ** 2 if self._augments else lengths * self._longest * self.dimension).max()))
-            found = self._nearest(tile, best.k)
-            if (found < 0).all(axis=1).any():  # an index of an earlier version does not say how long its vectors are
+            nearest = self._nearest(tile, best.k)
+            if (nearest < 0).all(axis=1).any():  # an index of an earlier version does not say how long its vectors are
                 refuse_overflow(np.inf)
-            rows, places = np.nonzero(found >= 0)
-            positions = found[rows, places]
+            rows, places = np.nonzero(nearest >= 0)
+            positions = nearest[rows, places]
             distinct, columns = np.unique(positions, return_inverse=True)
             stored = self._engine.reconstruct_batch(distinct)[:, : self.dimension]
             best.add(rows + start, paired_dots(tile, rows, stored, columns), self._ids[positions])

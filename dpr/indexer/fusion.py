@@ -56,11 +56,11 @@ class FusedLists:
             scores[~chosen] = -np.inf
             chosen = chosen & (scores >= np.partition(scores, -k, axis=1)[:, -k, None])
         rows, columns = np.nonzero(chosen)
-        found = scores[rows, columns]
-        order = np.lexsort((-found, rows))  # stable, so equal scores stay in the order of ids
+        values = scores[rows, columns]
+        order = np.lexsort((-values, rows))  # stable, so equal scores stay in the order of ids
         ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
         kept = ranks < k
-        return rows[kept], ranks[kept], columns[order][kept], found[order][kept]
+        return rows[kept], ranks[kept], columns[order][kept], values[order][kept]
 
 
 def fuse_linear(

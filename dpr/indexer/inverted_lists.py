@@ -15,8 +15,19 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.formats.arrays import PackedIds, pack_ids
-from dpr.indexer.list_building import IDS_FILE, LISTS_FILE, QUANTISER_FILE, SIZES_FILE, build_in_steps, fill, read_trained, trained
-from dpr.indexer.list_files import ListFile, attach, read_sizes
+from dpr.indexer.list_building import (
+    IDS_FILE,
+    LISTS_FILE,
+    QUANTISER_FILE,
+    SIZES_FILE,
+    ListFile,
+    attach,
+    build_in_steps,
+    fill,
+    read_sizes,
+    read_trained,
+    trained,
+)
 from dpr.indexer.ranking import RunningTopK, SearchResult
 from dpr.indexer.registry import Index
 from dpr.indexer.settings import ListSettings, SmallSettings
@@ -105,11 +116,11 @@ class IvfIndex(Index):
             refuse_overflow(float(np.linalg.norm(tile.astype(np.float64), axis=1).max()) * _LONGEST * self.dimension)
             scores, places = self._nominated(tile, self._depth(best.k), best.k)
             rows, columns = np.nonzero(places >= 0)
-            found = places[rows, columns]
-            if len(found) and int(found.max()) >= self.num_passages:
-                what = f"the index names row {int(found.max())} of {self.num_passages} vectors"
+            nominated = places[rows, columns]
+            if len(nominated) and int(nominated.max()) >= self.num_passages:
+                what = f"the index names row {int(nominated.max())} of {self.num_passages} vectors"
                 raise InputError(what, hint="remove its folder to build it again")
-            best.add(rows + start, *self._scored(tile, rows, found, scores[rows, columns]))
+            best.add(rows + start, *self._scored(tile, rows, nominated, scores[rows, columns]))
         return best.result()
 
     def _depth(self, k: int) -> int:

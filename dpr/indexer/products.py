@@ -77,13 +77,13 @@ class Products:
         if self._spare:
             least = torch.cat([least, least.new_full((self._spare,), torch.inf)])
             tile = slice(tile.start, tile.stop + self._spare)
-        found = self._named(tile, least)
-        if found is None:
+        places = self._named(tile, least)
+        if places is None:
             self._half = self._half_fits = False
-            found = self._named(tile, least)
-            assert found is not None
+            places = self._named(tile, least)
+            assert places is not None
         self._known[self._half] = self._of_block()
-        rows, columns = found
+        rows, columns = places
         return columns.cpu().numpy(), rows.cpu().numpy()
 
     def multiply(self, tile: slice, number: int, out: Tensor) -> None:
@@ -127,17 +127,17 @@ class Products:
         error = self.rounding_error(tile, self._of_block())
         reach = least - error
         limit, num_found = 4 * self._k * len(least), 0
-        found: list[Places] | None = []
+        places: list[Places] | None = []
         for is_raised in [True] if bool((least == -torch.inf).any()) else [False, True]:
             if is_raised:
                 reach = torch.maximum(reach, self._reached(scores, maxima) - 2 * error)
-            found = self._reaching(scores, maxima, reach)
-            num_found = sum(len(rows) for rows, _ in found or ())
+            places = self._reaching(scores, maxima, reach)
+            num_found = sum(len(rows) for rows, _ in places or ())
             if num_found <= limit:  # else the corpus is in an unlucky order
                 break
-        if found is None or (self._half and num_found > limit):
+        if places is None or (self._half and num_found > limit):
             return None
-        rows, columns = zip(*found, strict=True)
+        rows, columns = zip(*places, strict=True)
         return torch.cat(rows), torch.cat(columns)
 
     def _of_block(self) -> Tensor:

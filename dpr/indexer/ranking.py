@@ -140,4 +140,4 @@ def _best_first(group: np.ndarray, scores: np.ndarray, ids: np.ndarray) -> np.nd
 def to_rankings(result: SearchResult) -> list[Ranking]:
     """One ranking per query."""
     scores, ids = result
-    return [list(zip(found, row[: len(found)].tolist(), strict=True)) for found, row in zip(ids, scores, strict=True)]
+    return [list(zip(keys, row[: len(keys)].tolist(), strict=True)) for keys, row in zip(ids, scores, strict=True)]

@@ -64,14 +64,14 @@ def held_back(count: int, most: int = NUM_QUESTIONS) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.zeros(0, dtype=np.int64)
 
 
-def recall_values(found: Iterable[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
+def recall_values(results: Iterable[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
     """Recall by name, e.g. recall@10, over questions of which each has a true passage."""
-    listed = list(found)
+    listed = list(results)
     return {f"recall@{k}": float(np.mean([_share(ours[:k], best[:k]) for ours, best in zip(listed, truth, strict=True)])) for k in AT}
 
 
-def _share(found: Sequence[str], truth: Sequence[str]) -> float:
-    return len(set(found) & set(truth)) / len(truth)
+def _share(hits: Sequence[str], truth: Sequence[str]) -> float:
+    return len(set(hits) & set(truth)) / len(truth)
 
 
 def least_breadth(index: Searched, queries: np.ndarray, truth: Sequence[Sequence[str]], target: float) -> float:

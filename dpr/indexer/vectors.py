@@ -112,13 +112,13 @@ class AllRows:
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and float32 vectors (n, D) at these rows, n at least 1, which ascend."""
-        found = []
+        pieces = []
         for number, (start, end) in enumerate(zip([0, *self._ends[:-1]], self._ends, strict=True)):
             low, high = np.searchsorted(rows, [start, end])
             if low < high:
                 ids, vectors = self._sources[number].take(rows[low:high] - start)
-                found.append((ids, np.asarray(vectors, dtype=np.float32)))
-        return _joined(found)
+                pieces.append((ids, np.asarray(vectors, dtype=np.float32)))
+        return _joined(pieces)
 
 
 def id_chunks(sources: Iterable[RowSource]) -> Iterator[np.ndarray]:

@@ -34,9 +34,8 @@ from dpr.integrations.mteb import task_sets
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
-from dpr.retrieval.judging import judge_by_qrels, relevant_ids
+from dpr.retrieval.judging import example_rows, first_hits, judge_by_qrels, relevant_ids, write_report
 from dpr.retrieval.passages import find_passages
-from dpr.retrieval.reporting import example_rows, first_hits, write_report
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import IndexerConfig
@@ -70,11 +69,11 @@ def run(config: EvaluateConfig) -> float | None:
         logger.info("%s, test set %d of %d", test_set.name, place, len(sets))
         job.evaluate(test_set)
     files = {test_set.name: {system: out / test_set.name / f"{system}.json" for system in config.systems} for test_set in sets}
-    runs = {name: {system: read_metrics(file) for system, file in found.items()} for name, found in files.items()}
+    runs = {name: {system: read_metrics(file) for system, file in systems.items()} for name, systems in files.items()}
     figures = figures_of(runs)
     facts = {"model_file": config.model_file, "model_fingerprint": job.fingerprint, "n_docs": config.n_docs, "sets": list(files)}
     write_json(out / RESULTS, {**facts, "systems": config.systems, "figures": as_records(figures)}, note={})
-    retrievals = [read_retrieval(system, file) for found in files.values() for system, file in found.items()]
+    retrievals = [read_retrieval(system, file) for systems in files.values() for system, file in systems.items()]
     heading = "Test sets: mean over questions, with its 95 % interval"
     write_page(out / PAGE, Report(str(config.model_file or "BM25"), retrievals=retrievals, table=(heading, rows_of(figures))))
     print(suite_table(figures))
@@ -122,8 +121,8 @@ class _Suite:
                     judged = judge_by_qrels(questions, ranking, qrels, num_docs=config.n_docs, corpus_ids=passages)
                     facts: dict[str, Any] = {"question_set": test_set.name, "indexer": "bm25" if system == "bm25" else "exact"}
                     facts |= {"hybrid": "linear", "hybrid_weight": config.hybrid_weight} if system == "hybrid" else {}
-                    found: dict[str, Any] = {"rankings": ranking, "judged": judged, "rows": rows, "passages": passages}
-                    write_report(folder / f"{system}.json", facts, **asking, **found, num_docs=config.n_docs)
+                    measured: dict[str, Any] = {"rankings": ranking, "judged": judged, "rows": rows, "passages": passages}
+                    write_report(folder / f"{system}.json", facts, **asking, **measured, num_docs=config.n_docs)
                     if config.trec_runs:
                         write_trec_run(folder / f"{system}.run", dict(zip((question.id for question in questions), ranking)), system)
                 if config.trec_runs:
@@ -152,10 +151,10 @@ class _Suite:
         sides: dict[str, list[Ranking]] = {}
         for system, open_side in (("bm25", self._lexical), ("dense", self._dense)):
             if system in config.systems or "hybrid" in config.systems:
-                found = open_side(test_set, source, form).retrieve(texts, k + test_set.options.skip_same_id)
+                rankings = open_side(test_set, source, form).retrieve(texts, k + test_set.options.skip_same_id)
                 if test_set.options.skip_same_id:
-                    found = [[hit for hit in hits if hit[0] != question.id] for question, hits in zip(questions, found, strict=True)]
-                sides[system] = [hits[:k] for hits in found]
+                    rankings = [[hit for hit in hits if hit[0] != question.id] for question, hits in zip(questions, rankings, strict=True)]
+                sides[system] = [hits[:k] for hits in rankings]
         if "hybrid" in config.systems:
             sides["hybrid"] = fusion.fuse(sides["dense"], sides["bm25"], config.n_docs)
         return {system: [hits[: config.n_docs] for hits in sides[system]] for system in config.systems}
@@ -183,12 +182,12 @@ def _evaluate_run_file(config: EvaluateConfig) -> float | None:
     """The metrics of a run over all judged questions; one that is not in the run counts as 0, as with trec_eval's option -c."""
     if config.metrics_file:
         require_writable(config.metrics_file)
-    qrels, found = read_qrels(str(config.qrels)), read_trec_run(str(config.run_file), as_trec_eval=True)
-    if not qrels.keys() & found.keys():
-        example = f"the run has {next(iter(found), None)!r}, the judgements {next(iter(qrels))!r}"
+    qrels, run = read_qrels(str(config.qrels)), read_trec_run(str(config.run_file), as_trec_eval=True)
+    if not qrels.keys() & run.keys():
+        example = f"the run has {next(iter(run), None)!r}, the judgements {next(iter(qrels))!r}"
         raise InputError(f"no question of the run has judgements: {example}", file=config.run_file, expected="the question ids of qrels")
     questions = [Question(key, key) for key in qrels]
-    rankings = [found.get(key, []) for key in qrels]
+    rankings = [run.get(key, []) for key in qrels]
     num_docs = max(config.n_docs, *map(len, rankings))
     judged = judge_by_qrels(questions, rankings, qrels, num_docs=num_docs)
     for line in judged.notes:

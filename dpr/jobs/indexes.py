@@ -144,9 +144,9 @@ def _open_vectors(
     patterns: Sequence[str], model: BiEncoder, model_file: str, dimensions: int, *, verify: bool
 ) -> list[VectorShard] | list[PickledVectors]:
     """Shards, or the original's embedding files where all that is named are files."""
-    found = [matching_paths(pattern) for pattern in patterns]
-    paths = list(dict.fromkeys(path for matches in found for path in matches))
-    if not all(found) or not paths or not all(path.is_file() for path in paths):
+    matches = [matching_paths(pattern) for pattern in patterns]
+    paths = list(dict.fromkeys(path for paths in matches for path in paths))
+    if not all(matches) or not paths or not all(path.is_file() for path in paths):
         shards = open_shards(patterns, verify=verify) if patterns else []
         check_vectors_are_of(model, shards, model_file=model_file, dimensions=dimensions)
         return shards
@@ -168,8 +168,8 @@ def _with_prefixes(
     if not any(source.id_prefix for source in sources):
         return list(shards)
     if len(sources) not in (1, len(patterns)):
-        found = f"ctx_datasets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
-        raise ConfigError(f"{found}; where an id_prefix is used, give one for each, in the same order")
+        message = f"ctx_datasets has {len(sources)} entries, encoded_ctx_files {len(patterns)}"
+        raise ConfigError(f"{message}; where an id_prefix is used, give one for each, in the same order")
     prefixed: list[RowSource] = []
     for shard in shards:
         place = next((n for n, pattern in enumerate(patterns) if fnmatch.fnmatch(str(shard.path), str(Path(pattern).expanduser()))), 0)

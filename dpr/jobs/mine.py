@@ -19,7 +19,7 @@ from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.mining.dense import DenseSearch
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import PairScorer
-from dpr.mining.search import Search
+from dpr.mining.search import ScoringSearch
 from dpr.mining.settings import ModelSearchSettings
 from dpr.mining.work import Elsewhere
 from dpr.models.biencoder import BiEncoder
@@ -27,12 +27,12 @@ from dpr.models.cross_encoder import CrossEncoder
 from dpr.retrieval.retrievers import check_vectors_are_of
 
 
-def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float) -> Search:
+def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float) -> ScoringSearch:
     """BM25, of which ``k1`` and ``b`` may be given, or another index over texts with its ``options``."""
     return LexicalSearch(_index(indexer, {**(options or {}), **constants}, reads="texts", else_hint="add model_file=<folder>"))
 
 
-def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -> Search:
+def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -> ScoringSearch:
     """A bi-encoder's search over vectors that ``dpr embed`` made; without them it makes them.
 
     Raises:
@@ -55,9 +55,9 @@ def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -
     if corpus is not None:
         require_corpora(corpora_of(shard.metadata for shard in shards), [PassageSource(corpus)], file=", ".join(settings.vectors))
     for shard in shards:
-        if (found := shard.metadata.get("passage_prefix")) != passage_prefix:
+        if (stored := shard.metadata.get("passage_prefix")) != passage_prefix:
             hint = "name the passage_prefix that the corpus was embedded with, embed it with that of the training, or leave vectors out"
-            raise InputError(f"vectors made with passage_prefix={found!r}", file=shard.path, expected=repr(passage_prefix), hint=hint)
+            raise InputError(f"vectors made with passage_prefix={stored!r}", file=shard.path, expected=repr(passage_prefix), hint=hint)
     return DenseSearch(
         model,
         shards=shards,
@@ -72,8 +72,8 @@ def dense_search(settings: ModelSearchSettings, *, corpus: Path | None = None) -
 
 def _index(kind: str, options: Mapping[str, Any], *, reads: str, else_hint: str) -> IndexChoice:
     choice = IndexChoice.of(kind, options, key="indexer.options.")
-    if (found := choice.index_class.reads) != reads:
-        raise ConfigError(f"indexer={kind} searches {found}; {else_hint}")
+    if choice.index_class.reads != reads:
+        raise ConfigError(f"indexer={kind} searches {choice.index_class.reads}; {else_hint}")
     return choice
 
 

@@ -30,8 +30,7 @@ from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.indexer.ranking import RunningTopK, decode_ids
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import mine
-from dpr.mining.search import Asked as MinedFor
-from dpr.mining.search import Found as FoundFor
+from dpr.mining.search import Query, QueryHits
 from dpr.mining.settings import MiningSettings
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import read_json, remove_folder
@@ -205,17 +204,14 @@ class PassFinder:
     best: RunningTopK
     positive_scores: np.ndarray
 
-    def find(self, rows: range, asked: Sequence[MinedFor], depth: int) -> list[FoundFor]:
+    def find(self, rows: range, queries: Sequence[Query], depth: int) -> list[QueryHits]:
         scores, ids, counts = self.best.part(slice(rows.start, rows.stop))
         result = []
         for row, values, keys, count in zip(rows, scores, ids, counts, strict=True):
             positive = float(self.positive_scores[row])
             hits = list(zip(decode_ids(keys[:count]), values[:count].tolist(), strict=True))[:depth]
-            result.append(FoundFor(hits, None if np.isnan(positive) else positive))
+            result.append(QueryHits(hits, None if np.isnan(positive) else positive))
         return result
-
-    def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
-        raise NotImplementedError("only what was found is known")
 
 
 def _tokens(model: BiEncoder, text: TrainingSet, options: SetOptions, rows: range) -> TokenBatch:

@@ -25,9 +25,8 @@ from dpr.indexer.ranking import Ranking, decode_ids
 from dpr.jobs.indexes import build_retriever, cluster_folder, index_choice
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.settings import GivenTextSettings
-from dpr.retrieval.judging import Judged, judge_by_answers, judge_by_qrels, relevant_ids, to_results
+from dpr.retrieval.judging import Judged, example_rows, first_hits, judge_by_answers, judge_by_qrels, relevant_ids, to_results, write_report
 from dpr.retrieval.passages import require_passages
-from dpr.retrieval.reporting import example_rows, first_hits, write_report
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import QuestionSetConfig, RetrievalConfig
@@ -69,8 +68,8 @@ def run(config: RetrievalConfig) -> float | None:
         logger.info("run written to %s", config.trec_run_file)
     if config.metrics_file:
         asked: dict[str, Any] = {"questions": job.questions, "texts": job.texts, "rankings": rankings}
-        found: dict[str, Any] = {"judged": judged, "num_docs": config.n_docs, "rows": shown, "passages": passages}
-        write_report(Path(config.metrics_file), job.facts(weight) | index_facts(retriever), **asked, **found, note={})
+        measured: dict[str, Any] = {"judged": judged, "num_docs": config.n_docs, "rows": shown, "passages": passages}
+        write_report(Path(config.metrics_file), job.facts(weight) | index_facts(retriever), **asked, **measured, note={})
     if config.search_folder:
         job.search_settings(weight).write(Path(config.search_folder))
     if config.cluster.kind != "none":  # not before: a killed run finds there what was searched
@@ -117,8 +116,8 @@ class _Retrieval:
         self.qrels = read_qrels(config.qrels) if config.qrels else None
         if self.qrels is not None and not any(question.id in self.qrels for question in self.questions):
             example = f"a question's id is {self.questions[0].id!r}, a judged one's {next(iter(self.qrels))!r}"
-            found = f"no question of {self.question_set.file} has judgements: {example}"
-            raise InputError(found, file=config.qrels, hint="a CSV has ids only with datasets.<name>.id_col; JSON lines keep them")
+            message = f"no question of {self.question_set.file} has judgements: {example}"
+            raise InputError(message, file=config.qrels, hint="a CSV has ids only with datasets.<name>.id_col; JSON lines keep them")
         self.answer_match = self._answer_match()
         self.form = question_form(self.question_set.options, config.encoder_path)
         self.texts = [self.form.text(question.text) for question in self.questions]
@@ -128,8 +127,8 @@ class _Retrieval:
         match, has_answers = self.config.match, any(question.answers for question in self.questions)
         if match in ("string", "regex"):
             if not has_answers:
-                found, hint = f"match={match}, but no question has answers", "give qrels=<file>, or match=none"
-                raise InputError(found, file=self.question_set.file, hint=hint)
+                message, hint = f"match={match}, but no question has answers", "give qrels=<file>, or match=none"
+                raise InputError(message, file=self.question_set.file, hint=hint)
             return match
         if match == "auto" and self.sources and has_answers:
             return "string"

@@ -88,9 +88,9 @@ def _resolve(name: str, catalogue: Mapping[str, Any]) -> tuple[str, tuple[Path, 
         return name, _catalogue_files(name, options), options
     if name in catalogue:
         logger.warning("%s is a file here and a data set of the catalogue; the file is used (write ./%s to say so)", name, name)
-    found = _expand(name) or ((path,) if path.is_dir() and look_at(path).is_training_data else ())
-    if found:
-        return _short_name(path.name), found, DataSetSettings()
+    files = _expand(name) or ((path,) if path.is_dir() and look_at(path).is_training_data else ())
+    if files:
+        return _short_name(path.name), files, DataSetSettings()
     if path.is_dir():
         raise ConfigError(f"{name} is a folder; name its files, e.g. '{name.rstrip('/')}/*.json'")
     if glob.has_magic(name):
@@ -107,10 +107,10 @@ def _catalogue_files(name: str, options: DataSetSettings) -> tuple[Path, ...]:
         if not isinstance(entry, str) or not entry:
             raise ConfigError(f"datasets.{name}.file={entry!r} is not a path; set datasets.{name}.file=<path>")
         published = published_form(Path(entry).expanduser(), options.source)
-        found = _expand(entry) or ((published,) if published else ())
-        if not found:
+        matches = _expand(entry) or ((published,) if published else ())
+        if not matches:
             raise _TRAINING_SETS.missing(name, entry, options)
-        files.extend(found)
+        files.extend(matches)
     return tuple(files)
 
 
@@ -118,7 +118,7 @@ def _expand(pattern: str) -> tuple[Path, ...]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return (path,)
-    return tuple(Path(found) for found in sorted(glob.glob(str(path), recursive=True)) if Path(found).is_file())
+    return tuple(Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file())
 
 
 def _short_name(file_name: str) -> str:
@@ -154,8 +154,8 @@ class QuestionSet:
         questions = read_questions(self.file, **{name: getattr(self.options, name) for name in _READ_OPTIONS})
         chosen = questions if start < 0 else questions[start : None if size < 0 else start + size]
         if not chosen and start >= 0:
-            found = f"no question from number {start} on (data_size {size}); it has {len(questions)}"
-            raise InputError(found, file=self.file, hint="set data_range_start and data_size to fit")
+            message = f"no question from number {start} on (data_size {size}); it has {len(questions)}"
+            raise InputError(message, file=self.file, hint="set data_range_start and data_size to fit")
         return chosen
 
 

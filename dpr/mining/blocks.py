@@ -10,9 +10,8 @@ from typing import Any
 from dpr.core.records import TrainingSample
 from dpr.formats.training_records import sample_to_json
 from dpr.mining.audit import BlockAudit
-from dpr.mining.negatives import Candidate, MiningSettings, PairScorer, choose_negatives, finish_together
-from dpr.mining.scores import as_written, scored_by
-from dpr.mining.search import Asked, Finder, Found
+from dpr.mining.negatives import Candidate, MiningSettings, PairScorer, as_written, choose_negatives, finish_together, scored_by
+from dpr.mining.search import Finder, Query, QueryHits
 from dpr.mining.work import BlockWriter
 from dpr.storage.durable import durable_file, write_json
 
@@ -25,21 +24,21 @@ class BlockMiner(BlockWriter):
     mined_by: str
     settings: MiningSettings
 
-    def find(self, rows: range) -> list[Found]:
+    def find(self, rows: range) -> list[QueryHits]:
         """What the search finds for each question of a block."""
-        asked = []
+        queries = []
         for row in rows:
             sample = self.train[row]
-            places = (self.corpus.row_of(passage) for passage in sample.positives)
-            asked.append(Asked(sample.question, tuple(place for place in places if place is not None)))
-        return self.finder.find(rows, asked, self.settings.to_rank)
+            positives = (self.corpus.row_of(passage) for passage in sample.positives)
+            queries.append(Query(sample.question, tuple(row for row in positives if row is not None)))
+        return self.finder.find(rows, queries, self.settings.to_rank)
 
-    def write(self, rows: range, found: Sequence[Found], scorer: PairScorer | None = None) -> None:
+    def write(self, rows: range, hits: Sequence[QueryHits], scorer: PairScorer | None = None) -> None:
         """Chooses the negatives of a block and writes its records and its audit."""
         corpus = self.corpus
         prepared: list[TrainingSample] = []
         choices = []
-        for row, one in zip(rows, found, strict=True):
+        for row, one in zip(rows, hits, strict=True):
             sample = self.train[row]
             positives = tuple(corpus.named(passage) for passage in sample.positives)
             existing = tuple(corpus.named(passage) for passage in sample.hard_negatives) if self.settings.keep_existing else ()
@@ -60,7 +59,7 @@ class BlockMiner(BlockWriter):
         if scorer is not None:
             prepared = scored_by(scorer, prepared)
         with durable_file(self.part(rows)) as out:
-            for sample, one, mined in zip(prepared, found, results, strict=True):
+            for sample, one, mined in zip(prepared, hits, results, strict=True):
                 in_corpus = any(corpus.row_of(passage) is not None for passage in sample.positives)
                 block_audit.add(sample, mined, one.positive_score, in_corpus=in_corpus)
                 out.write(json.dumps(_record(sample, mined.negatives, self.mined_by), ensure_ascii=False) + "\n")

@@ -29,7 +29,7 @@ from dpr.indexer.settings import ExactSettings
 from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import paired_dots
 from dpr.mining.corpus import MiningCorpus
-from dpr.mining.search import Asked, Found
+from dpr.mining.search import Query, QueryHits
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import MANIFEST, describe_file, durable_folder
 
@@ -162,25 +162,24 @@ class DenseFinder:
 
     _opened = cached_property(open_index)
 
-    def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
+    def find(self, rows: range, queries: Sequence[Query], depth: int) -> list[QueryHits]:
         folder = question_folder(self.work, rows)
-        queries = np.load(folder / "vectors.npy", allow_pickle=False)
+        questions = np.load(folder / "vectors.npy", allow_pickle=False)
         best = np.load(folder / "outside.npy", allow_pickle=False)
-        pairs = np.array([(place, row) for place, one in enumerate(asked) for row in one.positives], dtype=np.int64).reshape(-1, 2)
+        pairs = np.array([(index, row) for index, query in enumerate(queries) for row in query.positives], dtype=np.int64).reshape(-1, 2)
         for part, vectors in self._vectors_of(pairs):
-            places = part[:, 0]
-            np.fmax.at(best, places, paired_dots(queries, places, vectors, np.arange(len(vectors))))
-        hits = to_rankings(self._opened.search(queries, depth))
-        return [Found(found, None if np.isnan(score) else float(score)) for found, score in zip(hits, best, strict=True)]
+            np.fmax.at(best, part[:, 0], paired_dots(questions, part[:, 0], vectors, np.arange(len(vectors))))
+        rankings = to_rankings(self._opened.search(questions, depth))
+        return [QueryHits(hits, None if np.isnan(score) else float(score)) for hits, score in zip(rankings, best, strict=True)]
 
     def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
         queries = np.load(question_folder(self.work, rows) / "vectors.npy", allow_pickle=False)
         flat = [(place, row) for place, listed in enumerate(passages) for row in listed]
         pairs = np.array([(*pair, number) for number, pair in enumerate(flat)], dtype=np.int64).reshape(-1, 3)
-        found = np.empty(len(flat), dtype=np.float32)
+        values = np.empty(len(flat), dtype=np.float32)
         for part, vectors in self._vectors_of(pairs):
-            found[part[:, 2]] = paired_dots(queries, part[:, 0], vectors, np.arange(len(vectors)))
-        of_questions = np.split(found, np.cumsum([len(listed) for listed in passages])[:-1])
+            values[part[:, 2]] = paired_dots(queries, part[:, 0], vectors, np.arange(len(vectors)))
+        of_questions = np.split(values, np.cumsum([len(listed) for listed in passages])[:-1])
         return [scores.tolist() for scores in of_questions]
 
     def _vectors_of(self, pairs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -207,8 +206,8 @@ def _require_order_of(corpus: MiningCorpus, shards: Sequence[VectorShard]) -> No
         for ids in shard.id_chunks():
             for key, expected_id in zip(ids.tolist(), expected, strict=False):
                 if key != expected_id.encode():
-                    found = f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}"
-                    raise InputError(found, file=shard.path, expected=f"the passages of {corpus.file} in their order", hint=hint)
+                    message = f"a vector of the id {key.decode()!r} where the corpus has {expected_id!r}"
+                    raise InputError(message, file=shard.path, expected=f"the passages of {corpus.file} in their order", hint=hint)
 
 
 def question_folder(work: Path, rows: range) -> Path:

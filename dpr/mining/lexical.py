@@ -13,7 +13,7 @@ from dpr.indexer.registry import Index, IndexChoice, Texts
 from dpr.indexer.settings import Bm25Settings
 from dpr.indexer.store import IndexStore
 from dpr.mining.corpus import MiningCorpus
-from dpr.mining.search import Asked, Found
+from dpr.mining.search import Query, QueryHits
 
 BLOCK_ROWS = 500
 
@@ -58,12 +58,9 @@ class LexicalFinder:
 
     _opened = cached_property(open_index)
 
-    def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
-        found = []
-        for one in asked:
-            hits, scores = self._opened.search_beside(one.question, depth, one.positives)
-            found.append(Found(hits, max(scores, default=None)))
-        return found
+    def find(self, rows: range, queries: Sequence[Query], depth: int) -> list[QueryHits]:
+        searched = (self._opened.search_beside(query.question, depth, query.positives) for query in queries)
+        return [QueryHits(hits, max(scores, default=None)) for hits, scores in searched]
 
     def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
         return [self._opened.search_beside(question, 1, listed)[1] for question, listed in zip(questions, passages, strict=True)]

@@ -1,14 +1,15 @@
-"""From what a retriever found for a question to its negatives: the filters, each with its name for the audit."""
+"""From what a retriever found for a question to its negatives: the filters, each with its name for the audit; and scores of a teacher."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
-from dpr.core.records import Passage
+from dpr.core.records import Passage, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.data.near_duplicates import jaccard, plain, words_of
 from dpr.evaluation.answer_match import has_answer
@@ -63,7 +64,7 @@ class PairScorer(Protocol):
 
 
 def choose_negatives(
-    found: Ranking,
+    hits: Ranking,
     passage_of: Callable[[str], Passage],
     *,
     positives: Sequence[Passage],
@@ -79,7 +80,7 @@ def choose_negatives(
     about one that passes all else.
 
     Args:
-        found: what the retriever gives, best first.
+        hits: what the retriever gives, best first.
         passage_of: the passage with an id.
         positives: all passages known to answer the question, by any row.
         existing: negatives that are kept anyway.
@@ -87,10 +88,10 @@ def choose_negatives(
     """
     filters = _Filters(positives, existing, answers, settings.highest_score(positive_score), settings)
     mined = Mined()
-    for place in _order(len(found), row, settings):
+    for place in _order(len(hits), row, settings):
         if len(mined.negatives) == settings.per_question:
             break
-        key, score = found[place]
+        key, score = hits[place]
         mined.candidates += 1
         reason, passage = filters.judge(key, score, passage_of)
         if reason != _KNOWN and positive_score is not None and score > positive_score:
@@ -195,3 +196,30 @@ def finish_together(choices: Sequence[tuple[str, Choosing]], scorer: PairScorer 
             raise ValueError("veto_above needs a cross-encoder")
         scores = scorer.log_odds(pending) if pending and scorer is not None else []
     return [mined[number] for number in sorted(mined)]
+
+
+def passages_of(sample: TrainingSample) -> tuple[Passage, ...]:
+    """All passages of a sample, in the order of their scores."""
+    return sample.positives + sample.hard_negatives + sample.other_negatives
+
+
+def with_teacher_scores(sample: TrainingSample, scores: Iterable[float | None]) -> TrainingSample:
+    """The sample with these scores of its passages, in place of any that it has."""
+    left = iter(scores)
+
+    def scored(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+        return tuple(replace(passage, teacher_score=as_written(next(left))) for passage in passages)
+
+    positives, hard, other = scored(sample.positives), scored(sample.hard_negatives), scored(sample.other_negatives)
+    return replace(sample, positives=positives, hard_negatives=hard, other_negatives=other)
+
+
+def scored_by(scorer: PairScorer, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The samples with the cross-encoder's log-odds of all their passages."""
+    scores = iter(scorer.log_odds([(sample.question, passage) for sample in samples for passage in passages_of(sample)]))
+    return [with_teacher_scores(sample, islice(scores, len(passages_of(sample)))) for sample in samples]
+
+
+def as_written(score: float | None) -> float | None:
+    """A score as files hold it: rounded where float32, in which training reads it, ends for usual scores."""
+    return None if score is None else round(score, 6)

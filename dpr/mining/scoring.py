@@ -20,9 +20,8 @@ from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
 from dpr.mining.audit import quantiles
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import BlockJob, run_job, source_of
-from dpr.mining.negatives import PairScorer
-from dpr.mining.scores import passages_of, scored_by, with_teacher_scores
-from dpr.mining.search import Asked, Finder, Search
+from dpr.mining.negatives import PairScorer, passages_of, scored_by, with_teacher_scores
+from dpr.mining.search import Query, Scorer, ScoringSearch
 from dpr.mining.work import BlockWriter
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, write_json
@@ -46,7 +45,7 @@ class Teacher:
     """
 
     scorer: PairScorer | None = None
-    searches: tuple[Search, ...] = ()
+    searches: tuple[ScoringSearch, ...] = ()
     weight: float = DEFAULT_WEIGHT
     depth: int = 100
 
@@ -100,7 +99,7 @@ def score_passages(
 class BlockScorer(BlockWriter):
     """Scores a block."""
 
-    finders: tuple[Finder, ...]
+    finders: tuple[Scorer, ...]
     weight: float
     depth: int
 
@@ -110,20 +109,20 @@ class BlockScorer(BlockWriter):
             return []
         samples = [self.train[row] for row in rows]
         questions = [sample.question for sample in samples]
-        places = [[self.corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
+        passages = [[self.corpus.row_of(passage) for passage in passages_of(sample)] for sample in samples]
         if len(self.finders) == 2:
-            return self._fused(rows, questions, places)
-        known = [[place for place in listed if place is not None] for listed in places]
+            return self._fused(rows, questions, passages)
+        known = [[row for row in listed if row is not None] for listed in passages]
         scores = map(iter, self.finders[0].scores(rows, questions, known))
-        return [[None if place is None else next(found) for place in listed] for listed, found in zip(places, scores, strict=True)]
+        return [[None if row is None else next(values) for row in listed] for listed, values in zip(passages, scores, strict=True)]
 
-    def _fused(self, rows: range, questions: Sequence[str], places: Sequence[Sequence[int | None]]) -> list[Scores]:
-        asked = [Asked(question, ()) for question in questions]
-        first, second = ([found.hits for found in finder.find(rows, asked, self.depth)] for finder in self.finders)
+    def _fused(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int | None]]) -> list[Scores]:
+        queries = [Query(question, ()) for question in questions]
+        first, second = ([hits.hits for hits in finder.find(rows, queries, self.depth)] for finder in self.finders)
         fused = map(dict, fuse_linear(first, second, weight=self.weight, k=2 * self.depth))
         return [
-            [None if place is None else scores.get(self.corpus.id_at(place), 0.0) for place in listed]
-            for listed, scores in zip(places, fused, strict=True)
+            [None if row is None else scores.get(self.corpus.id_at(row), 0.0) for row in listed]
+            for listed, scores in zip(passages, fused, strict=True)
         ]
 
     def write(self, rows: range, found: Sequence[Scores], scorer: PairScorer | None = None) -> None:
@@ -172,5 +171,5 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
     header = " ".join(f"{name:>8}" for name in ("5%", "25%", "50%", "75%", "95%"))
     yield f"  quantiles of scores of {header}"
     for side in _SIDES:
-        if found := audit[f"{side}_score_quantiles"]:
-            yield f"    {side + 's':<20} " + " ".join(f"{value:>8.3f}" for value in found)
+        if listed := audit[f"{side}_score_quantiles"]:
+            yield f"    {side + 's':<20} " + " ".join(f"{value:>8.3f}" for value in listed)

@@ -13,7 +13,7 @@ from dpr.mining.corpus import MiningCorpus
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Query:
     """A question, and the rows of its positives in the corpus."""
 
     question: str
@@ -21,7 +21,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueryHits:
     """The best passages of a question, and the highest score of its positives; None: unknown."""
 
     hits: Ranking
@@ -31,9 +31,13 @@ class Found:
 class Finder(Protocol):
     """Names of what is on disk. It is sent to other processes and opens the index at the first ``find``."""
 
-    def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
+    def find(self, rows: range, queries: Sequence[Query], depth: int) -> list[QueryHits]:
         """The ``depth`` best passages for each question of a block, which are the ``rows`` of the training set."""
         ...
+
+
+class Scorer(Finder, Protocol):
+    """One that can also be a teacher: it scores passages whether it would find them or not."""
 
     def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
         """The scores of given passages, by their rows in the corpus, for each question of a block."""
@@ -60,3 +64,9 @@ class Search(Protocol):
     def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> Finder:
         """Writes to ``work`` what is missing there."""
         ...
+
+
+class ScoringSearch(Search, Protocol):
+    """One whose finders can be teachers."""
+
+    def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> Scorer: ...

@@ -1,10 +1,11 @@
-"""Rankings -> judged results and metrics, in DPR's way (answers in the text) and in the way of judgement files (qrels)."""
+"""Rankings -> judged results, metrics and metrics files, in DPR's way (answers in the text) and in the way of judgement files (qrels)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
@@ -12,6 +13,8 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.evaluation.answer_match import match_hits, top_k_hits
 from dpr.evaluation.ranking_metrics import CUTOFFS, Coverage, Qrels, coverage, evaluate_questions, mean_metrics
+from dpr.evaluation.report.examples import NUM_EXAMPLES, NUM_HITS, example_of, spread
+from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.results import Hit, RetrievedQuestion
 from dpr.indexer.ranking import Ranking
 
@@ -35,8 +38,8 @@ class Judged:
 
     def first_right_rank(self, row: int) -> int | None:
         """1 for the first hit; None where none is right."""
-        found = self.right[row] if self.right is not None else []
-        return found.index(True) + 1 if True in found else None
+        flags = self.right[row] if self.right is not None else []
+        return flags.index(True) + 1 if True in flags else None
 
     def rank_counts(self, num_docs: int) -> dict[str, Any] | None:
         """How many questions have their first right passage at rank 1, 2, ... ``num_docs``, and how many have none there."""
@@ -62,7 +65,7 @@ def judge_by_answers(
 ) -> Judged:
     """accuracy@k: the share of questions with an answer among the first k texts."""
     hits = [[passage for passage, _ in ranking] for ranking in rankings]
-    texts = {passage_id: passages[passage_id].text for found in hits for passage_id in found}
+    texts = {passage_id: passages[passage_id].text for ids in hits for passage_id in ids}
     matched = match_hits([question.answers for question in questions], hits, texts, kind=kind, workers=workers)
     counts = top_k_hits(matched, num_docs)
     metrics = {f"accuracy@{k}": counts[k - 1] / len(questions) for k in cutoffs_up_to(num_docs)}
@@ -133,3 +136,49 @@ def to_results(
             hits.append(Hit(passage_id, passage.title, passage.text, score, None if matched is None else matched[row][rank]))
         results.append(RetrievedQuestion(text, question.id, question.answers, hits))
     return results
+
+
+def example_rows(questions: Sequence[Question], qrels: Qrels | None) -> list[int]:
+    """Questions for a report. They follow from questions and judgements alone, so that all runs over them show the same."""
+    rows = range(len(questions))
+    if qrels is None:
+        return spread(rows, NUM_EXAMPLES)
+    return spread((row for row in rows if any(grade > 0 for grade in qrels.get(questions[row].id, {}).values())), NUM_EXAMPLES)
+
+
+def first_hits(rankings: Sequence[Ranking], rows: Sequence[int]) -> set[str]:
+    """The passages whose texts ``write_report`` shows."""
+    return {passage for row in rows for passage, _ in rankings[row][:NUM_HITS]}
+
+
+def write_report(
+    file: Path,
+    facts: Mapping[str, Any],
+    *,
+    questions: Sequence[Question],
+    texts: Sequence[str],
+    rankings: Sequence[Ranking],
+    judged: Judged,
+    num_docs: int,
+    rows: Sequence[int] = (),
+    passages: Mapping[str, Passage] | None = None,
+    note: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a metrics file.
+
+    Args:
+        facts: what was asked and how, put into the file as it is.
+        texts: the questions as they were asked.
+        rows: questions shown with their first hits, as far as ``passages`` has these.
+    """
+    shown = [_example(questions[row], texts[row], rankings[row], passages, judged, row) for row in rows] if passages else []
+    measured = {"metrics": judged.metrics, "first_right_rank": judged.rank_counts(num_docs), "examples": shown}
+    report = {**facts, "num_questions": len(questions), "n_docs": num_docs, **measured}
+    write_metrics(file, report, PerQuestion([question.id for question in questions], list(texts), judged.values), note=note)
+
+
+def _example(question: Question, text: str, ranking: Ranking, passages: Mapping[str, Passage], judged: Judged, row: int) -> dict[str, Any]:
+    kept = [place for place, (passage, _) in enumerate(ranking[:NUM_HITS]) if passage in passages]
+    right = None if judged.right is None else [[judged.right[row][place] for place in kept]]
+    (result,) = to_results([question], [text], [[ranking[place] for place in kept]], passages, right)
+    return asdict(replace(example_of(result), first_right_rank=judged.first_right_rank(row)))

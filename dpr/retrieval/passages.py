@@ -15,21 +15,21 @@ from dpr.indexer.registry import Texts
 def find_passages(sources: Sequence[PassageSource], ids: Collection[str]) -> dict[str, Passage]:
     """The passages with these ids; ids that no source has are left out. Reads small files at most once, up to the last passage wanted."""
     wanted = set(ids)
-    found: dict[str, Passage] = {}
+    passages_by_id: dict[str, Passage] = {}
     for source in map(with_store, sources):
         if isinstance(source, StoredSource):
-            found |= source.find(wanted)
+            passages_by_id |= source.find(wanted)
         else:
             for passage in source.read():
                 if passage.id in wanted:
-                    found[passage.id] = passage
+                    passages_by_id[passage.id] = passage
                     wanted.remove(passage.id)
                     if not wanted:
                         break
-        wanted -= found.keys()
+        wanted -= passages_by_id.keys()
         if not wanted:
             break
-    return found
+    return passages_by_id
 
 
 def require_passages(sources: Sequence[PassageSource], ids: Collection[str], *, also: Collection[str] = ()) -> dict[str, Passage]:
@@ -38,15 +38,15 @@ def require_passages(sources: Sequence[PassageSource], ids: Collection[str], *, 
     Raises:
         InputError: names a missing id and the files searched.
     """
-    found = find_passages(sources, {*ids, *also}) if ids or also else {}
-    missing = sorted(set(ids) - found.keys())
+    passages = find_passages(sources, {*ids, *also}) if ids or also else {}
+    missing = sorted(set(ids) - passages.keys())
     if missing:
         raise InputError(
             f"{len(missing)} retrieved passages are not in the corpus, the first is {missing[0]!r}",
             file=", ".join(str(source.file) for source in sources),
             hint="ctx_datasets must name the files the vectors were made from, with the same id_prefix",
         )
-    return found
+    return passages
 
 
 def lexical_texts(sources: Sequence[PassageSource]) -> Texts:

@@ -172,10 +172,10 @@ def check_vectors_are_of(model: BiEncoder, shards: Sequence[VectorShard], *, mod
                 expected=f"dimensions={dimensions}",
                 hint="leave dimensions out, or embed the corpus with the same",
             )
-        found = shard.metadata.get("model_fingerprint")
-        if found != fingerprint:
+        stored = shard.metadata.get("model_fingerprint")
+        if stored != fingerprint:
             raise InputError(
-                f"vectors of another model (model_fingerprint {found!r})",
+                f"vectors of another model (model_fingerprint {stored!r})",
                 file=shard.path,
                 expected=f"those of {model_file} ({fingerprint!r})",
                 hint="embed the corpus with this model, or set model_file to the one they were made with",

@@ -100,10 +100,10 @@ class SearchSettings:
 
 
 def _list(value: dict[str, Any], key: str, kind: type = object) -> list[Any]:
-    found = value.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
-        raise ConfigError(f"{key}={found!r} is not a list" + (" of texts" if kind is str else ""))
-    return found
+    items = value.get(key, [])
+    if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
+        raise ConfigError(f"{key}={items!r} is not a list" + (" of texts" if kind is str else ""))
+    return items
 
 
 def _typed(made: type[Made], value: Any, key: str) -> Made:

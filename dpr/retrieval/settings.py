@@ -162,8 +162,8 @@ class RetrievalConfig(Settings):
         kind = self.indexer.kind
         if kind == "bm25":
             if self.hybrid != "none":
-                found = f"indexer=bm25 and hybrid={self.hybrid} are mutually exclusive"
-                raise ConfigError(f"{found}; hybrid adds BM25 to a dense indexer, e.g. indexer=exact")
+                message = f"indexer=bm25 and hybrid={self.hybrid} are mutually exclusive"
+                raise ConfigError(f"{message}; hybrid adds BM25 to a dense indexer, e.g. indexer=exact")
         elif kind in KINDS:  # a user-defined class says itself what it reads
             if not self.model_file:
                 raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use indexer=bm25")
@@ -176,8 +176,8 @@ class RetrievalConfig(Settings):
             raise ConfigError(f"index_path is not for indexer={kind}; {instead}")
         needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
         if needs_texts and not self.passage_names():
-            found = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
-            raise ConfigError(f"ctx_datasets is not set; {found}, e.g. ctx_datasets=[corpus.tsv]")
+            message = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
+            raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
         if self.tune_hybrid_weight and self.hybrid != "linear":
             raise ConfigError(f"tune_hybrid_weight=true needs hybrid=linear, not {self.hybrid}")
         if self.tune_hybrid_weight and self.hybrid_weight is not None:
@@ -189,8 +189,8 @@ class RetrievalConfig(Settings):
         if self.indexer.kind != "exact":
             raise ConfigError(f"cluster=ray searches exactly; indexer={self.indexer.kind} and cluster=ray are mutually exclusive")
         if not (self.out_file or self.trec_run_file or self.metrics_file):
-            found = "a cluster exchanges files beside the output"
-            raise ConfigError(f"{found}; set out_file, trec_run_file or metrics_file, e.g. trec_run_file=runs/first/run.trec")
+            message = "a cluster exchanges files beside the output"
+            raise ConfigError(f"{message}; set out_file, trec_run_file or metrics_file, e.g. trec_run_file=runs/first/run.trec")
 
     def _check_judging(self) -> None:
         if self.match == "qrels" and not self.qrels:

@@ -60,12 +60,12 @@ def weight_values(
         if by_answers:
             texts = {passage: passages[passage].text for ids in lists.ids for passage in ids}
             answers = [questions[row].answers for row in part]
-            found: Sequence[Sequence[int]] = match_hits(answers, lists.ids, texts, kind=str(answer_match), workers=workers)
+            grades_of: Sequence[Sequence[int]] = match_hits(answers, lists.ids, texts, kind=str(answer_match), workers=workers)
         else:
-            found = [[judged[questions[row].id].get(passage, 0) for passage in ids] for row, ids in zip(part, lists.ids, strict=True)]
+            grades_of = [[judged[questions[row].id].get(passage, 0) for passage in ids] for row, ids in zip(part, lists.ids, strict=True)]
         relevant = [[grade for grade in judged.get(questions[row].id, {}).values() if grade > 0] for row in part]
-        grades = np.zeros((len(part), max(map(len, found), default=0)), dtype=np.int64)
-        for line, listed in zip(grades, found, strict=True):
+        grades = np.zeros((len(part), max(map(len, grades_of), default=0)), dtype=np.int64)
+        for line, listed in zip(grades, grades_of, strict=True):
             line[: len(listed)] = listed
         for weight in WEIGHTS:
             places, ranks, columns, _ = lists.best(weight, k)

@@ -178,7 +178,7 @@ def _groups(retrievals: Sequence[Retrieval]) -> list[list[Retrieval]]:
 
 
 def _retrieval_sections(retrievals: Sequence[Retrieval]) -> list[dict[str, Any]]:
-    sections = []
+    sections: list[dict[str, Any]] = []
     for runs in _groups(retrievals):
         name, number, judged = runs[0].question_set, runs[0].num_questions, runs[0].num_judged
         counted = f"{number:,} questions" if judged == number else f"{judged:,} of {number:,} questions judged"

@@ -12,10 +12,10 @@ import torch
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.embedding import token_cache
+from dpr.embedding import corpus_tokens
+from dpr.embedding.corpus_tokens import TokenCache
 from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.settings import EmbedConfig
-from dpr.embedding.token_cache import TokenCache
 from dpr.formats.corpora import write_passages
 from dpr.jobs.embed import run
 from dpr.storage.durable import durable_folder
@@ -52,7 +52,7 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(passages))
         return tokenize_passages(tensorizer, passages)
 
-    monkeypatch.setattr(token_cache, "tokenize_passages", noted)
+    monkeypatch.setattr(corpus_tokens, "tokenize_passages", noted)
     return sizes
 
 

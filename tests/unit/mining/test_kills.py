@@ -21,7 +21,7 @@ from dpr.mining.corpus import MiningCorpus
 from dpr.mining.job import mine
 from dpr.mining.lexical import LexicalFinder, LexicalSearch
 from dpr.mining.negatives import MiningSettings
-from dpr.mining.search import Asked, Found
+from dpr.mining.search import Query, QueryHits
 from tests.helpers.patience import patient
 
 # Makes so many files appear under their names and is killed before the next.
@@ -71,7 +71,7 @@ def test_killed_mining_resumes_to_the_same_bytes(
 class KilledFinder:
     """Searches in a process that is then killed, as by a machine short of memory."""
 
-    def find(self, rows: range, asked: Sequence[Asked], depth: int) -> list[Found]:
+    def find(self, rows: range, asked: Sequence[Query], depth: int) -> list[QueryHits]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from dpr.core.records import Passage
+from dpr.embedding.job import embed_shard
+from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.exact import ExactIndex
@@ -52,6 +54,9 @@ def client(run_folder: Path, world: World, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("filters") / "run"
     shutil.copytree(run_folder, folder)
     (folder / "corpus.jsonl").write_text("".join(_line(number, passage) for number, passage in enumerate(world.passages)))
+    for shard in folder.glob("vectors_*"):
+        shutil.rmtree(shard)
+    embed_shard(world.model, PassageSource(folder / "corpus.jsonl"), EmbedConfig(out_file=str(folder / "vectors")))
     settings = json.loads((folder / "search.json").read_text())
     settings["passages"][0]["file"] = "corpus.jsonl"
     settings |= {"indexer": {"kind": "hnsw"}, "hybrid": "none", "hybrid_weight": None}
