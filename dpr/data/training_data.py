@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data.negatives import AnyPassage, AnySample
-from dpr.formats.training_sets import open_training_set
 
 
 class SampleSource(Protocol):
@@ -53,6 +52,8 @@ def opened_sets(sets: Any, name: str) -> list[Any]:
             plain = stem if stem.isidentifier() else name
             free = next(full for number in count(1) if (full := plain if number == 1 else f"{plain}_{number}") not in taken)
             taken.add(free)
+            from dpr.formats.training_sets import open_training_set  # every format of files; a data set of the user's needs none
+
             source = open_training_set(source, name=free)
         elif missing := [part for part in ("name", "__len__", "__getitem__", "known_positives") if not hasattr(source, part)]:
             raise ConfigError(f"a data set of type {type(source).__name__} has no {missing[0]}; dpr.data.training_data says what it needs")

@@ -6,13 +6,13 @@ Letters: B questions of this rank, M context slots of the pool, n own slots of e
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.losses.candidates import CANDIDATE_RULES
-from dpr.losses.guide import Guide
 from dpr.losses.nll import nll_of_columns, nll_of_scores
 from dpr.losses.own_slots import own_candidates, own_positive, own_scores, own_slots
 from dpr.losses.positives import positives_of_columns, positives_of_scores
@@ -21,6 +21,9 @@ from dpr.losses.rivals import GuideVectors, Rivals
 from dpr.losses.settings import ObjectiveSettings
 from dpr.losses.symmetric import competing_questions
 from dpr.losses.teacher import Teacher
+
+if TYPE_CHECKING:  # it reads vector shards; an objective without one needs none
+    from dpr.losses.guide import Guide
 
 
 class Objective(Loss):

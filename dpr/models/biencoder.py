@@ -20,11 +20,9 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, check_start, is_stored, update_digest
 from dpr.models.backbones import check_vocabulary, check_weights, distinct_weights, load_backbone
-from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
 from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
 from dpr.models.encoding import TextEncoding
-from dpr.models.model_folders import read_folder_parts
 from dpr.models.parts import new_tensorizer
 from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings, GivenTextSettings
@@ -223,9 +221,13 @@ class BiEncoder(TextEncoding):
         """
         if (source := Path(path)).is_file():  # of the original DPR: models of this toolkit and of Hugging Face are folders
             of_file: dict[str, Any] = {"pretrained_model_cfg": pretrained_model_cfg, "special_tokens": special_tokens}
+            from dpr.models.dpr_checkpoint import read_model_parts  # pickles of the original; few models are
+
             parts = read_model_parts(source, **of_file, trailing_sep=trailing_sep)
         else:
             source = checkpoints.resolve_checkpoint(Path(path))
+            from dpr.models.model_folders import read_folder_parts  # folders of every library; a new model needs none
+
             parts = read_folder_parts(source, path, settings or EncoderSettings(), pretrained_model_cfg)
         check_start(settings, parts.settings)
         settings, options, weights = parts.present(text, path), options or TowerOptions(), dict(parts.weights)

@@ -13,9 +13,7 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import listed
 from dpr.core.user_classes import call, check_class, create_object, import_object, split_entry
 from dpr.data.training_data import TrainingData
-from dpr.losses.guide import Guide
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.objective import Objective
 from dpr.losses.protocol import GATHERED, Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.training.callbacks import Callback, FunctionCallback
@@ -83,11 +81,17 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
     if entry == "nll":
         if not settings.terms():
             return BiEncoderNllLoss(candidates=candidates)
+        from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
+
         settings.check_objective("loss.", candidates)
         for width in settings.dimensions or ():
             if model is not None and width > model.dimension:
                 raise ConfigError(f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions; leave it out")
-        guide = Guide(settings.guide, namespaces) if settings.guide else None
+        guide = None
+        if settings.guide:
+            from dpr.losses.guide import Guide  # it reads vector shards, which no other objective needs
+
+            guide = Guide(settings.guide, namespaces)
         return Objective(settings, candidates=candidates, normalize=model is not None and model.settings.normalize, guide=guide)
     loss: Loss = create_object(entry, Loss, setting="loss.name")
     loss.candidates, path = candidates, split_entry(entry, setting="loss.name")[0]
