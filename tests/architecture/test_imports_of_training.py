@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES, LINES = 100, 12_700
+MODULES, LINES = 105, 13_000
 COUNT = """
 import sys, dpr.training.trainer
 files = [module.__file__ for name, module in sys.modules.items() if name == "dpr" or name.startswith("dpr.")]
