@@ -113,7 +113,7 @@ def write_passages(path: str | Path, passages: Iterable[Passage]) -> int:
     file = Path(path)
     count = 0
     is_json = is_json_name(file)
-    with write_text(file) as out:
+    with durable_text(file) as out:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         if not is_json:
             writer.writerow(_HEADER)
@@ -141,7 +141,7 @@ def require_word(value: str, file: Path, *, hint: str | None = None) -> None:
 
 
 @contextmanager
-def write_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator[IO[str]]:
+def durable_text(path: Path, *, note: Mapping[str, Any] | None = None) -> Iterator[IO[str]]:
     """A durable UTF-8 text file; ``.gz`` is packed (without a time stamp, so that equal content gives equal bytes)."""
     try:
         if path.name.endswith(".gz"):

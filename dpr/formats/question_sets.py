@@ -12,7 +12,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.records import Question
-from dpr.formats.corpora import first_id, is_json_name, iter_csv_rows, require_word, write_text
+from dpr.formats.corpora import durable_text, first_id, is_json_name, iter_csv_rows, require_word
 from dpr.formats.json_records import iter_json_objects
 from dpr.formats.text_input import are_column_names, iter_lines, located, warn_of_header
 from dpr.formats.training_records import checked_answers, checked_text
@@ -61,7 +61,7 @@ def read_questions(
 def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
     """Writes JSON lines (names in .json/.jsonl) or DPR's CSV, with ids as third column unless they are the row numbers."""
     file = Path(path)
-    with write_text(file) as out:
+    with durable_text(file) as out:
         if is_json_name(file):
             for question in questions:
                 record = {"question": question.text, "answers": list(question.answers), "id": question.id}
@@ -102,7 +102,7 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
     """
     file = Path(path)
     is_beir = file.name.removesuffix(".gz").endswith(".tsv")
-    with write_text(file) as out:
+    with durable_text(file) as out:
         if is_beir:
             out.write("query-id\tcorpus-id\tscore\n")
         for question, grades in qrels.items():

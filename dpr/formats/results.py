@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpr.formats.corpora import require_word, write_text
+from dpr.formats.corpora import durable_text, require_word
 from dpr.formats.json_records import describe, indented_record, iter_json_objects
 from dpr.formats.text_input import iter_lines, located
 from dpr.formats.training_records import checked_id, checked_text
@@ -42,7 +42,7 @@ def write_results(path: str | Path, results: Iterable[RetrievedQuestion], *, wit
 
     Without texts a hit has neither ``title`` nor ``text``, which takes about a tenth of the space.
     """
-    with write_text(Path(path), note={}) as out:
+    with durable_text(Path(path), note={}) as out:
         separator = "["
         for result in results:
             record = {"question": result.question, "id": result.id, "answers": list(result.answers)}
@@ -80,7 +80,7 @@ def write_trec_run(path: str | Path, run: Mapping[str, Sequence[tuple[str, float
         InputError: an id or tag that is empty or holds white space, which the format cannot hold.
     """
     file = Path(path)
-    with write_text(file, note={}) as out:
+    with durable_text(file, note={}) as out:
         for question, hits in run.items():
             for rank, (passage, score) in enumerate(hits, 1):
                 for value in (question, passage, tag):

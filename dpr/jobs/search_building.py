@@ -17,7 +17,7 @@ from dpr.core.records import MAX_ID_BYTES, Passage
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.corpora import first_id, has_records, read_passages, read_records, write_text
+from dpr.formats.corpora import durable_text, first_id, has_records, read_passages, read_records
 from dpr.formats.corpus_metadata import checked_field
 from dpr.formats.json_records import describe
 from dpr.formats.origins import field_of, origin_of, origin_record
@@ -240,7 +240,7 @@ def _write(file: Path, passages: Passages, known: int) -> None:
     target = file if not file.exists() else file.with_name(f"{file.stem}.new.jsonl")
     file.parent.mkdir(parents=True, exist_ok=True)
     count = 0
-    with write_text(target) as out:
+    with durable_text(target) as out:
         for count, (passage, record) in enumerate(records_of(passages, known=known), 1):
             metadata = {key: value for key, value in record.items() if key not in ("_id", "id", "title", "text", "metadata")}
             inner = record.get("metadata")

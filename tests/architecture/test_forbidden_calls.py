@@ -37,7 +37,7 @@ ALLOWED = {
 RESTRICTED_UNPICKLER = "dpr/formats/original/inert_pickle.py"
 UNPICKLERS = {"Unpickler", "_Unpickler"}
 # Elsewhere files are written only inside a ``with`` of one of these, so that nothing half-written is ever found.
-WRITERS = {"durable_folder", "durable_file"}
+WRITERS = {"durable_folder", "durable_file", "durable_text"}
 MAY_WRITE = ("dpr/formats/", "dpr/storage/")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.corpora import write_text
+from dpr.formats.corpora import durable_text
 from dpr.formats.json_records import describe, indented_record, iter_member_records
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, json_rows, parsed_row
@@ -34,7 +34,7 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note
     if file.name.removesuffix(".gz").endswith(".jsonl"):
         return _write_lines(lambda _, sample: sample_to_json(sample), file, samples, note)
     count = 0
-    with write_text(file, note=note) as out:
+    with durable_text(file, note=note) as out:
         for count, sample in enumerate(samples, 1):
             out.write(("[" if count == 1 else ",") + indented_record(sample_to_json(sample)))
         out.write("\n]\n" if count else "[]\n")
@@ -43,7 +43,7 @@ def write_training_set(path: str | Path, samples: Iterable[TrainingSample], note
 
 def join_record_files(parts: Iterable[Path], out: Path) -> None:
     """Joins files of JSON lines into one, whole or not at all, with a checksum beside it; compressed for names in ``.gz``."""
-    with write_text(out, note={}) as joined:
+    with durable_text(out, note={}) as joined:
         for part in parts:
             joined.write(part.read_text(encoding="utf-8"))
 
@@ -118,7 +118,7 @@ def _write_lines(
     record: Callable[[int, TrainingSample], dict[str, Any]], path: Path, samples: Iterable[TrainingSample], note: Note = None
 ) -> int:
     count = 0
-    with write_text(path, note=note) as out:
+    with durable_text(path, note=note) as out:
         for count, sample in enumerate(samples, 1):
             out.write(json.dumps(record(count - 1, sample), ensure_ascii=False) + "\n")
     return count
