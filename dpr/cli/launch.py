@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
-from dpr.core.settings import Settings, settings
+from dpr.core.settings import Settings, put_back_idle, settings
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
@@ -75,10 +76,11 @@ def _launch(config_name: str, config_class: type[Config], job: Job[Config], argv
     _register(config_name, config_class)
     if given.is_for_hydra and not is_main:
         return 0
+    checked = partial(_checked, given={override.partition("=")[0].lstrip("+~") for override in overrides}, is_main=is_main)
     if given.is_sweep or given.is_for_hydra:
-        _run_by_hydra(config_name, job, folder, given.flags, overrides, is_sweep=given.is_sweep)
+        _run_by_hydra(config_name, lambda composed: job(checked(composed)), folder, given.flags, overrides, is_sweep=given.is_sweep)
     else:
-        job(_compose(config_name, folder, given, overrides))
+        job(checked(_compose(config_name, folder, given, overrides)))
     return 0
 
 
@@ -121,23 +123,28 @@ def _compose(config_name: str, folder: Path, given: arguments.Arguments, overrid
     with initialize_config_dir(str(Path(main_folder).absolute()), **_version_base()):
         name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
         try:
-            composed = compose(name, overrides=overrides)
+            return compose(name, overrides=overrides)
         except Exception as error:  # only the command line can be wrong here
             raise ConfigError(_hydra_message(error) or str(error)) from error
-        return _to_object(composed)
 
 
-def _to_object(composed: Any) -> Any:
+def _checked(composed: Any, *, given: Collection[str], is_main: bool) -> Any:
+    """The dataclass object. What has no effect is refused if it is among the keys ``given``; what a file says besides is told."""
     from omegaconf import OmegaConf
 
     config: Any = OmegaConf.to_object(composed)
     if not hasattr(config, "check"):
         raise ConfigError("the configuration file does not begin its defaults with this job's schema; see docs/configuration.md")
+    for sentence in put_back_idle(config, given):
+        if is_main:
+            print(f"note: of the files of settings, {sentence.partition(';')[0]}", file=sys.stderr)
     config.check()
     return config
 
 
-def _run_by_hydra(config_name: str, job: Job[Config], folder: Path, flags: list[str], overrides: list[str], *, is_sweep: bool) -> None:
+def _run_by_hydra(
+    config_name: str, job: Callable[[Any], Any], folder: Path, flags: list[str], overrides: list[str], *, is_sweep: bool
+) -> None:
     """Sweeps, and the flags that Hydra answers itself (``--cfg``, ``--info``, completion)."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -152,7 +159,7 @@ def _run_by_hydra(config_name: str, job: Job[Config], folder: Path, flags: list[
         if numbered:
             # Otherwise the second job would find and resume the run of the first.
             composed.output_dir = HydraConfig.get().runtime.output_dir
-        return job(_to_object(composed))
+        return job(composed)
 
     before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [before[0], *flags, *overrides, *(quiet if is_sweep else [])]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import NO_EFFECT, Settings, setting
 
 
 @dataclass
-class ClusterSettings(Settings):
+class ClusterSettings(Settings, requires="kind=ray"):
     """Workers on several machines, which must see the same files at the same paths."""
 
     kind: str = setting("none", choices=("none", "ray"), on_resume=NO_EFFECT)
@@ -27,8 +27,5 @@ class ClusterSettings(Settings):
     """How often a piece of work is given to another worker because its own, or that one's machine, was lost."""
 
     def check_together(self, prefix: str) -> None:
-        idle = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
-        if self.kind == "none" and idle:
-            raise ConfigError(f"{prefix}{idle[0]} is a setting of clusters; add cluster=ray")
         if (self.address or "").startswith("ray://"):
             raise ConfigError(f"{prefix}address={self.address}: Ray Client is not used; give the head's host:port, on one of its machines")

@@ -7,96 +7,45 @@ declared once. Nothing heavy is imported, so that ``--help`` and a mistyped valu
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
-import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
-
-IDENTITY, WARNED, START, CONTENT, NO_EFFECT = "identity", "warned", "start", "content", "no effect"
-"""What a changed value means for a resumed run, ``setting(on_resume=...)``:
-
-identity   it decides the batches or the objective; the change is refused
-warned     it decides something else about the result; the change is accepted with a warning
-start      it is read only when a run starts
-content    it names files, whose content is compared instead of their names
-no effect  it decides where, how fast and how closely monitored a run is, but not its result
-"""
-DECIDING = (IDENTITY, WARNED, START)
-_ROLES = (IDENTITY, WARNED, START, CONTENT, NO_EFFECT)
-
-
-def setting(default: Any, *, entries: type | None = None, **rule: Any) -> Any:
-    """A field of a settings dataclass with the ``Rule`` that the keywords state; a class or a function as ``default`` makes the default.
-
-    ``entries``: of a catalogue, the dataclass of an entry's options.
-    """
-    assert rule.get("on_resume", "") in ("", *_ROLES), rule
-    given = {"default_factory": default} if callable(default) else {"default": default}
-    return dataclasses.field(metadata={"setting": Rule(**rule), "entries": entries}, **given)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What is allowed for a setting. Bounds hold for a number, or for each number of a list."""
-
-    unit: str = ""
-    """What a number counts or measures."""
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
-    """``above`` and ``below`` exclude the bound itself."""
-    choices: Sequence[str] = ()
-    or_class: bool = False
-    """Besides ``choices``, the import path of a user-defined class, ``module:Class``, is allowed."""
-    on_resume: str = ""
-    """One of the roles above."""
-
-    @property
-    def range(self) -> str:
-        """The bounds in words; nothing where there are none."""
-        if self.above is not None:
-            return f"above {self.above:g}" + ("" if self.most is None else f" and at most {self.most:g}")
-        if self.least is None:
-            return ""
-        upper = "" if self.most is None else f"{self.most:g}]"
-        upper = upper if self.below is None else f"{self.below:g})"
-        return f"in [{self.least:g}, {upper}" if upper else f"at least {self.least:g}"
-
-    def check(self, key: str, value: Any) -> None:
-        """Raises ConfigError with the key, the value and what is allowed."""
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if self.choices and item not in self.choices and not (self.or_class and ":" in str(item)):
-                raise ConfigError(
-                    f"{key}={item} is not known; choose one of {', '.join(self.choices)}" + self.or_class * ", or module:Class"
-                )
-            if self.range and isinstance(item, int | float) and not self._holds(item):
-                raise ConfigError(f"{key}={item} is out of range; it must be {self.range}")
-
-    def _holds(self, value: float) -> bool:
-        return (
-            abs(value) <= sys.float_info.max  # neither NaN, nor infinity, nor a whole number beyond every float
-            and (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+from dpr.core.setting_rules import CONTENT as CONTENT
+from dpr.core.setting_rules import DECIDING as DECIDING
+from dpr.core.setting_rules import IDENTITY as IDENTITY
+from dpr.core.setting_rules import NO_EFFECT as NO_EFFECT
+from dpr.core.setting_rules import ROLES, Conditions, Leaf, Rule, why_idle
+from dpr.core.setting_rules import START as START
+from dpr.core.setting_rules import TRAINING as TRAINING
+from dpr.core.setting_rules import WARNED as WARNED
+from dpr.core.setting_rules import listed as listed
+from dpr.core.setting_rules import rule_of as rule_of
+from dpr.core.setting_rules import setting as setting
 
 
 @dataclass
 class Settings:
-    """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones."""
+    """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones.
+
+    A class may state what all fields that it declares require: ``class Options(Settings, requires="kind=ray")``.
+    """
+
+    _of_class: ClassVar[Rule]
+
+    def __init_subclass__(cls, *, requires: Conditions = (), excludes: Conditions = (), **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._of_class = Rule(requires=requires, excludes=excludes)
 
     def check(self, prefix: str = "") -> None:
-        """Checks the type, bounds and choices of every field, nested settings included, then calls ``check_together``.
+        """Checks the type, bounds and choices of every field, nested settings included, then calls ``check_together``. Refuses what
+        differs from its default and has no effect.
 
         Args:
             prefix: the dotted name of this section, with its dot, for the messages.
@@ -104,11 +53,18 @@ class Settings:
         Raises:
             ConfigError: names the key, the value and what is allowed.
         """
-        hints = get_type_hints(type(self))
+        self.check_values(prefix)
+        if idle := idle_settings(self, prefix):
+            raise ConfigError(next(iter(idle.values())))
+
+    def check_values(self, prefix: str) -> None:
+        """As ``check``, but for settings without effect: these are parts of others."""
+        own: Any = type(self)
+        hints = _type_hints(own)
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Settings):
-                value.check(f"{prefix}{item.name}.")
+                value.check_values(f"{prefix}{item.name}.")
             else:
                 check_type(prefix + item.name, value, hints[item.name])
                 if value is not None:
@@ -119,11 +75,50 @@ class Settings:
         """Checks combinations of settings; called when each alone is valid."""
 
 
-def rule_of(item: Field[Any]) -> Rule:
-    """The rule of a field; an empty one for a field that was not made by ``setting``."""
-    return item.metadata.get("setting", Rule())
+def leaves(settings: Settings, prefix: str = "", around: tuple[Rule, ...] = ()) -> dict[str, Leaf]:
+    """Every value of ``settings`` by its dotted key."""
+    found: dict[str, Leaf] = {}
+    kind: Any = type(settings)
+    for item, own in _fields_with_rules(kind):
+        rules = (*around, *own)
+        if isinstance(value := getattr(settings, item.name), Settings):
+            found |= leaves(value, f"{prefix}{item.name}.", rules)
+        else:
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            is_catalogue = item.metadata.get("entries")  # an entry has an effect where it is named
+            found[prefix + item.name] = Leaf(settings, item.name, default, () if is_catalogue else rules)
+    return found
 
 
+@cache
+def _fields_with_rules(kind: type[Settings]) -> list[tuple[Field[Any], tuple[Rule, ...]]]:
+    """The fields, each with what its class and it itself require or exclude."""
+    found = []
+    for item in fields(kind):
+        declared_by = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
+        rules = (getattr(declared_by, "_of_class", Rule()), rule_of(item))
+        found.append((item, tuple(rule for rule in rules if rule.requires or rule.excludes)))
+    return found
+
+
+def idle_settings(settings: Settings, prefix: str = "", *, any_value: bool = False) -> dict[str, str]:
+    """The settings that have no effect beside the others, each with a sentence that says so. Without ``any_value`` only those that differ
+    from their defaults.
+    """
+    known = leaves(settings, prefix)
+    found = ((key, why_idle(key, known)) for key, leaf in known.items() if any_value or leaf.value != leaf.default)
+    return {key: sentence for key, sentence in found if sentence}
+
+
+def put_back_idle(settings: Settings, given: Collection[str]) -> list[str]:
+    """Sets what has no effect to its default, the keys in ``given`` excepted, and returns a sentence for each."""
+    idle, known = idle_settings(settings), leaves(settings)
+    for key in idle.keys() - set(given):
+        setattr(known[key].owner, known[key].name, known[key].default)
+    return [sentence for key, sentence in idle.items() if key not in given]
+
+
+_type_hints = cache(get_type_hints)
 _IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _ACCEPTED: dict[Any, Any] = {float: int | float, list: list | tuple, dict: Mapping}
 
@@ -163,12 +158,7 @@ def store_name(key: str, value: str) -> str:
     return value
 
 
-def listed(value: Any) -> list[Any]:
-    """The value of a setting that takes one item or a list of them; none for null."""
-    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-
-
-def flat_values(settings: Any, roles: Collection[str] = _ROLES, prefix: str = "") -> dict[str, Any]:
+def flat_values(settings: Any, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:
     """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted keys."""
     found: dict[str, Any] = {}
     for item in fields(settings):
@@ -189,7 +179,7 @@ class Setting:
     default: Any
     doc: str
     is_open: bool = False
-    rule: Rule = Rule()
+    rule: Rule = field(default_factory=Rule)
     entries: type | None = None
     """Of a catalogue: the dataclass of an entry's options."""
 

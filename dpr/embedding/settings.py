@@ -87,7 +87,7 @@ class EmbedConfig(Settings):
     """fp32, bf16 or fp16 arithmetic of the model; bf16 is several times faster on recent GPUs."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa everywhere else."""
-    device: str | None = None
+    device: str | None = setting(None, excludes="no_cuda")
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
     """DPR's key; true is the same as device=cpu."""

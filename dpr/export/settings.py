@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
-from dpr.embedding.settings import CheckpointEncoderConfig
-from dpr.export.store_settings import STORES, StoreSettings
+from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 
 MODEL_FORMATS = {
     "sentence-transformers": "dpr.export.sentence_transformers",
@@ -18,6 +18,62 @@ MODEL_FORMATS = {
     "pyserini": "dpr.export.pyserini",
 }
 """Folders that other libraries load: name -> the module whose ``FORMAT`` writes it."""
+STORES = ("lancedb", "pgvector", "parquet", "faiss", "qdrant-jsonl", "milvus-parquet")
+_KINDS = ("text", "int", "float", "bool")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_OWN_COLUMNS = ("id", "vector", "title", "text")
+_TO_STORES, _TO_FOLDERS = "to=" + "|".join(STORES), "to=" + "|".join(MODEL_FORMATS)
+
+
+@dataclass
+class StoreSettings(Settings, requires=_TO_STORES):
+    """What goes into a vector store."""
+
+    vectors: Any = None
+    """For a vector store: folders of vectors, globs, or a list of them, e.g. vectors=runs/first/vectors_*."""
+    ctx_datasets: Any = None
+    """For a vector store: the passages that were embedded, whose titles and texts it gets too: names of ``ctx_sources`` or paths. Absent =
+    ids and vectors alone."""
+    metadata: Any = None
+    """For a vector store: fields of the passages (JSON lines or Parquet) that become columns, name or name:kind with kind text, int, float
+    or bool, e.g. metadata=[url,year:int]. Absent = none."""
+    table: str = setting("passages", requires="to=lancedb|pgvector")
+    """For lancedb and pgvector: the table to fill."""
+    ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)
+    """Catalogue: name -> options of a passage collection (file, id_prefix, ...)."""
+
+    def vector_patterns(self) -> list[str]:
+        """``vectors`` as a list."""
+        return list(map(str, listed(self.vectors)))
+
+    def passage_names(self) -> list[str]:
+        """``ctx_datasets`` as a list."""
+        return list(map(str, listed(self.ctx_datasets)))
+
+    def metadata_kinds(self) -> dict[str, str]:
+        """Kinds of the metadata columns by name.
+
+        Raises:
+            ConfigError: a kind or a name cannot be one.
+        """
+        kinds: dict[str, str] = {}
+        for item in map(str, listed(self.metadata)):
+            name, _, kind = item.partition(":")
+            kind = kind or "text"
+            if kind not in _KINDS:
+                raise ConfigError(f"metadata: {item} is of no known kind; choose one of {', '.join(_KINDS)}, e.g. {name}:int")
+            if not _NAME.fullmatch(name) or name in _OWN_COLUMNS or name in kinds:
+                found = "is given twice" if name in kinds else "cannot be a column"
+                raise ConfigError(f"metadata: {name!r} {found}; a name has letters, digits and _, and is none of {', '.join(_OWN_COLUMNS)}")
+            kinds[name] = kind
+        return kinds
+
+    def check_store(self) -> None:
+        """Checks the settings of an export to a vector store."""
+        if self.metadata_kinds() and not self.passage_names():
+            raise ConfigError("ctx_datasets is not set; metadata is read from the passages, e.g. ctx_datasets=[corpus.jsonl]")
+        if not _NAME.fullmatch(self.table):
+            raise ConfigError(f"table={self.table!r} is not a name of letters, digits and _, e.g. table=passages")
 
 
 @dataclass
@@ -30,55 +86,44 @@ class ExportConfig(StoreSettings):
     hf-dpr (its DPRQuestionEncoder and DPRContextEncoder): folders that these load, compared with the model's own vectors; onnx: graphs
     that onnxruntime serves without torch; pyserini: an encoder of questions for its dense search; lancedb, pgvector, parquet, faiss,
     qdrant-jsonl and milvus-parquet: a vector store filled with ``vectors`` and their passages."""
-    model_file: str | None = None
+    model_file: str | None = setting(None, excludes=_TO_STORES)
     """Checkpoint folder, run folder (its best checkpoint is taken), or a checkpoint file of the original DPR."""
     out_file: str | None = None
     """File or folder to write, which must not exist; for vectors the beginning of the folders' names, to which ``_<n>`` is added; for
     pgvector the address of the database, e.g. postgresql://user@host/database."""
     out: str | None = None
     """Short for out_file."""
-    check_texts: str | None = None
+    check_texts: str | None = setting(None, requires=_TO_FOLDERS)
     """File of texts, one a line, perhaps with a title and a tab before it: encoded by the other library too, besides texts on which two
     libraries usually differ. For folders that other libraries load."""
-    dimensions: int = setting(0, unit="dimensions", least=0)
+    dimensions: int = setting(0, unit="dimensions", least=0, requires=_TO_FOLDERS + "|model")
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
-    precisions: list[str] | None = setting(None, choices=("fp16", "int8"))
+    precisions: list[str] | None = setting(None, choices=("fp16", "int8"), requires="to=onnx")
     """For to=onnx: further graphs with numbers of 16 bits or weights of 8; the log and serving.json say how many of the ten best passages
     stay the same, on check_texts or on made-up texts."""
-    onnx: bool = False
+    onnx: bool = setting(False, requires="to=sentence-transformers")
     """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that serve such folders look."""
-    license: str | None = None
+    license: str | None = setting(None, requires=_TO_FOLDERS)
     """The licence that the model card (README.md) of a folder names, as hubs call it: apache-2.0, cc-by-4.0; absent = none is named."""
-    results: list[str] | None = None
+    results: list[str] | None = setting(None, requires=_TO_FOLDERS)
     """For the model card: metrics files of dpr retrieve (metrics_file=...) whose metrics it shows."""
-    encoded_ctx_files: Any = None
+    encoded_ctx_files: Any = setting(None, requires="to=vectors")
     """For vectors: the original's embedding files, paths or globs. That ``model_file`` made them is your word."""
-    allow_other_vectors: bool = False
+    allow_other_vectors: bool = setting(False, requires="to=dpr")
     """Write a model too that gives other vectors there, since it was trained without the original's [SEP] at the end of the window."""
-    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, excludes=_TO_STORES)
 
     def check_together(self, prefix: str) -> None:
         if self.out is not None and self.out_file not in (None, self.out):
             raise ConfigError(f"out={self.out} and out_file={self.out_file} are mutually exclusive; leave one of them out")
         self.out_file = self.out_file or self.out
-        self.check_store(self.to)
-        needed = {"out_file": "store"} if self.to in STORES else {"model_file": "runs/first", "out_file": "runs/first.cp"}
-        require_set(self, needed)
-        if self.to in STORES and self.model_file:
-            raise ConfigError(
-                f"model_file={self.model_file} is not for to={self.to}, which takes vectors that dpr embed wrote; leave it out"
-            )
-        if (self.to == "vectors") != bool(self.patterns()):
-            raise ConfigError("encoded_ctx_files belongs to to=vectors, e.g. to=vectors encoded_ctx_files=[wiki_passages_*]")
-        for key in ("check_texts", "license", "results"):
-            if getattr(self, key) is not None and self.to not in MODEL_FORMATS:
-                raise ConfigError(f"{key} belongs to to={', '.join(MODEL_FORMATS)}, not to={self.to}; leave it out")
-        if self.precisions and self.to != "onnx":
-            raise ConfigError(f"precisions belongs to to=onnx, not to={self.to}; leave it out")
-        if self.onnx and self.to != "sentence-transformers":
-            raise ConfigError(f"onnx=true belongs to to=sentence-transformers, not to={self.to}; to=onnx writes graphs alone")
-        if self.dimensions and self.to not in ("model", *MODEL_FORMATS):
-            raise ConfigError(f"dimensions={self.dimensions} cuts a model's vectors, and to={self.to} has no place for that; leave it out")
+        if self.to in STORES:
+            require_set(self, {"vectors": "runs/first/vectors_*", "out_file": "store"})
+            self.check_store()
+        else:
+            require_set(self, {"model_file": "runs/first", "out_file": "runs/first.cp"})
+        if self.to == "vectors":
+            require_set(self, {"encoded_ctx_files": "[wiki_passages_*]"})
 
     def patterns(self) -> list[str]:
         """``encoded_ctx_files`` as a list."""
@@ -93,9 +138,9 @@ class PushConfig(Settings):
     """The folder. Only files that it was written with are uploaded, as they were written; README.md may have been edited since."""
     repo: str | None = None
     """The repository, user/name, made where it is absent; absent = list the files and upload nothing."""
-    private: bool = True
+    private: bool = setting(True, requires="repo")
     """Only you see a repository that is made; one that exists stays as it is."""
-    message: str = setting("A model exported by dpr")
+    message: str = setting("A model exported by dpr", requires="repo")
     """The message of the commit."""
 
     def check_together(self, prefix: str) -> None:

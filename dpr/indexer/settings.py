@@ -9,7 +9,7 @@ from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, setting
 
 
 @dataclass
-class ExactSettings(Settings):
+class ExactSettings(Settings, requires="kind=exact"):
     """Of exact search."""
 
     block_rows: int = setting(65536, least=1, on_resume=NO_EFFECT)
@@ -17,7 +17,7 @@ class ExactSettings(Settings):
 
 
 @dataclass
-class FlatSettings(Settings):
+class FlatSettings(Settings, requires="kind=flat|hnsw|hnsw_sq|hnsw32|ivf|small"):
     """Of faiss indexes."""
 
     buffer_size: int = setting(50000, least=1, on_resume=NO_EFFECT)
@@ -25,7 +25,7 @@ class FlatSettings(Settings):
 
 
 @dataclass
-class GraphSettings(FlatSettings):
+class GraphSettings(FlatSettings, requires="kind=hnsw|hnsw_sq|hnsw32"):
     """Of faiss's HNSW graphs; defaults are DPR's."""
 
     store_n: int = setting(0, least=0, on_resume=WARNED)
@@ -42,7 +42,7 @@ class GraphSettings(FlatSettings):
 
 
 @dataclass
-class ListSettings(FlatSettings):
+class ListSettings(FlatSettings, requires="kind=ivf|small"):
     """Of inverted lists."""
 
     lists: int = setting(0, unit="lists", least=0, most=1 << 20, on_resume=WARNED)
@@ -57,7 +57,7 @@ class ListSettings(FlatSettings):
 
 
 @dataclass
-class SmallSettings(ListSettings):
+class SmallSettings(ListSettings, requires="kind=small"):
     """Of the compressed index."""
 
     candidates: int = setting(400, unit="passages", least=1, on_resume=NO_EFFECT)
@@ -65,7 +65,7 @@ class SmallSettings(ListSettings):
 
 
 @dataclass
-class Bm25Settings(Settings):
+class Bm25Settings(Settings, requires=("kind=bm25", "hybrid=linear|rrf")):
     """Of BM25."""
 
     k1: float = setting(0.9, least=0, on_resume=IDENTITY)

@@ -11,8 +11,7 @@ from dpr.export.adapters import merged, write_adapters
 from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import export_folder
-from dpr.export.settings import MODEL_FORMATS, ExportConfig
-from dpr.export.store_settings import STORES
+from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.jobs.model_card import card_facts
 from dpr.jobs.stores import fill_store
 from dpr.models.biencoder import BiEncoder

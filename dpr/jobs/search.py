@@ -12,7 +12,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
-from dpr.core.settings import part_of
+from dpr.core.settings import part_of, put_back_idle
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.filtered import can_filter
@@ -88,6 +88,7 @@ def retrieval_config(settings: SearchSettings, *, pooling: str = "cls") -> Retri
         "indexer": IndexerConfig(**settings.indexer),
     }
     config = RetrievalConfig(**values)
+    put_back_idle(config, ())  # of the retrieval that the file was written by, in another mode
     config.check()
     return config
 

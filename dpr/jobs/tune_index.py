@@ -54,7 +54,7 @@ def run(config: TuneIndexConfig) -> float | None:
     dense = build_retriever(config, sources, form=form, device=device, questions=[form.asked(text.text) for text in texts])
     assert isinstance(dense, DenseRetriever)
     queries = dense.encode(asked)
-    exact = IndexChoice("exact", ExactSettings(block_rows=config.indexer.block_rows))
+    exact = IndexChoice("exact", ExactSettings())
     truth = open_vector_index(replace(config, index_path=None), exact, dense.model, sources, device)
     exact_time, (_, best) = timed(truth, queries)
     points = measure_curve(dense.index, queries, best)

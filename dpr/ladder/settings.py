@@ -20,11 +20,6 @@ class MineConfig(MiningSettings):
     processes: int = setting(1, unit="processes", least=1)
     """Processes that filter what was found."""
 
-    def check_together(self, prefix: str) -> None:
-        super().check_together(prefix)
-        if self.veto_above is not None and self.cross_encoder is None:
-            raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder; add {prefix}cross_encoder=<folder>")
-
 
 @dataclass
 class Bm25Config(Bm25Settings):
@@ -56,15 +51,15 @@ class RoundsConfig(Settings):
     """fresh: each round trains a new model, on what all rounds so far have mined; continue: one run continues with renewed negatives."""
     bm25: bool = True
     """Start with negatives found by BM25; false: with those that the training data have."""
-    keep_earlier: bool = True
+    keep_earlier: bool = setting(True, requires="mode=fresh")
     """Train on the files of earlier rounds too; false: on the last one only. mode=fresh."""
-    every_epochs: int = setting(0, unit="epochs", least=0)
+    every_epochs: int = setting(0, unit="epochs", least=0, requires="mode=continue")
     """Epochs from one renewal to the next; 0 = train.num_train_epochs in equal parts. mode=continue."""
     processes: int = setting(1, least=1)
     """Processes that train and embed, started by torchrun where there are several."""
     questions: str | None = None
     """Questions that every round's model is evaluated with, by dpr retrieve on the corpus."""
-    qrels: str | None = None
+    qrels: str | None = setting(None, requires="questions")
     """Judgements for them; absent = by the answers in the file of questions."""
     overwrite: bool = False
     """Where a stage was made with other settings or data, remove its output and run it again."""
@@ -77,12 +72,8 @@ class RoundsConfig(Settings):
         return [self.every_epochs * number if self.every_epochs else num_train_epochs * number // self.rounds for number in rounds] + [0]
 
     def check_together(self, prefix: str) -> None:
-        if self.mode == "fresh" and self.every_epochs:
-            raise ConfigError("ladder.every_epochs is for ladder.mode=continue; in mode fresh every round trains train.num_train_epochs")
-        if self.mode == "continue" and not self.keep_earlier:
-            raise ConfigError("ladder.keep_earlier=false is for mode fresh; in mode continue the last file always replaces the others")
-        if self.qrels is not None and self.questions is None:
-            raise ConfigError("ladder.qrels needs ladder.questions=<file>")
+        if self.rounds == 1 and not self.bm25:
+            raise ConfigError("ladder.rounds=1 and ladder.bm25=false mine nothing; raise ladder.rounds, or use dpr train")
 
 
 @dataclass
@@ -94,11 +85,13 @@ class LadderConfig(BiEncoderTrainConfig):
     """Passages to mine from: TSV or JSON lines."""
     ladder: RoundsConfig = field(default_factory=RoundsConfig)
     mine: MineConfig = field(default_factory=MineConfig)
-    bm25: Bm25Config = field(default_factory=Bm25Config)
+    bm25: Bm25Config = setting(Bm25Config, requires="ladder.bm25")
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        part_of(MiningSettings, self.mine, **{key: value for key, value in asdict(self.bm25).items() if value is not None}).check("bm25.")
+        part_of(MiningSettings, self.mine, **{key: value for key, value in asdict(self.bm25).items() if value is not None}).check_values(
+            "bm25."
+        )
         require_set(self, {"train_datasets": "[train.jsonl]", "corpus": "corpus.tsv", "output_dir": "runs/ladder"})
         if self.train.dry_run:
             raise ConfigError("train.dry_run=true is for dpr train; ladder.plan=true shows the stages of a ladder")

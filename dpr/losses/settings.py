@@ -6,27 +6,27 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, WARNED, Settings, setting
+from dpr.core.settings import IDENTITY, TRAINING, WARNED, Settings, setting
 
 
 @dataclass
-class DistillationSettings(Settings):
+class DistillationSettings(Settings, requires=TRAINING):
     """Terms that compare a question's scores for its own passages with those of a teacher (teacher_score of the data)."""
 
     kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
     """Weight of the KL divergence between the teacher's and the model's distributions over a question's own passages."""
-    kl_temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
+    kl_temperature: float | None = setting(None, above=0, on_resume=IDENTITY, requires="kl_weight")
     """Divides the model's scores in the KL divergence; absent = loss.temperature."""
-    teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY)
+    teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY, requires="kl_weight")
     """Divides the teacher's scores in the KL divergence."""
     margin_mse_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
     """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus another passage's."""
-    margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY)
+    margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires="margin_mse_weight")
     """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
 
 
 @dataclass
-class RivalSettings(Settings):
+class RivalSettings(Settings, requires=TRAINING, excludes="nll_weight=0|0.0"):
     """What the positive is compared with in the NLL."""
 
     in_batch_negatives: bool = setting(True, on_resume=IDENTITY)
@@ -42,12 +42,12 @@ class RivalSettings(Settings):
     guide: list[str] | None = setting(None, on_resume=WARNED)
     """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's positive exceeds guide_threshold
     are masked for it; absent = none is."""
-    guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY)
+    guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY, requires="guide")
     """Cosine of two guide vectors above which their passages are taken for one."""
 
 
 @dataclass
-class ObjectiveSettings(DistillationSettings, RivalSettings):
+class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
     """Terms of the objective and their weights (docs/numerics.md, section 1)."""
 
     nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY)
@@ -56,7 +56,7 @@ class ObjectiveSettings(DistillationSettings, RivalSettings):
     """Weight of the negative log likelihood of the question among all questions of the pool, given its positive."""
     dimensions: list[int] | None = setting(None, unit="dimensions", least=1, on_resume=IDENTITY)
     """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number listed; absent = over all."""
-    dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
+    dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires="dimensions")
     """One weight for each number of loss.dimensions; absent = 1 each."""
 
     @property

@@ -24,7 +24,7 @@ class MiningSettings(Settings):
     """Last rank to take from."""
     pick: str = setting("top", choices=("top", "sample"))
     """top: the best that pass the filters; sample: any of them, drawn by seed and row."""
-    seed: int = setting(0, least=0)
+    seed: int = setting(0, least=0, requires=("pick=sample", "bm25.pick=sample"))
     """Decides what is drawn with pick=sample."""
     keep_answers: bool = False
     """Keep passages that hold an answer string."""
@@ -35,7 +35,7 @@ class MiningSettings(Settings):
     """Highest share of the model's score p of the positive: leaves out what scores above p - (1 - this) * |p|; 0 = any."""
     absolute_margin: float | None = None
     """Leaves out what the model scores above the positive's score less this; absent = any."""
-    veto_above: float | None = setting(None, above=0, most=1)
+    veto_above: float | None = setting(None, above=0, most=1, requires="cross_encoder")
     """Probability of being relevant from which the cross-encoder leaves a passage out; absent = 0.5 where there is one."""
     keep_existing: bool = False
     """Keep the hard negatives that the training data have, before the mined ones."""

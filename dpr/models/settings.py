@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, NO_EFFECT, START, WARNED, Settings, setting
+from dpr.core.settings import IDENTITY, NO_EFFECT, START, TRAINING, WARNED, Settings, setting
 from dpr.data.settings import TextSettings, check_text
 
 PRETRAINED_MODEL = "bert-base-uncased"
@@ -17,16 +17,18 @@ PRETRAINED_MODEL = "bert-base-uncased"
 class BackboneSettings(Settings):
     """What the towers are made from. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
 
-    encoder_model_type: str = setting("hf_bert", choices=("hf_bert", "hf_roberta", "hf_auto", "static"), on_resume=START)
+    encoder_model_type: str = setting(
+        "hf_bert", choices=("hf_bert", "hf_roberta", "hf_auto", "static"), on_resume=START, excludes="model_file"
+    )
     """DPR's key; hf_bert, hf_roberta and hf_auto have no effect, since ``AutoModel`` loads any Hugging Face encoder. static: the folder
     must be that of a static encoder."""
     pretrained_model_cfg: str = setting(PRETRAINED_MODEL, on_resume=START)
     """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config and tokenizer it uses."""
-    pretrained: bool = setting(True, on_resume=START)
+    pretrained: bool = setting(True, on_resume=START, excludes="model_file")
     """False: random weights from the folder's config.json."""
-    token_frequencies: str | None = setting(None, on_resume=START)
+    token_frequencies: str | None = setting(None, on_resume=START, requires="pooling=idf|idf_sqrt", excludes="model_file")
     """Folder whose token_frequencies.json the weights of encoder.pooling=idf and idf_sqrt begin with; absent = pretrained_model_cfg."""
-    dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED)
+    dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED, requires=TRAINING)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
 
@@ -42,7 +44,7 @@ class EncoderSettings(TextSettings):
     counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
-    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY)
+    projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY, requires="projection_dim")
     """tanh: what comes out of that layer goes through the hyperbolic tangent, as in LaBSE."""
     normalize: bool = setting(False, on_resume=IDENTITY)
     """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
@@ -62,11 +64,11 @@ class EncoderSettings(TextSettings):
 
     adapter: str = setting("none", choices=("none", "lora"), on_resume=IDENTITY)
     """lora: the backbone is frozen and one for both towers; each trains small matrices beside its linear layers (docs/training.md)."""
-    lora_rank: int = setting(16, least=1, on_resume=IDENTITY)
+    lora_rank: int = setting(16, least=1, on_resume=IDENTITY, requires="adapter=lora")
     """Width of the adapters' matrices."""
-    lora_alpha: float = setting(32.0, above=0, on_resume=IDENTITY)
+    lora_alpha: float = setting(32.0, above=0, on_resume=IDENTITY, requires="adapter=lora")
     """Adapters are scaled by lora_alpha / lora_rank."""
-    lora_targets: str = setting("all", on_resume=IDENTITY)
+    lora_targets: str = setting("all", on_resume=IDENTITY, requires="adapter=lora")
     """Linear layers that get an adapter: all, or names with commas between (q_proj,v_proj)."""
     residual_words: bool = setting(False, on_resume=IDENTITY)
     """For training from scratch: word vectors reach the pooling past the layers, whose part begins at zero, so that training starts from a
@@ -105,7 +107,9 @@ class GivenTextSettings(Settings):
     "{title} {text}" where the tokenizer puts nothing between the two."""
     plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
     """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in DPR, unless shared."""
-    allow_other_prompts: bool = setting(False, on_resume=NO_EFFECT)
+    allow_other_prompts: bool = setting(
+        False, on_resume=NO_EFFECT, requires=("query_prompt", "passage_prompt", "prompts", "title_template", "plain_apostrophes")
+    )
     """Use these five settings though the model was trained with others; its vectors then are those of another model."""
 
     def text_of(self, own: TextSettings | None = None, *, stated: Collection[str] = (), source: Any = None) -> TextSettings:
@@ -140,16 +144,16 @@ class GivenTextSettings(Settings):
 class RunningSettings(Settings):
     """How the towers run."""
 
-    fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY)
+    fix_ctx_encoder: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
     """Freeze the context tower: no dropout, no gradient, not in the optimizer."""
     packed: bool = setting(True, on_resume=WARNED)
     """Compute real tokens only; false pads every batch to its longest sequence (slower, the same vectors)."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"), on_resume=WARNED)
     """How packed towers compute attention. sdpa: torch's, over sequences of similar length. varlen: torch's kernel for sequences end to
     end, on CUDA in bf16 or fp16 without attention dropout; sdpa everywhere else."""
-    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED)
+    attention_dropout: float | None = setting(None, least=0, below=1, on_resume=WARNED, requires=TRAINING)
     """Dropout of attention; absent = dropout."""
-    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=WARNED)
+    lora_dropout: float = setting(0.0, least=0, below=1, on_resume=WARNED, requires="adapter=lora")
     """Dropout of what goes into the adapters (encoder.adapter=lora)."""
 
 
@@ -159,7 +163,7 @@ class TemperatureSettings(Settings):
 
     temperature: float | None = setting(None, above=0, on_resume=IDENTITY)
     """Scores are divided by it. 1 for dot products, as in DPR; about 0.05 for normalised vectors. Absent = that of model_file, else 1."""
-    learn_temperature: bool = setting(False, on_resume=IDENTITY)
+    learn_temperature: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
     """Start from ``temperature`` and learn its logarithm."""
 
 
@@ -183,12 +187,6 @@ class TowerSettings(GivenTextSettings, RunningSettings, EncoderSettings, Backbon
         super().check_together(prefix)
         if 0 < self.question_length < 3:
             raise ConfigError(f"{prefix}question_length={self.question_length} is out of range; it must be at least 3, or 0")
-        if self.projection_activation != "none" and not self.projection_dim:
-            raise ConfigError(f"{prefix}projection_activation belongs to {prefix}projection_dim; set that too, or leave it out")
-        usual = TowerSettings()
-        given = [name for name in vars(self) if name.startswith("lora_") and getattr(self, name) != getattr(usual, name)]
-        if self.adapter == "none" and given:
-            raise ConfigError(f"{prefix}{given[0]} belongs to {prefix}adapter=lora; set that too, or leave it out")
         if self.adapter != "none" and (self.fix_ctx_encoder or not self.pretrained):
             other = "fix_ctx_encoder=true" if self.fix_ctx_encoder else "pretrained=false"
             raise ConfigError(f"{prefix}adapter={self.adapter} and {prefix}{other} are mutually exclusive; leave one of them out")

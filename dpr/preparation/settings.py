@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, listed
+from dpr.core.settings import Settings, listed, setting
 
 
 @dataclass
@@ -43,7 +43,7 @@ class DownloadConfig(Settings):
 
     resource: Any = None
     """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
-    output_dir: str = "downloads"
+    output_dir: str = setting("downloads", requires="resource")
     """Folder to write; the parts of a key are folders in it, where the settings of data sets look for them."""
     resources: dict[str, Any] = field(default_factory=dict)
     """The catalogue: key -> url, parts, suffix, sha256, also, about."""

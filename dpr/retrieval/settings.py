@@ -23,7 +23,7 @@ class _IndexKind(Settings):
     """exact (blocks from disk, nothing held in memory); approximate: hnsw32 (a graph, fast), ivf (8 bits a number, fast, mapped from
     disk), small (one bit a number, scored again from the vectors); flat, hnsw, hnsw_sq (DPR's, by faiss); bm25 (words, no model); or
     a user-defined subclass of dpr.indexer.registry.Index, module:Class."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = setting(dict, requires="kind=module:Class")
     """Settings of a user-defined class."""
 
 
@@ -34,8 +34,6 @@ class IndexerConfig(Bm25Settings, SmallSettings, GraphSettings, ExactSettings, _
     def check_together(self, prefix: str = "") -> None:
         super().check_together(prefix)
         require_known(self.kind)
-        if self.options and self.kind in KINDS:
-            raise ConfigError(f"indexer.options is for a user-defined class; {self.kind} is set beside it, e.g. indexer.ef_search=64")
 
 
 @dataclass
@@ -84,17 +82,17 @@ class RetrievalConfig(Settings):
     """The passages that were embedded: names of ``ctx_sources`` or paths of corpora."""
     ctx_datatsets: Any = None
     """DPR's spelling of ctx_datasets."""
-    encoded_ctx_files: Any = None
+    encoded_ctx_files: Any = setting(None, excludes="indexer.kind=bm25")
     """Vectors of the passages: folders, globs, or a list of them, e.g. encoded_ctx_files=[runs/first/vectors_*]. Embedding files of the
     original DPR are read too."""
-    model_file: str | None = None
+    model_file: str | None = setting(None, excludes="indexer.kind=bm25")
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""
-    dimensions: int = setting(0, unit="dimensions", least=0)
+    dimensions: int = setting(0, unit="dimensions", least=0, excludes="indexer.kind=bm25")
     """Cut vectors of questions to their first so many numbers; those of the passages must be of the same width. 0 = as the passages are."""
     out_file: str | None = None
     """DPR's results JSON to write: questions with their hits. Packed where the name ends in .gz."""
-    out_texts: bool = True
+    out_texts: bool = setting(True, requires="out_file")
     """Write title and text of every hit to out_file; without them it takes about a tenth of the space and needs no corpus."""
     trec_run_file: str | None = None
     """TREC run file to write."""
@@ -108,34 +106,36 @@ class RetrievalConfig(Settings):
     """Relevance judgements, BEIR's TSV or TREC's four columns."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
-    batch_size: int = setting(128, unit="questions", least=1)
+    batch_size: int = setting(128, unit="questions", least=1, excludes="indexer.kind=bm25")
     """Questions encoded at a time."""
-    validation_workers: int = setting(1, unit="processes", least=1)
+    validation_workers: int = setting(
+        1, unit="processes", least=1, requires=("qrels=null", "match=string|regex"), excludes="match=none|qrels"
+    )
     """Processes that match answers."""
-    encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"))
+    encoder_path: str | None = setting(None, choices=("question_model", "ctx_model"), excludes="indexer.kind=bm25")
     """Tower that encodes the questions: question_model (when absent) or ctx_model."""
-    index_path: str | None = None
+    index_path: str | None = setting(None, excludes="indexer.kind=exact|bm25")
     """Folder of a faiss index: loaded when it is there, else built and saved."""
-    bm25_index_path: str | None = None
+    bm25_index_path: str | None = setting(None, requires=("indexer.kind=bm25", "hybrid=linear|rrf"))
     """Folder of a BM25 index: loaded when it is there, else built and saved."""
     hybrid: str = setting("none", choices=("none", "linear", "rrf"))
     """none, linear (weighted sum of normalised scores) or rrf (reciprocal ranks): fuses the dense ranking with BM25's."""
-    hybrid_weight: float | None = setting(None, least=0, most=1)
+    hybrid_weight: float | None = setting(None, least=0, most=1, requires="hybrid=linear", excludes="tune_hybrid_weight")
     """Share of the dense side in hybrid=linear, 0 to 1. Absent = 0.3, with which a poor dense side costs little; tune_hybrid_weight on a
     dev set finds a better one."""
-    hybrid_normalisation: str = setting("minmax", choices=("minmax", "zscore"))
+    hybrid_normalisation: str = setting("minmax", choices=("minmax", "zscore"), requires="hybrid=linear")
     """minmax or zscore, per question."""
-    hybrid_depth: int = setting(100, unit="passages", least=1)
+    hybrid_depth: int = setting(100, unit="passages", least=1, requires="hybrid=linear|rrf")
     """Passages taken from each side; n_docs where that is larger."""
-    tune_hybrid_weight: bool = False
+    tune_hybrid_weight: bool = setting(False, requires="hybrid=linear")
     """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file says which it was."""
-    tune_metric: str = "mrr@10"
+    tune_metric: str = setting("mrr@10", requires="tune_hybrid_weight")
     """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
-    device: str | None = None
+    device: str | None = setting(None, excludes="no_cuda")
     """cpu, cuda, cuda:N; absent = CUDA when there is one. Encodes the questions, and does the exact search."""
     no_cuda: bool = False
     """DPR's key; true is the same as device=cpu."""
-    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, excludes="indexer.kind=bm25")
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     datasets: dict[str, Any] = setting(dict, entries=QuestionSetConfig)
@@ -171,19 +171,10 @@ class RetrievalConfig(Settings):
                 raise ConfigError("encoded_ctx_files is not set, e.g. encoded_ctx_files=[runs/first/vectors_*]")
         if self.cluster.kind != "none":
             self._check_cluster()
-        if self.index_path and kind in ("exact", "bm25"):
-            instead = "use bm25_index_path" if kind == "bm25" else "exact search needs no index"
-            raise ConfigError(f"index_path is not for indexer={kind}; {instead}")
         needs_texts = self.indexer.kind == "bm25" or self.hybrid != "none" or (self.out_file and self.out_texts)
         if needs_texts and not self.passage_names():
             message = "BM25, hybrid and out_file (unless out_texts=false) need the texts"
             raise ConfigError(f"ctx_datasets is not set; {message}, e.g. ctx_datasets=[corpus.tsv]")
-        if self.tune_hybrid_weight and self.hybrid != "linear":
-            raise ConfigError(f"tune_hybrid_weight=true needs hybrid=linear, not {self.hybrid}")
-        if self.tune_hybrid_weight and self.hybrid_weight is not None:
-            raise ConfigError("tune_hybrid_weight=true and hybrid_weight are mutually exclusive; leave one of them out")
-        if self.hybrid == "rrf" and self.hybrid_weight is not None:
-            raise ConfigError("hybrid=rrf has no weight; leave hybrid_weight out, or use hybrid=linear")
 
     def _check_cluster(self) -> None:
         if self.indexer.kind != "exact":

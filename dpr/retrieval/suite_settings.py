@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
@@ -39,18 +39,10 @@ class SuiteSetConfig(Settings):
 
 
 @dataclass
-class EvaluateConfig(Settings):
-    """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any program."""
+class SuiteSettings(Settings, requires=("suite", "set")):
+    """How the test sets of a suite are evaluated."""
 
-    run: str | None = None
-    """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless output_dir is set."""
-    set: str | None = None
-    """Short for suite: a folder or a file to evaluate on. Corpus, questions and judgements are found in it."""
-    suite: str | None = None
-    """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
-    whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr prepare-folder, or a file in any format of training data, whose
-    passages are then the corpus."""
-    model_file: str | None = None
+    model_file: str | None = setting(None, requires="systems=dense|hybrid")
     """Checkpoint folder, run folder (its best checkpoint is taken), Hugging Face or sentence-transformers folder, or a checkpoint file of
     the original DPR."""
     output_dir: str | None = None
@@ -61,9 +53,9 @@ class EvaluateConfig(Settings):
     """Which qrels/<split>.tsv of a folder."""
     n_docs: int = setting(100, unit="passages", least=1)
     """Passages per question."""
-    dimensions: int = setting(0, unit="dimensions", least=0)
+    dimensions: int = setting(0, unit="dimensions", least=0, requires="systems=dense|hybrid")
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
-    hybrid_weight: float = setting(0.3, least=0, most=1)
+    hybrid_weight: float = setting(0.3, least=0, most=1, requires="systems=hybrid")
     """Share of the dense side in the hybrid, 0 to 1; one that was not chosen on these test sets."""
     trec_runs: bool = True
     """Write each ranking as a TREC run beside TREC judgements, for trec_eval and other programs."""
@@ -72,24 +64,38 @@ class EvaluateConfig(Settings):
     output_dir/cache."""
     overwrite: bool = False
     """Replace results of a test set that were made of something else: another model, changed data, other settings."""
-    batch_size: int = setting(128, unit="questions", least=1)
+    batch_size: int = setting(128, unit="questions", least=1, requires="systems=dense|hybrid")
     """Questions encoded at a time."""
-    batch_tokens: int = setting(0, unit="tokens", least=0)
+    batch_tokens: int = setting(0, unit="tokens", least=0, requires="systems=dense|hybrid")
     """Tokens of passages of one forward pass at most, halved where memory runs out; 0 = 65,536 on a GPU, 4,096 on a CPU."""
-    precision: str = setting("fp32", choices=tuple(PRECISIONS))
+    precision: str = setting("fp32", choices=tuple(PRECISIONS), requires="systems=dense|hybrid")
     """fp32, bf16 or fp16 arithmetic of the model while it embeds passages."""
-    device: str | None = None
+    device: str | None = setting(None, excludes="no_cuda")
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = False
     """DPR's key; true is the same as device=cpu."""
+    bm25: Bm25Settings = setting(Bm25Settings, requires="systems=bm25|hybrid")
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, requires="systems=dense|hybrid")
+
+
+@dataclass
+class EvaluateConfig(SuiteSettings):
+    """Evaluates a model, BM25 and their hybrid on the test sets of a suite, or a TREC run file of any program."""
+
+    run: str | None = None
+    """A finished run: stands for model_file, and results and vectors are kept in its folder evaluation unless output_dir is set."""
+    set: str | None = None
+    """Short for suite: a folder or a file to evaluate on. Corpus, questions and judgements are found in it."""
+    suite: str | None = None
+    """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
+    whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr prepare-folder, or a file in any format of training data, whose
+    passages are then the corpus."""
     run_file: str | None = None
     """In place of suite: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics of trec_eval."""
-    qrels: str | None = None
+    qrels: str | None = setting(None, requires="run_file")
     """Judgements of run_file: BEIR's TSV or TREC's four columns."""
-    metrics_file: str | None = None
+    metrics_file: str | None = setting(None, requires="run_file")
     """Metrics file to write for run_file, as dpr retrieve writes it."""
-    bm25: Bm25Settings = field(default_factory=Bm25Settings)
-    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
 
     def check_together(self, prefix: str) -> None:
         if self.set is not None:
@@ -102,14 +108,11 @@ class EvaluateConfig(Settings):
         if self.run is not None:
             if self.run_file is not None:
                 raise ConfigError("run and run_file are mutually exclusive; run is a folder that was trained, run_file a TREC run")
-            self.model_file = self.model_file or self.run
+            self.model_file = self.model_file or (self.run if self.needs_model else None)
             self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
         if self.run_file is not None:
             require_set(self, {"qrels": "qrels/test.tsv"})
             return
-        for name in ("qrels", "metrics_file"):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name} belongs to run_file; a suite has its judgements and writes its metrics into output_dir")
         require_set(self, {"output_dir": "runs/first/suite", "systems": "[bm25,dense]"})
         if self.needs_model and not self.model_file:
             raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use systems=[bm25]")

@@ -7,9 +7,17 @@ from dataclasses import dataclass, fields
 from dpr.core.errors import ConfigError
 from dpr.core.settings import setting
 from dpr.indexer.settings import KINDS
-from dpr.retrieval.settings import RetrievalConfig
+from dpr.retrieval.settings import IndexerConfig, RetrievalConfig
 
 _OF_RESULTS = ("out_file", "trec_run_file", "metrics_file", "search_folder", "qrels", "hybrid", "tune_hybrid_weight", "n_docs", "match")
+
+
+@dataclass
+class TunedIndexerConfig(IndexerConfig):
+    """The index that is measured."""
+
+    target_recall: float = setting(0.95, above=0, most=1)
+    """Recall@100 that the breadth must reach that is printed; an index that is built learns it too (probes=0)."""
 
 
 @dataclass
@@ -18,6 +26,7 @@ class TuneIndexConfig(RetrievalConfig):
 
     num_questions: int = setting(400, unit="questions", least=2)
     """Questions that are searched, taken evenly from qa_dataset: one half to choose by, the other to measure on."""
+    indexer: TunedIndexerConfig = setting(TunedIndexerConfig)
     curve_file: str | None = None
     """SVG file to write, the curve as a picture, e.g. runs/first/index.svg; the numbers go to a JSON file beside it."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, Settings, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TRAINING, Settings, setting
 from dpr.data.settings import DataSetSettings
 from dpr.models.settings import TowerSettings
 from dpr.training.settings import TrainingSettings
@@ -20,11 +20,11 @@ class TrackingConfig(Settings):
     """Write TensorBoard event files into <output_dir>/tensorboard; needs the extra tb."""
     wandb: bool = setting(False, on_resume=NO_EFFECT)
     """Log to Weights & Biases; needs the extra wandb."""
-    wandb_mode: str = setting("online", choices=("online", "offline"), on_resume=NO_EFFECT)
+    wandb_mode: str = setting("online", choices=("online", "offline"), on_resume=NO_EFFECT, requires="wandb")
     """online, or offline: keep the run in <output_dir>/wandb for `wandb sync`."""
-    project: str = setting("dpr", on_resume=NO_EFFECT)
+    project: str = setting("dpr", on_resume=NO_EFFECT, requires="wandb")
     """The project there."""
-    run_name: str | None = setting(None, on_resume=NO_EFFECT)
+    run_name: str | None = setting(None, on_resume=NO_EFFECT, requires="wandb")
     """The run's name there; absent = the last part of output_dir."""
 
 
@@ -44,24 +44,24 @@ class RunConfig(Settings):
 class BiEncoderTrainConfig(TrainingSettings, RunConfig):
     """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
 
-    loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY)
+    loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires=TRAINING)
     """One factor per train set, multiplies its loss."""
-    do_lower_case: bool = setting(True, on_resume=START)
+    do_lower_case: bool = setting(True, on_resume=START, excludes="model_file")
     """Given to the tokenizer of a BERT vocabulary."""
     special_tokens: list[str] | None = setting(None, on_resume=START)
     """Put into the vocabulary's [unusedN] slots, in this order."""
     on_bad_row: str = setting("fail", choices=("fail", "skip"), on_resume=NO_EFFECT)
     """fail, or skip (rows go to a rejects file, up to max_bad_rows)."""
-    max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT)
+    max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT, requires="on_bad_row=skip")
     """How many rows on_bad_row=skip may leave out before the command ends."""
-    device: str | None = setting(None, on_resume=NO_EFFECT)
+    device: str | None = setting(None, on_resume=NO_EFFECT, excludes="no_cuda")
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     no_cuda: bool = setting(False, on_resume=NO_EFFECT)
     """DPR's key; true is the same as device=cpu."""
     rank_timeout_s: float = setting(300.0, unit="seconds", least=1, on_resume=NO_EFFECT)
     """Seconds after which a process of the group that does not answer counts as lost."""
     encoder: TowerSettings = field(default_factory=TowerSettings)
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    tracking: TrackingConfig = setting(TrackingConfig, requires=TRAINING)
     datasets: dict[str, Any] = setting(dict, entries=DataSetSettings, on_resume=CONTENT)
     """Catalogue: name -> options of a data set (file, special_token, encoder_type, ...)."""
 

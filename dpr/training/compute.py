@@ -18,7 +18,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.fast.compilation import checkpoint_activations, compile_towers
 from dpr.training.grad_cache import CachedStep
 from dpr.training.rows import row_tables
-from dpr.training.settings import ComputeSettings
+from dpr.training.settings import TrainSettings
 from dpr.training.sharding import shard
 from dpr.training.step import DirectStep, Step
 from dpr.training.trial import evaluating, tokens_within, total, trial_tokens
@@ -26,7 +26,7 @@ from dpr.training.trial import evaluating, tokens_within, total, trial_tokens
 logger = get_logger(__name__)
 
 
-def set_up_arithmetic(settings: ComputeSettings, model: BiEncoder) -> None:
+def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
     """Applies what concerns the whole process (tf32, determinism) and the towers (activation checkpointing, compilation).
 
     Raises:
@@ -49,7 +49,7 @@ def set_up_arithmetic(settings: ComputeSettings, model: BiEncoder) -> None:
             compile_towers(model.trained_towers())
 
 
-def make_step(model: BiEncoder, loss: Loss, settings: ComputeSettings, *, ranks: Ranks, device: torch.device) -> Step:
+def make_step(model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: Ranks, device: torch.device) -> Step:
     """The step that the settings ask for: the whole batch at once, or chunk by chunk; the model sharded, if they ask for that."""
     max_tokens = settings.grad_cache_tokens
     if settings.memory_budget_gb:

@@ -14,7 +14,7 @@ import torch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger
-from dpr.core.settings import IDENTITY, WARNED, flat_values
+from dpr.core.settings import IDENTITY, WARNED, flat_values, idle_settings
 from dpr.data.collator import SetOptions
 from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
@@ -162,18 +162,20 @@ def _stated(options: SetOptions) -> dict[str, Any]:
     return {key: value for key, value in asdict(options).items() if value is not None or key not in later}
 
 
-def resumed_identity(own: RunIdentity, stored: StoredRun, *, total_steps: int, force: bool) -> RunIdentity:
+def resumed_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings, *, total_steps: int) -> RunIdentity:
     """The identity of a run that resumes ``stored``: its own, with the lineage of that. Warns of changed settings that are free and forgets
     the best checkpoint of ``stored`` where they change what metrics mean.
 
     Raises:
-        CheckpointError: a fixed setting differs and ``force`` is off, or the other run cannot be continued on these files.
+        CheckpointError: a fixed setting differs and ``resume`` is not force, or the other run cannot be continued on these files.
     """
     identity = _continued(own, stored, total_steps) if stored.is_other else stored.identity
     config = stored.folder / checkpoints.CONFIG_FILE
     before = _flat(read_json(config)) if config.is_file() else {}
-    changed = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
-    if changed and not force:
+    differences = _differences(identity.get("fixed", {}), own.fixed, _DEFAULTS | before)
+    idle = idle_settings(settings, any_value=True)  # earlier versions took settings without effect
+    changed = {key: values for key, values in differences.items() if key not in idle}
+    if changed and settings.resume != "force":
         name, (was, now) = next(iter(changed.items()))
         key, was, now = _narrowed(name, was, now)
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, Settings, setting, store_name
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TRAINING, WARNED, Settings, setting, store_name
 from dpr.core.suggestions import same_elsewhere, suggestion
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
@@ -16,13 +16,15 @@ from dpr.models.settings import TemperatureSettings
 
 WARMUP_RATIO = 0.1
 _ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings")  # of BiEncoderTrainer
+_AVERAGE_RANK = ("val_av_rank_start_epoch", "train_datasets=null")
+_VALIDATED = ("dev_datasets", "validation", "callbacks")
 
 
 @dataclass
 class LossSettings(ObjectiveSettings, TemperatureSettings):
     """The objective: its terms, and what scores are compared with (docs/numerics.md)."""
 
-    name: Any = setting("nll", on_resume=IDENTITY)
+    name: Any = setting("nll", on_resume=IDENTITY, requires=TRAINING)
     """nll (the terms below, by default the negative log likelihood of the positive in its pool), or user-defined: module:Class,
     {use: module:Class, argument: value}."""
     candidates: str | None = setting(None, choices=("distinct", "dpr"), on_resume=IDENTITY)
@@ -40,7 +42,7 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
 
 
 @dataclass
-class BatchSettings(Settings):
+class BatchSettings(Settings, requires=TRAINING):
     """What a pool is made of, how batches reach the model, and how long a run is."""
 
     batch_size: int = setting(32, unit="questions", least=1, on_resume=WARNED)
@@ -58,10 +60,7 @@ class BatchSettings(Settings):
     and by distillation, and are negatives of other questions."""
     num_workers: int = setting(1, unit="processes", least=0, on_resume=NO_EFFECT)
     """Processes per rank that read, tokenise and collate ahead of the model; 0 = in the training process."""
-    token_store: str = setting("auto", on_resume=NO_EFFECT)
-    """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the run sees less than half of the
-    rows or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in."""
-    prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT)
+    prefetch_batches: int = setting(4, unit="batches", least=1, on_resume=NO_EFFECT, requires="num_workers")
     """Batches each worker keeps ready."""
     overfit_batches: int = setting(0, unit="pools", least=0, on_resume=IDENTITY)
     """Train on the first so many pools only, over and over, to check that the model can learn at all; 0 = on everything."""
@@ -75,13 +74,9 @@ class BatchSettings(Settings):
     stop_at_epoch: int = setting(0, unit="epochs", least=0, on_resume=START)
     """Stop after this epoch on the full schedule; resume with init=continue. 0 = at the end."""
 
-    def token_store_folder(self) -> str | None:
-        """The folder that ``token_store`` names; None for auto and off."""
-        return None if self.token_store in ("auto", "off") else self.token_store
-
 
 @dataclass
-class OptimizerSettings(Settings):
+class OptimizerSettings(Settings, requires=TRAINING):
     """AdamW and its learning-rate schedule."""
 
     learning_rate: float = setting(2e-5, least=0, on_resume=WARNED)
@@ -90,7 +85,7 @@ class OptimizerSettings(Settings):
     """The token embedding table learns this many times faster; above 1 helps models trained from scratch."""
     lr_schedule: str = setting("linear", choices=("linear", "cosine", "constant", "dpr"), on_resume=WARNED)
     """linear, cosine or constant, each after the warm-up; dpr = linear from 0 at the first update, never below 1e-7 of the rate."""
-    min_lr_ratio: float = setting(0.0, least=0, most=1, on_resume=WARNED)
+    min_lr_ratio: float = setting(0.0, least=0, most=1, on_resume=WARNED, requires="lr_schedule=linear|cosine")
     """Floor of linear and cosine, as a share of learning_rate."""
     warmup_steps: int | None = setting(None, unit="steps", least=0, on_resume=WARNED)
     """Optimizer steps over which the learning rate rises to its full value; absent = warmup_ratio of the run's steps."""
@@ -127,11 +122,9 @@ class OptimizerSettings(Settings):
 
 
 @dataclass
-class ComputeSettings(Settings):
+class ComputeSettings(Settings, requires=TRAINING):
     """How the arithmetic is done."""
 
-    precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)
-    """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
     tf32: bool = setting(False, on_resume=WARNED)
     """Round the factors of fp32 matrix products to 10 bits on a GPU: faster, less exact."""
     gradient_checkpointing: bool = setting(False, on_resume=WARNED)
@@ -147,53 +140,50 @@ class ComputeSettings(Settings):
     sharding: str = setting("none", choices=("none", "fsdp2"), on_resume=WARNED)
     """fsdp2: each process holds a part of the weights, gradients and optimizer state; a layer's weights are joined while it computes.
     For models that do not fit into one GPU with their optimizer. none: each process holds all of them."""
-    sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT)
+    sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT, requires="sharding=fsdp2")
     """With sharding: each process writes its part of the optimizer's state, in place of one process all of it. The processes need a common
     file system. The weights are one file in any case."""
 
 
 @dataclass
-class EarlyStoppingSettings(Settings):
+class EarlyStoppingSettings(Settings, requires="patience"):
     """Ends a run that has stopped getting better."""
 
-    patience: int = setting(0, unit="validations", least=0, on_resume=WARNED)
+    patience: int = setting(0, unit="validations", least=0, on_resume=WARNED, requires=_VALIDATED)
     """Validations in a row without an improvement after which the run ends; 0 = never."""
     min_delta: float = setting(0.0, least=0, on_resume=WARNED)
     """An improvement exceeds the best value by more than this."""
     metric: str | None = setting(None, on_resume=WARNED)
     """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen by."""
-    highest: bool = setting(False, on_resume=WARNED)
+    highest: bool = setting(False, on_resume=WARNED, requires="metric")
     """More is better, for a metric named here."""
 
 
 @dataclass
-class Periods(Settings):
+class Periods(Settings, requires=TRAINING):
     """What is done every so often, what is kept of it, and what is validated on."""
 
     log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
     """Optimizer steps between log lines; 0 = none."""
-    eval_per_epoch: int = setting(1, unit="validations", least=0, on_resume=WARNED)
+    eval_per_epoch: int = setting(
+        1, unit="validations", least=0, on_resume=WARNED, requires=("eval_every_steps=0", "eval_per_epoch=0"), excludes="eval_epochs"
+    )
     """Validations per epoch; 0 = none but those of eval_every_steps."""
-    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED)
+    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED, excludes="eval_epochs")
     """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
     eval_epochs: list[int] | None = setting(None, least=0, on_resume=WARNED)
     """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
-    sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT)
+    sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT, requires=("dev_datasets", "validation"))
     """Pools of each dev set that are validated before training to check that it works; 0 = none."""
-    metrics: list[str] | None = setting(None, on_resume=WARNED)
-    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
-    validation: Any = setting(None, on_resume=WARNED)
-    """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ..., qrels: ...} searches a whole
-    corpus (docs/training.md); user-defined ones are module:Class, or {use: module:Class, argument: value}."""
-    renew_negatives: int = setting(0, unit="validations", least=0, on_resume=IDENTITY)
+    renew_negatives: int = setting(0, unit="validations", least=0, on_resume=IDENTITY, requires="validation")
     """Every so many validations, mine the hard negatives of all train sets anew with the present model, in the pass of the first validation
     of kind retrieval over the corpus, and train on with them (docs/training.md); 0 = never."""
-    best_metric: str | None = setting(None, on_resume=WARNED)
+    best_metric: str | None = setting(None, on_resume=WARNED, requires=_VALIDATED)
     """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
-    best_is_highest: bool = setting(False, on_resume=WARNED)
+    best_is_highest: bool = setting(False, on_resume=WARNED, requires="best_metric")
     """More is better, for best_metric; known of metrics of retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    load_best_at_end: bool = setting(False, on_resume=NO_EFFECT)
+    load_best_at_end: bool = setting(False, on_resume=NO_EFFECT, requires=_VALIDATED)
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
     export: list[str] | None = setting(None, on_resume=NO_EFFECT)
     """When dpr train ends, write the best checkpoint in these formats, as <output_dir>/export/<format>: sentence-transformers,
@@ -204,32 +194,50 @@ class Periods(Settings):
     """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
     keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
     """Checkpoints kept besides the best one; 0 = all."""
+
+
+@dataclass
+class DevSetSettings(Settings, requires="dev_datasets"):
+    """Validation over dev sets."""
+
+    metrics: list[str] | None = setting(None, on_resume=WARNED)
+    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
     dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
     """Questions per validation pool over all ranks."""
-    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
+    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK)
     """Hard negatives of each dev question in the average-rank pool."""
-    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED)
+    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK)
     """Other negatives of each dev question in the average-rank pool."""
     val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
     """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the average rank."""
-    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED)
+    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED, requires=_AVERAGE_RANK)
     """Dev questions used for the average rank, over all ranks."""
 
 
 @dataclass
-class TrainSettings(Periods, ComputeSettings, OptimizerSettings, BatchSettings):
+class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings, BatchSettings):
     """Optimisation, batches, validation and saving."""
 
-    dry_run: bool = setting(False, on_resume=NO_EFFECT)
+    precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)
+    """fp32, bf16 (autocast) or fp16 (autocast with loss scaling)."""
+    validation: Any = setting(None, on_resume=WARNED)
+    """Validations beside NLL and average rank, one or a list: {kind: retrieval, corpus: ..., questions: ..., qrels: ...} searches a whole
+    corpus (docs/training.md); user-defined ones are module:Class, or {use: module:Class, argument: value}."""
+    token_store: str = setting("auto", on_resume=NO_EFFECT)
+    """Tokens of training and dev sets, written once and memory-mapped. auto: in the cache folder, unless the run sees less than half of the
+    rows or is a dry run; off: texts are tokenised for every batch; anything else: the folder to keep them in."""
+    dry_run: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
     """Do two steps and a validation, print memory, speed and what the whole run would need, and end; writes nothing into output_dir."""
+
+    def token_store_folder(self) -> str | None:
+        """The folder that ``token_store`` names; None for auto and off."""
+        return None if self.token_store in ("auto", "off") else self.token_store
 
     def check_together(self, prefix: str) -> None:
         self.betas()
         self.token_store = store_name(f"{prefix}token_store", self.token_store)
         if self.sharding != "none" and self.compile:
             raise ConfigError(f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one of them out")
-        if self.sharded_checkpoints and self.sharding == "none":
-            raise ConfigError(f"{prefix}sharded_checkpoints=true needs {prefix}sharding=fsdp2; leave it out")
         for one, unset, other in (("warmup_steps", None, "warmup_ratio"), ("grad_cache_tokens", 0, "memory_budget_gb")):
             if getattr(self, one) != unset and getattr(self, other):
                 raise ConfigError(
@@ -244,30 +252,32 @@ class TrainingSettings(Settings):
 
     model_file: str | None = setting(None, on_resume=CONTENT)
     """What to start from or evaluate: folder of a checkpoint, run, Hugging Face or sentence-transformers; original DPR checkpoint."""
-    init: str | None = setting(None, choices=("scratch", "weights", "resume", "continue"), on_resume=START)
+    init: str | None = setting(None, choices=("scratch", "weights", "resume", "continue"), on_resume=START, requires=TRAINING)
     """How a new run begins: scratch (random weights), weights (those of model_file, else of encoder.pretrained_model_cfg) with a fresh
     schedule and optimizer, resume (output_dir must hold a run to resume), continue (the run of model_file is resumed here, on the same
     questions with other negatives); absent = as model_file and encoder.pretrained say. Whichever it is, the same command again
     resumes the run."""
-    resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT)
+    resume: str = setting("auto", choices=("auto", "fresh", "force"), on_resume=NO_EFFECT, requires=TRAINING)
     """auto: continue the run found in output_dir; fresh: refuse a folder that holds one; force: continue it though data or order differ."""
     compat: str | None = setting(None, choices=("dpr",), on_resume=WARNED)
     """dpr: loss, validation, schedule and clipping as the original computed them (docs/from_dpr.md); absent = this toolkit's rules."""
-    seed: int = setting(12345, least=0, on_resume=IDENTITY)
+    seed: int = setting(12345, least=0, on_resume=IDENTITY, requires=TRAINING)
     """Decides the order of samples, which negatives are drawn, dropout and random weights."""
-    train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY)
+    train_sampling_rates: list[float] | None = setting(None, on_resume=IDENTITY, requires=TRAINING)
     """One factor per train set, multiplies that set's pools per epoch; train.sampling has other ways."""
-    local_shards_dataloader: bool = setting(False, on_resume=IDENTITY)
+    local_shards_dataloader: bool = setting(False, on_resume=IDENTITY, requires=TRAINING)
     """Each rank shuffles inside its own contiguous part of every data set."""
-    val_av_rank_start_epoch: int | None = setting(None, unit="epochs", least=0, on_resume=WARNED)
+    val_av_rank_start_epoch: int | None = setting(
+        None, unit="epochs", least=0, on_resume=WARNED, requires="dev_datasets", excludes="train_datasets=null"
+    )
     """From this epoch on (counted from 0) validation is the average rank; before it, the NLL. Absent = always the NLL."""
-    checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT)
+    checkpoint_file_name: str = setting("dpr_biencoder", on_resume=NO_EFFECT, requires=TRAINING)
     """Checkpoint folders are ``<name>.step<N>``."""
-    ignore_checkpoint_offset: bool = setting(False, on_resume=NO_EFFECT)
+    ignore_checkpoint_offset: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
     """Start counting steps and epochs at 0 again."""
-    ignore_checkpoint_optimizer: bool = setting(False, on_resume=NO_EFFECT)
+    ignore_checkpoint_optimizer: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING)
     """Fresh optimizer state."""
-    ignore_checkpoint_lr: bool = setting(False, on_resume=NO_EFFECT)
+    ignore_checkpoint_lr: bool = setting(False, on_resume=NO_EFFECT, requires=TRAINING, excludes="ignore_checkpoint_offset")
     """Start the learning-rate schedule at its beginning."""
     train: TrainSettings = field(default_factory=TrainSettings)
     loss: LossSettings = field(default_factory=LossSettings)
@@ -295,7 +305,6 @@ class TrainingSettings(Settings):
 
     @property
     def as_dpr(self) -> bool:
-        """Whether the original's rules apply."""
         return self.compat == "dpr"
 
     def candidates(self) -> str:

@@ -171,7 +171,7 @@ class BiEncoderTrainer(Run):
             callbacks=self.callbacks,
         )
         if stored is not None:
-            self.identity = resumed_identity(self.identity, stored, total_steps=self.total_steps, force=self.settings.resume == "force")
+            self.identity = resumed_identity(self.identity, stored, self.settings, total_steps=self.total_steps)
             self._restore(stored)
         self.epoch = max(self.progress.step - 1, 0) // self.steps_per_epoch
         return self.progress

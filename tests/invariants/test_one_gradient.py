@@ -22,7 +22,7 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.compute import make_step
-from dpr.training.settings import ComputeSettings
+from dpr.training.settings import TrainSettings
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
@@ -72,7 +72,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     loss_function: Loss = BiEncoderNllLoss(candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22))
     if own := case.get("loss"):
         loss_function = own()
-    compute = ComputeSettings(grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none"))
+    compute = TrainSettings(grad_cache_tokens=case.get("grad_cache_tokens", 0), sharding=case.get("sharding", "none"))
     step = make_step(model, loss_function, compute, ranks=ranks, device=torch.device("cpu"))
     loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for pool in range(ACCUMULATION):

@@ -30,12 +30,12 @@ class RetrievalValidationSettings(Settings):
     """Passages per question."""
     sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
     """Estimate from so many passages drawn from those outside of the hard pool, and the hard pool; 0 = search the whole corpus."""
-    hard_runs: Any = setting(None, on_resume=CONTENT)
+    hard_runs: Any = setting(None, on_resume=CONTENT, requires="sample")
     """TREC runs on these questions, of BM25 or of an earlier checkpoint: the hard pool is what they rank highest, and all passages judged
     relevant; absent = BM25, for which the corpus is indexed in memory once."""
-    hard_depth: int = setting(10, unit="passages", least=1, on_resume=IDENTITY)
+    hard_depth: int = setting(10, unit="passages", least=1, on_resume=IDENTITY, requires="sample")
     """Passages that the hard pool takes from each ranking."""
-    seed: int = setting(0, least=0, on_resume=IDENTITY)
+    seed: int = setting(0, least=0, on_resume=IDENTITY, requires="sample")
     """Decides which passages are drawn."""
     prompt: str | None = setting(None, on_resume=IDENTITY)
     """Name of the model's prompt for these questions; absent = its query prompt."""
@@ -60,8 +60,6 @@ class RetrievalValidationSettings(Settings):
                 raise ConfigError(f"{prefix}hard_runs={run} is not a file; name TREC runs, as dpr retrieve trec_run_file= writes them")
         if self.match == "qrels" and not self.qrels:
             raise ConfigError(f"{prefix}match=qrels needs {prefix}qrels=<file>")
-        if self.hard_runs is not None and not self.sample:
-            raise ConfigError(f"{prefix}hard_runs is for an estimate; set {prefix}sample too, or leave it out to search the whole corpus")
         if self.sample and self.n_docs < 20:
             raise ConfigError(f"{prefix}n_docs={self.n_docs} is too little for an estimate of the first 20 and 100; set n_docs=100")
         if self.negatives and self.sample:

@@ -32,10 +32,14 @@ def test_shards_become_a_store_and_a_second_command_does_nothing(here: Path, cap
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("to=parquet out=store", 2, "vectors is not set; to=parquet takes vectors, e.g. vectors=runs/first/vectors_*"),
+        ("to=parquet out=store", 2, "vectors is not set, e.g. vectors=runs/first/vectors_*"),
         ("to=parquet vectors=vectors_*", 2, "out_file is not set"),
-        ("to=parquet vectors=vectors_* out=store model_file=x", 2, "model_file=x is not for to=parquet"),
-        ("to=model model_file=x out=store vectors=vectors_*", 2, "vectors belongs to a vector store, to=lancedb|pgvector|"),
+        ("to=parquet vectors=vectors_* out=store model_file=x", 2, "model_file=x has no effect with to=parquet"),
+        (
+            "to=model model_file=x out=store vectors=vectors_*",
+            2,
+            "vectors=vectors_* has no effect with to=model; set to=lancedb or pgvector or ",
+        ),
         ("to=parquet vectors=vectors_* out=store metadata=[year]", 2, "ctx_datasets is not set; metadata is read from the passages"),
         ("to=parquet vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[year:date]", 2, "year:date is of no known kind"),
         ("to=parquet vectors=vectors_* ctx_datasets=corpus.jsonl out=store metadata=[text]", 2, "metadata: 'text' cannot be a column"),

@@ -160,7 +160,7 @@ def test_the_command_drops_the_rule_of_apostrophes_where_told(tmp_path: Path, ca
     ("setting", "message"),
     [
         ("dimensions=4", "dimensions=4 cuts a model's vectors, and to=peft has no place"),
-        ("check_texts=x", "check_texts belongs to to=sentence-transformers"),
+        ("check_texts=x", "; set to=sentence-transformers or "),
         ("out=other", "out=other and out_file=out are mutually exclusive"),
     ],
 )

@@ -264,7 +264,7 @@ def test_what_does_not_fit_together_is_reported(world: World, tmp_path: Path, ca
         ({"match": "string"}, 2, "ctx_datasets"),
         ({"match": "qrels"}, 2, "qrels=<file>"),
         ({"out_file": "x.json"}, 2, "ctx_datasets is not set"),
-        ({"index_path": "x"}, 2, "index_path is not for indexer=exact"),
+        ({"index_path": "x"}, 2, "index_path=x has no effect with indexer.kind=exact"),
         ({"hybrid": "linear"}, 2, "ctx_datasets is not set"),
         ({"hybrid": "both"}, 2, "choose one of none, linear, rrf"),
         ({"indexer": "ivfpq"}, 2, "no such option"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import TowerSettings
 from dpr.storage.durable import describe_file
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Progress
+from dpr.training.settings import LossSettings, TrainSettings
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.validations.protocol import Validation
+from tests.helpers.needs import meet, put
 from tests.helpers.tiny import encoder_folder, make_samples
 
 SETTINGS = settings(BiEncoderTrainConfig)
@@ -82,6 +86,9 @@ WITH_ANOTHER = {
     **dict.fromkeys(
         ("encoder.lora_rank", "encoder.lora_alpha", "encoder.lora_targets", "encoder.lora_dropout"), "needs encoder.adapter too"
     ),
+    **dict.fromkeys(("loss.kl_temperature", "loss.teacher_temperature", "loss.margin_mse_scale"), "needs a weight of the loss too"),
+    "loss.guide_threshold": "needs loss.guide too",
+    "encoder.projection_activation": "needs encoder.projection_dim too",
 }
 
 
@@ -110,7 +117,7 @@ def other(entry: Setting) -> Any:
     return value / 2 if value else 0.25
 
 
-BASE = BiEncoderTrainConfig(device="cpu", seed=3)
+BASE = BiEncoderTrainConfig(train_datasets="train.json", dev_datasets="train.json", device="cpu", seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +131,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainConfig:
-    config = BiEncoderTrainConfig(output_dir=str(folder / "run"), device="cpu", seed=3)
+    config = replace(BASE, output_dir=str(folder / "run"), encoder=TowerSettings(), train=TrainSettings(), loss=LossSettings())
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
     config.encoder.pretrained = False
     config.train.num_workers, config.train.batch_size, config.train.max_steps, config.train.token_store = 0, 4, 2, "off"
     if key:
-        *path, name = key.split(".")
-        part: Any = config
-        for section in path:
-            part = getattr(part, section)
-        setattr(part, name, value)
+        put(config, key, value)
+        meet(config, key)
     config.check()
     return config
 
