@@ -1,10 +1,10 @@
-"""Command-line tokens as users and launchers write them -> Hydra's override grammar."""
+"""Command-line tokens as users and launchers write them -> overrides (``key=value``), words that stand alone, and Hydra's flags."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,15 +12,15 @@ from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
-_SWITCHES = ("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc")
+_HELP = ("--help", "-h")
+_SWITCHES = ("--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc")
 _WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _MAYBE_VALUE = ("--info", "-i")
 # Flags that Hydra answers itself, without running the job once.
 _ANSWERED_BY_HYDRA = {"--hydra-help", "--version", "--shell-completion", "-sc", "--cfg", "-c", "--info", "-i"}
 
-_PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
-_KEEP_SPACES = ("query_prefix", "passage_prefix", "query_prompt", "passage_prompt", "title_template")
-_TEXT_OPTIONS = (*_KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there
+_PATH = re.compile(r"/|\.[A-Za-z]\w*$")
+KEEP_SPACES = ("query_prefix", "passage_prefix", "query_prompt", "passage_prompt", "title_template")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
@@ -31,14 +31,15 @@ def under_launcher() -> bool:
 
 @dataclass
 class Arguments:
-    """The command line, sorted: overrides (``key=value``) and Hydra's flags, whose values follow them."""
+    """The command line, sorted: overrides, words by the setting that they belong to, and Hydra's flags, whose values follow them."""
 
     overrides: list[str] = field(default_factory=list)
+    operands: dict[str, str | list[str]] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
 
     @property
     def wants_help(self) -> bool:
-        return bool({"--help", "-h"} & set(self.flags))
+        return bool({*_HELP} & set(self.flags))
 
     @property
     def is_sweep(self) -> bool:
@@ -53,113 +54,144 @@ class Arguments:
         return [self.flags[place + 1] for place, flag in enumerate(self.flags[:-1]) if flag in names]
 
 
-def parse(argv: list[str]) -> Arguments:
-    """Sorts the tokens.
+def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool = True) -> Arguments:
+    """Sorts the tokens. ``--key value`` and ``--switch`` are ``key=value`` and ``switch=true``.
 
-    ``--local-rank=N`` from a launcher is dropped (the environment says the same), other ``--a.b=c`` become ``a.b=c``. Spaces around a
-    token and a stray backslash at its end (a line continuation gone wrong) are dropped, but for the spaces at the end of a prefix.
+    ``--local-rank=N`` from a launcher is dropped (the environment says the same). Spaces around a token and a stray backslash at its end
+    (a line continuation gone wrong) are dropped, but for the spaces at the end of a prefix.
+
+    Args:
+        known: the settings of the command by their keys.
+        has_groups: Hydra composes the command's configuration, so its flags are known too.
+
+    Raises:
+        ConfigError: a flag without its value, or more words than the command takes.
     """
-    result = Arguments()
+    result, names, words = Arguments(), _names(known, has_groups=has_groups), list[str]()
+    operands = [entry for entry in known.values() if entry.rule.operand]
     tokens = [token for token in map(_trimmed, argv) if token]
     while tokens:
         token = tokens.pop(0)
         name, has_value, value = token.partition("=")
+        key = names.get(name.lstrip("-").replace("-", "_"))
         if name in _LAUNCHER_FLAGS and under_launcher():
             if not has_value and tokens and tokens[0].isdigit():
                 tokens.pop(0)
-        elif name in _SWITCHES and not has_value:
+        elif token in _HELP or (has_groups and name in _SWITCHES and not has_value):
             result.flags.append(name)
-        elif name in _WITH_VALUE:
+        elif has_groups and name in _WITH_VALUE:
             if not has_value and not tokens:
                 raise ConfigError(f"{name} needs a value")
             result.flags += [name, value if has_value else tokens.pop(0)]
-        elif name in _MAYBE_VALUE:
+        elif has_groups and name in _MAYBE_VALUE:
             follows = tokens[0] if tokens and "=" not in tokens[0] and not tokens[0].startswith("-") else None
             result.flags += [name, value if has_value else tokens.pop(0) if follows else "all"]
+        elif key is not None and has_value:
+            result.overrides.append(f"{key}={value}")
+        elif key is not None and token.startswith("-"):
+            result.overrides += _flag(known[key], tokens, names)
+        elif token.startswith("--"):
+            result.overrides.append(token.removeprefix("--").replace("local-rank", "local_rank", 1))
+        elif operands and not token.startswith("-") and _is_word(token, operands):
+            words.append(token)
         else:
-            result.overrides.append(token.removeprefix("--").replace("local-rank", "local_rank", 1) if token.startswith("--") else token)
+            result.overrides.append(token)
+    result.operands = _assigned(words, operands)
     return result
+
+
+def _names(known: Mapping[str, Setting], *, has_groups: bool) -> dict[str, str]:
+    """Every name of a setting -> its key. A section by its own name stands for the kind that it is of, where that is no group of files."""
+    names = {} if has_groups else {key.removesuffix(".kind"): key for key in known if key.endswith(".kind")}
+    return names | {also: key for key, entry in known.items() for also in (*entry.rule.also, key)}
+
+
+def _flag(entry: Setting, tokens: list[str], names: Mapping[str, str]) -> list[str]:
+    """The overrides that ``--key`` stands for, with the values that follow it, which are taken from ``tokens``."""
+    if entry.type is bool:
+        return [f"{entry.key}=true"]
+    taken: list[str] = []
+    while tokens and (not taken or entry.rule.takes_words) and not _is_setting(tokens[0], names):
+        taken.append(tokens.pop(0))
+    return [f"{entry.key}={value}" for value in taken] or [entry.key]
+
+
+def _is_setting(token: str, names: Mapping[str, str]) -> bool:
+    is_flag = token.startswith("-") and not token[1:2].isdigit() and " " not in token
+    return is_flag or ("=" in token and token.partition("=")[0] in names)
+
+
+def _is_word(token: str, operands: Sequence[Setting]) -> bool:
+    """Whether a token stands alone. One with ``=`` does where it is a file, a label with a path, or part of a text."""
+    kinds = " ".join(entry.rule.operand for entry in operands)
+    is_labelled = "LABEL=" in kinds and (_PATH.search(token.partition("=")[2]) is not None or exists(token.partition("=")[2]))
+    return "=" not in token or exists(token) or is_labelled or ("TEXT" in kinds and " " in token)
+
+
+def _assigned(words: list[str], operands: Sequence[Setting]) -> dict[str, str | list[str]]:
+    taken: dict[str, str | list[str]] = {}
+    for entry in operands:
+        if words:
+            taken[entry.key] = words.pop(0) if entry.takes_text else [words.pop(0) for _ in list(words)]
+    if words:
+        raise ConfigError(f"{words[0]!r} is one word too many; quote a text with spaces, and write settings as key=value")
+    return taken
 
 
 def _trimmed(token: str) -> str:
     key, _, value = token.lstrip().partition("=")
-    if _is_one_of(_KEEP_SPACES, key) and value.strip() and value[-1].isspace() and not _is_ready(value.strip()):
-        return f"{key}={_quoted(value)}"
+    if is_one_of(KEEP_SPACES, key) and value.strip() and value[-1].isspace() and not is_ready(value.strip()):
+        return f"{key}={quoted(value)}"
     return token.strip().rstrip("\\").rstrip()
 
 
-def _is_one_of(options: tuple[str, ...], key: str) -> bool:
+def is_one_of(options: tuple[str, ...], key: str) -> bool:
     """Whether a key is one of these options of an entry, or a prompt by its name."""
     section, _, option = key.rpartition(".")
     return option in options or section.endswith("prompts")
 
 
-def quote_values(overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool) -> list[str]:
-    """Quotes values for Hydra's grammar where the setting's type says that the text is meant literally.
-
-    So ``output_dir=runs/a, b (1)`` and ``train_datasets=[my data.json,b=1.json]`` need no second layer of quotes. In a sweep only existing
-    paths are quoted, since commas and brackets separate choices there.
-    """
-    return [_quote_override(override, known, is_sweep) for override in overrides]
-
-
-def _quote_override(override: str, known: Mapping[str, Setting], is_sweep: bool) -> str:
-    key, has_value, raw = override.partition("=")
-    name, value = key.strip().lstrip("+"), raw.strip()
-    setting = known.get(name)
-    is_option = any(entry.is_open and name.startswith(entry.key + ".") for entry in known.values())
-    if not has_value or (setting is None and not is_option):
-        return override
-    if not value:
-        raise ConfigError(f"{name}= has no value; leave it out, or write {name}=null for none")
-    takes_texts = is_option or (setting is not None and setting.takes_texts)
-    takes_text = _is_one_of(_TEXT_OPTIONS, name) if setting is None else setting.takes_text
-    if _is_ready(value) or not (takes_text or takes_texts):
-        return f"{key}={value}"
-    if _exists(value) or (takes_text and not is_sweep):
-        return f"{key}={_quoted(value)}"
-    return f"{key}={value if is_sweep else _quote_texts(value)}"
-
-
-def _quote_texts(value: str) -> str:
-    """A text or a list of texts; a comma separates without brackets too."""
-    in_brackets = value.startswith("[") and value.endswith("]")
-    if not in_brackets and (value.startswith("{") or "," not in value):
-        return value if value.startswith("{") or _PLAIN.fullmatch(value) else _quoted(value)
-    parts = [part.strip() for part in _split_at_commas(value[1:-1] if in_brackets else value)]
-    # Braces are a set of options, which Hydra reads.
-    taken = [part if part.startswith("{") or _is_ready(part) or _PLAIN.fullmatch(part) else _quoted(part) for part in parts if part]
-    return "[" + ",".join(taken) + "]"
-
-
-def _split_at_commas(text: str) -> list[str]:
-    """Splits at commas outside quotes and brackets."""
+def items_of(value: str) -> list[str]:
+    """The items of a list: commas outside quotes and brackets separate them, with square brackets around all or without."""
+    text = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     parts, depth, start, position = [], 0, 0, 0
     while position < len(text):
-        quoted = _QUOTED.match(text, position) if text[position] in "'\"" else None
-        if quoted:
-            position = quoted.end()
+        inside = _QUOTED.match(text, position) if text[position] in "'\"" else None
+        if inside:
+            position = inside.end()
             continue
         depth += (text[position] in "[({") - (text[position] in "])}")
         if text[position] == "," and depth <= 0:
             parts.append(text[start:position])
             start = position + 1
         position += 1
-    return [*parts, text[start:]]
+    return [part for part in map(str.strip, [*parts, text[start:]]) if part]
 
 
-def _is_ready(value: str) -> bool:
+def is_ready(value: str) -> bool:
+    """Whether a value is read as it is: none, or quoted."""
     return value.lower() == "null" or value == "???" or _QUOTED.fullmatch(value) is not None
 
 
-def _exists(value: str) -> bool:
+def exists(value: str) -> bool:
+    """Whether a value is the name of a file or folder."""
     try:
         return len(value) < 4096 and not value.isdigit() and Path(value).exists()
     except (OSError, ValueError):
         return False
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
+    """The value in quotes, so that all of it is taken as it is."""
     escaped = re.sub(r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{chr(92) * trailing}'"
+
+
+def unquoted(value: str) -> str:
+    """What ``quoted`` was given, or the value itself where it has no quotes around it."""
+    if _QUOTED.fullmatch(value) is None:
+        return value
+    inner = re.sub(r"(\\*)\\(['\"])", lambda match: match.group(1)[: len(match.group(1)) // 2] + match.group(2), value[1:-1])
+    kept = inner.rstrip("\\")
+    return kept + "\\" * ((len(inner) - len(kept)) // 2)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpr.cli.conf_folder import group_options
 from dpr.cli.legacy import RETIRED, translate
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Setting
@@ -15,15 +14,33 @@ from dpr.core.suggestions import same_elsewhere, suggestion
 _SHOWN = 3
 
 
+def conf_folder() -> Path:
+    """``dpr/conf`` in an installed wheel, else ``conf`` beside the package (a clone or an editable install).
+
+    Raises:
+        ConfigError: neither is there, so the installation is incomplete.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "biencoder_train_cfg.yaml").is_file():
+            return folder
+    raise ConfigError(f"no configuration files in {package / 'conf'} or {package.parent / 'conf'}; reinstall dpr")
+
+
+def group_options(group: str, folders: Sequence[Path]) -> list[str]:
+    """Names of the YAML files of a config group; empty when there is no such group."""
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+
+
 def check_keys(
-    overrides: list[str], known: Mapping[str, Setting], folders: list[Path], *, program: str = "dpr COMMAND"
+    overrides: list[str], known: Mapping[str, Setting], folders: Sequence[Path] = (), *, program: str = "dpr COMMAND"
 ) -> tuple[list[str], list[str]]:
     """Returns the overrides to use and the warnings about old keys.
 
     Args:
         overrides: ``key=value`` tokens, with Hydra's ``+``, ``++`` and ``~`` in front where the user put them.
         known: every setting of the job by its dotted key.
-        folders: those that may hold config groups.
+        folders: those that may hold config groups; none for a command whose configuration is not composed of files.
         program: how the job was called, for the message.
 
     Raises:
@@ -33,9 +50,12 @@ def check_keys(
     for override in overrides:
         sign = override[: len(override) - len(override.lstrip("+~"))]
         key, has_value, value = (part.strip() for part in override[len(sign) :].partition("="))
-        value = value.strip("'\"")
         section = any(name.startswith(key + ".") for name in known)
-        if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+        is_option = any(entry.is_open and key.startswith(entry.key + ".") for entry in known.values())
+        if has_value and not value and (key in known or is_option):
+            problems.append(f"{key}= has no value; leave it out, or write {key}=null for none")
+        value = value.strip("'\"")
+        if folders and (key == "hydra" or key.startswith(("hydra.", "hydra/"))):
             kept.append(override)
         elif "=" not in override and sign != "~":
             if not follows_flag:
@@ -45,7 +65,7 @@ def check_keys(
             continue
         elif key in RETIRED:
             problems.append(f"{key} is no setting any more: {RETIRED[key]}")
-        elif key not in known and (old := translate(key, value, known)):
+        elif folders and key not in known and (old := translate(key, value, known)):
             warnings.append(old[1])
             kept.extend([old[0]] if old[0] else [])
         elif group := group_options(key.partition("@")[0], folders):
@@ -55,8 +75,8 @@ def check_keys(
                 problems.append(f"{key}={value}: no such option{suggestion(value, group, otherwise='; choose one of ' + ', '.join(group))}")
         elif key in known or (section and sign == "~"):
             is_whole_catalogue = key in known and known[key].is_open and value.startswith("{") and not sign
-            kept.append("++" + override if is_whole_catalogue else override)
-        elif any(entry.is_open and key.startswith(entry.key + ".") for entry in known.values()):
+            kept.append("++" + override if folders and is_whole_catalogue else override)
+        elif is_option and folders:
             # Catalogue entries may be new, which Hydra accepts only with ++.
             kept.append(override if sign else "++" + override)
         elif section:

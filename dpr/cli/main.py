@@ -4,39 +4,70 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from dpr.cli.endings import exit_code_of, run_and_leave
 from dpr.core.suggestions import suggestion
 from dpr.core.version import __version__
 
-# name -> module, and its line in --help. The function (argv) -> exit code has the command's name, or is main in a module of its own.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "quickstart": ("dpr.cli.quickstart", "from a folder of documents to an evaluated retriever"),
-    "download": ("dpr.cli.jobs", "fetch DPR's published data and models by their keys"),
-    "prepare": ("dpr.cli.prepare", "make training data from other formats"),
-    "prepare-folder": ("dpr.cli.prepare_folder", "make passages, training data and questions of a folder of documents"),
-    "check-data": ("dpr.cli.check_data", "look for problems in training data before training"),
-    "mine": ("dpr.cli.mine", "add hard negatives to training data, by BM25 or a model"),
-    "score": ("dpr.cli.score", "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid"),
-    "new-encoder": ("dpr.cli.new_encoder", "make a small untrained encoder with its own vocabulary"),
-    "ladder": ("dpr.cli.jobs", "train, mine hard negatives with the model, and train again, in rounds"),
-    "train": ("dpr.cli.jobs", "train a bi-encoder, or evaluate one on training-style data"),
-    "explain": ("dpr.cli.jobs", "print what a step of a training run is made of"),
-    "embed": ("dpr.cli.jobs", "turn a corpus into vectors, in shards"),
-    "retrieve": ("dpr.cli.jobs", "search with a set of questions and evaluate the results"),
-    "evaluate": ("dpr.cli.jobs", "evaluate a model, BM25 and both on many test sets, or a TREC run"),
-    "compare": ("dpr.cli.compare", "a table of several retrieval results, and tests of their differences"),
-    "report": ("dpr.cli.report", "a page of curves, metrics and example questions of a run"),
-    "tune-index": ("dpr.cli.jobs", "measure the recall of an index against the time of its search"),
-    "search": ("dpr.cli.search", "ask one question of a finished run"),
-    "serve": ("dpr.cli.serve", "answer questions over HTTP, with a page to try a run or compare two"),
-    "export": ("dpr.cli.jobs", "write a model in another program's format"),
-    "push": ("dpr.cli.jobs", "upload an exported folder to the Hugging Face hub"),
-    "verify": ("dpr.cli.verify", "check output folders and files against their checksums"),
-    "doctor": ("dpr.cli.doctor", "print versions, devices, disk space and optional packages"),
+
+class Command(NamedTuple):
+    """A subcommand. Its job is ``run`` in the module of its name in ``dpr/jobs``, which is imported once the settings are checked."""
+
+    about: str
+    settings: str
+    """module:Class, the root of its settings. The module imports nothing heavy, so that a mistake is reported at once."""
+    config: str | None = None
+    """The file in ``conf/`` that Hydra composes the settings from; None: there are no groups of files, and Hydra is not imported."""
+
+    def settings_class(self) -> Any:
+        """The dataclass."""
+        module, _, name = self.settings.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+COMMANDS: dict[str, Command] = {
+    "quickstart": Command("from a folder of documents to an evaluated retriever", "dpr.jobs.quickstart:QuickstartSettings"),
+    "download": Command("fetch DPR's published data and models by their keys", "dpr.preparation.settings:DownloadConfig", "download"),
+    "prepare": Command("make training data from other formats", "dpr.jobs.prepare:PrepareSettings"),
+    "prepare-folder": Command(
+        "make passages, training data and questions of a folder of documents", "dpr.jobs.prepare_folder:PrepareFolderSettings"
+    ),
+    "check-data": Command("look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"),
+    "mine": Command("add hard negatives to training data, by BM25 or a model", "dpr.mining.command_settings:MineCommand"),
+    "score": Command(
+        "add a teacher's scores to training data, by a cross-encoder, a model, BM25 or a hybrid", "dpr.mining.command_settings:ScoreCommand"
+    ),
+    "new-encoder": Command("make a small untrained encoder with its own vocabulary", "dpr.jobs.new_encoder:NewEncoderSettings"),
+    "ladder": Command(
+        "train, mine hard negatives with the model, and train again, in rounds", "dpr.jobs.ladder.settings:LadderConfig", "ladder"
+    ),
+    "train": Command(
+        "train a bi-encoder, or evaluate one on training-style data",
+        "dpr.training.command_settings:BiEncoderTrainConfig",
+        "biencoder_train_cfg",
+    ),
+    "explain": Command("print what a step of a training run is made of", "dpr.training.command_settings:ExplainConfig", "explain"),
+    "embed": Command("turn a corpus into vectors, in shards", "dpr.embedding.settings:EmbedConfig", "gen_embs"),
+    "retrieve": Command(
+        "search with a set of questions and evaluate the results", "dpr.retrieval.settings:RetrievalConfig", "dense_retriever"
+    ),
+    "evaluate": Command(
+        "evaluate a model, BM25 and both on many test sets, or a TREC run", "dpr.retrieval.suite_settings:EvaluateConfig", "evaluate"
+    ),
+    "compare": Command("a table of several retrieval results, and tests of their differences", "dpr.jobs.compare:CompareSettings"),
+    "report": Command("a page of curves, metrics and example questions of a run", "dpr.jobs.report:ReportSettings"),
+    "tune-index": Command(
+        "measure the recall of an index against the time of its search", "dpr.retrieval.tuning_settings:TuneIndexConfig", "tune_index"
+    ),
+    "search": Command("ask one question of a finished run", "dpr.jobs.ask:SearchCommand"),
+    "serve": Command("answer questions over HTTP, with a page to try a run or compare two", "dpr.jobs.serve:ServeCommand"),
+    "export": Command("write a model in another program's format", "dpr.export.settings:ExportConfig", "export"),
+    "push": Command("upload an exported folder to the Hugging Face hub", "dpr.export.settings:PushConfig"),
+    "verify": Command("check output folders and files against their checksums", "dpr.jobs.verify:VerifySettings"),
+    "doctor": Command("print versions, devices, disk space and optional packages", "dpr.jobs.doctor:DoctorSettings"),
 }
+_ELSEWHERE = {"search": "ask"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,14 +83,18 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: unknown command {name}{suggestion(name, COMMANDS)}\ndpr --help lists the commands", file=sys.stderr)
         return 2
-    return exit_code_of(lambda: entry_of(name)(arguments[1:]))
+    return exit_code_of(lambda: _run(name, arguments[1:]))
 
 
-def entry_of(name: str) -> Callable[[list[str]], int]:
-    """The function of a command."""
-    module = importlib.import_module(COMMANDS[name][0])
-    found: Callable[[list[str]], int] = getattr(module, name.replace("-", "_"), None) or module.main
-    return found
+def _run(name: str, argv: list[str]) -> int:
+    from dpr.cli.launch import launch
+
+    command = COMMANDS[name]
+
+    def job(config: Any) -> Any:
+        return importlib.import_module(f"dpr.jobs.{_ELSEWHERE.get(name, name).replace('-', '_')}").run(config)
+
+    return launch(command.config, command.settings_class(), job, argv, program=f"dpr {name}")
 
 
 def run(*before: str) -> NoReturn:
@@ -68,7 +103,7 @@ def run(*before: str) -> NoReturn:
 
 
 def _usage() -> str:
-    rows = "\n".join(f"  {name:<14} {text}" for name, (_, text) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<14} {command.about}" for name, command in COMMANDS.items())
     return (
         f"Usage: dpr COMMAND [key=value ...]\n\n{rows}\n\n"
         "dpr COMMAND --help lists its settings. Under a launcher: torchrun ... -m dpr COMMAND ...\n"

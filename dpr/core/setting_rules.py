@@ -57,6 +57,13 @@ class Rule:
     every import path, or ``key``: it must be set. A key is looked for in the setting's section, then in those around it."""
     excludes: Conditions = ()
     """What other settings must not be, since this one then has no effect; written alike."""
+    also: Sequence[str] = ()
+    """Other names of the setting on a command line."""
+    operand: str = ""
+    """It stands alone on a command line, in the order of the fields: FILE; "[LABEL=]FILE" where an ``=`` may be part of it, "TEXT" for any
+    words. A list takes all that are left."""
+    takes_words: bool = False
+    """``--key a b`` takes all words up to the next setting, not one alone; for lists."""
 
     @property
     def range(self) -> str:

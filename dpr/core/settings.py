@@ -172,26 +172,31 @@ def flat_values(settings: Any, roles: Collection[str] = ROLES, prefix: str = "")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One settable key. ``doc`` is the string under the field; ``is_open``: any key below it is accepted (a catalogue)."""
+    """One settable key. ``owner``: the class that has the field; ``is_open``: any key below it is accepted (a catalogue)."""
 
     key: str
     type: Any
     default: Any
-    doc: str
+    owner: type
     is_open: bool = False
     rule: Rule = field(default_factory=Rule)
     entries: type | None = None
     """Of a catalogue: the dataclass of an entry's options."""
 
     @property
+    def doc(self) -> str:
+        """The string under the field. It is read from the source of the class, which takes longer than all else here together."""
+        return _field_docs(self.owner).get(self.key.rpartition(".")[2], "")
+
+    @property
     def takes_text(self) -> bool:
         """Whether the value is one text, to be taken literally."""
-        return _without_none(self.type) is str
+        return without_none(self.type) is str
 
     @property
     def takes_texts(self) -> bool:
         """Whether the value is a text or a list of texts: paths and names."""
-        return self.type is Any or _without_none(self.type) == list[str]
+        return self.type is Any or without_none(self.type) == list[str]
 
 
 def settings(config_class: type, prefix: str = "") -> list[Setting]:
@@ -206,7 +211,7 @@ def sections(config_class: type) -> dict[str, str]:
 
 def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:
     yield prefix.rstrip("."), inspect.cleandoc(config_class.__doc__ or "")
-    hints, docs = get_type_hints(config_class), _field_docs(config_class)
+    hints = get_type_hints(config_class)
     for item in fields(config_class):
         key, kind = prefix + item.name, hints[item.name]
         if is_dataclass(kind) and isinstance(kind, type):
@@ -215,12 +220,12 @@ def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]
             default = item.default if item.default_factory is MISSING else item.default_factory()
             default = None if default is MISSING else default
             is_open, entries = get_origin(kind) is dict, item.metadata.get("entries")
-            yield Setting(key, kind, default, docs.get(item.name, ""), is_open, rule_of(item), entries)
+            yield Setting(key, kind, default, config_class, is_open, rule_of(item), entries)
 
 
 def type_name(kind: Any) -> str:
     """The type as ``--help`` writes it."""
-    kind = _without_none(kind)
+    kind = without_none(kind)
     if get_origin(kind) is list:
         return f"list of {type_name(get_args(kind)[0])}"
     if get_origin(kind) is dict:
@@ -228,7 +233,8 @@ def type_name(kind: Any) -> str:
     return {str: "text", int: "integer", float: "number", bool: "true|false", Any: "name, path or list"}.get(kind, str(kind))
 
 
-def _without_none(kind: Any) -> Any:
+def without_none(kind: Any) -> Any:
+    """The type of a setting where it is set."""
     if get_origin(kind) in (Union, UnionType):
         rest = [part for part in get_args(kind) if part is not NoneType]
         return rest[0] if len(rest) == 1 else kind

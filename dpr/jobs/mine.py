@@ -1,8 +1,9 @@
-"""Mining options -> the models, vectors and indexes that mining searches with."""
+"""``dpr mine``: hard negatives for training data; the models, vectors and indexes that they are searched with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,62 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens
 from dpr.embedding.source import PassageSource, corpora_of, require_corpora
+from dpr.formats.training_sets import open_training_set
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.registry import IndexChoice
+from dpr.indexer.settings import Bm25Settings
 from dpr.integrations.ray_cluster import share_out
 from dpr.jobs.catalogue import warn_of_lost_space
+from dpr.mining.audit import audit_lines
+from dpr.mining.command_settings import MineCommand
 from dpr.mining.dense import DenseSearch
+from dpr.mining.job import mine
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import PairScorer
 from dpr.mining.search import ScoringSearch
-from dpr.mining.settings import ModelSearchSettings
+from dpr.mining.settings import MiningSettings, ModelSearchSettings
 from dpr.mining.work import Elsewhere
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.retrieval.retrievers import check_vectors_are_of
+from dpr.storage.outputs import require_writable
+
+
+def run(config: MineCommand) -> None:
+    """Writes the data with their negatives and prints an audit."""
+    out, corpus = Path(str(config.out)), None if config.corpus is None else Path(config.corpus)
+    require_writable(out)
+    mining = MiningSettings(**{item.name: getattr(config, item.name) for item in fields(MiningSettings)})
+    open_scorer = partial(open_cross_encoder, config.cross_encoder, **config.models_options()) if config.cross_encoder else None
+    if open_scorer is not None and mining.veto_above is None:
+        mining.veto_above = 0.5
+    kind, options = config.indexer.kind, config.indexer.options
+    if config.model_file:
+        index = {"vectors": config.vectors, "indexer": kind or "exact", "indexer_options": options}
+        search = dense_search(config.model_search(**index), corpus=corpus)
+    else:
+        search = lexical_search(indexer=kind or "bm25", options=options, **bm25_constants(config))
+    device = config.device if config.model_file or config.cross_encoder else "cpu"
+    elsewhere = workers_elsewhere(config.cluster, folder=out.parent, device=device, cross_encoder=open_scorer)
+    train = open_training_set(config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows)
+    audit = mine(
+        train,
+        out,
+        mining,
+        search=search,
+        scorer=open_scorer() if open_scorer else None,
+        corpus=corpus,
+        processes=config.processes,
+        elsewhere=elsewhere,
+        overwrite=config.overwrite,
+    )
+    print("\n".join(audit_lines(audit)))
+    print(f"{out}: {audit['counts']['questions']:,} questions, {audit['counts']['negatives']:,} mined negatives")
+
+
+def bm25_constants(config: Bm25Settings) -> dict[str, Any]:
+    """k1 and b where they are not the usual ones, which a user-defined index need not have."""
+    return {item.name: value for item in fields(Bm25Settings) if (value := getattr(config, item.name)) != item.default}
 
 
 def lexical_search(*, indexer: str = "bm25", options: Mapping[str, Any] | None = None, **constants: float) -> ScoringSearch:

@@ -33,7 +33,7 @@ class MiningSettings(Settings):
     out; 0 = not compared."""
     max_relative_score: float = setting(0.0, least=0)
     """Highest share of the model's score p of the positive: leaves out what scores above p - (1 - this) * |p|; 0 = any."""
-    absolute_margin: float | None = None
+    absolute_margin: float | None = setting(None, also=("margin",))
     """Leaves out what the model scores above the positive's score less this; absent = any."""
     veto_above: float | None = setting(None, above=0, most=1, requires="cross_encoder")
     """Probability of being relevant from which the cross-encoder leaves a passage out; absent = 0.5 where there is one."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from dpr.preparation.given_questions import find_answers, read_given
 from dpr.preparation.near_duplicates import find_near_duplicates
 from dpr.preparation.passages import Piece, cut
 from dpr.preparation.question_pairs import GIVEN, KINDS, Asked, made_questions, one_for_each_passage, without_questions
+from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, read_manifest
 from dpr.storage.outputs import output
@@ -46,25 +47,6 @@ LARGEST_SHARES = (0.15, 0.5, 1.0)
 _ALIKE = 0.8
 _HELD_OUT = {TEST: (0.25, 1000), DEV: (0.15, 500)}
 """Share of the questions, and the most of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class FolderSettings:
-    """How a folder is read."""
-
-    words: int = 150
-    overlap: int = 30
-    types: tuple[str, ...] = ()
-    """Endings of the files to read; none = all that can be read."""
-    seed: int = 0
-    """Decides what is held out."""
-    negatives: int = 0
-    """BM25 negatives of each training question."""
-
-    def check(self) -> None:
-        """Raises ConfigError for settings that do not fit."""
-        if self.words < 20 or not 0 <= self.overlap < self.words:
-            raise ConfigError(f"words={self.words} overlap={self.overlap}: a passage has at least 20 words and repeats fewer than it has")
 
 
 def prepare_folder(

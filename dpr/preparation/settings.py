@@ -1,12 +1,67 @@
-"""Settings of ``dpr download``."""
+"""Settings of what makes and fetches data: how files and folders are read, and ``dpr download``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, setting
+
+
+@dataclass
+class ReadSettings(Settings):
+    """What a file of training data does not state."""
+
+    corpus: str | None = None
+    """Passages that rows name by id: TSV, JSON lines or Parquet."""
+    queries: str | None = None
+    """Questions that rows name by id."""
+    split: str = ""
+    """Part of a folder; empty = train, or the only one."""
+    min_grade: float | None = None
+    """Judgements, labels and scores from here on are positives, those of 0 or below hard negatives; absent = 1, of whole grades."""
+    question: str | None = None
+    """Column of the question, in a table or JSON lines; a.b is key b of column a."""
+    positive: str | None = None
+    """Column of the positive."""
+    negative: str | None = None
+    """Column of the negative."""
+    title: str | None = None
+    """Column of the title."""
+    answers: str | None = None
+    """Column of the answers."""
+    label: str | None = None
+    """Column of the label."""
+
+    def columns(self) -> dict[str, str]:
+        """Column names by role."""
+        roles = ("question", "positive", "negative", "title", "answers", "label")
+        return {role: name for role in roles if (name := getattr(self, role))}
+
+
+@dataclass
+class FolderSettings(Settings):
+    """How a folder of documents is read."""
+
+    words: int = setting(150, unit="words", least=20)
+    """Words of a passage, at most."""
+    overlap: int = setting(30, unit="words", least=0)
+    """Words that are repeated from one passage to the next."""
+    types: list[str] = field(default_factory=list)
+    """Endings of the files to read, types=md,pdf; none = all that can be read."""
+    seed: int = 0
+    """Decides what is held out."""
+    negatives: int = setting(0, unit="passages", least=0)
+    """BM25 negatives of each training question."""
+
+    def reading(self) -> FolderSettings:
+        """These settings alone, of a command that has more."""
+        return FolderSettings(**{item.name: getattr(self, item.name) for item in fields(FolderSettings)})
+
+    def check_together(self, prefix: str) -> None:
+        if self.overlap >= self.words:
+            raise ConfigError(f"{prefix}words={self.words} {prefix}overlap={self.overlap}: a passage repeats fewer words than it has")
 
 
 @dataclass
@@ -39,9 +94,9 @@ class ResourceConfig(Settings):
 
 @dataclass
 class DownloadConfig(Settings):
-    """Downloads published data. ``dpr download KEY ...`` is short for ``resource=[KEY,...]``."""
+    """Downloads published data."""
 
-    resource: Any = None
+    resource: Any = setting(None, operand="[KEY ...]")
     """Keys of ``resources``; the start of a key stands for all keys below it. Absent: the keys are listed."""
     output_dir: str = setting("downloads", requires="resource")
     """Folder to write; the parts of a key are folders in it, where the settings of data sets look for them."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,10 +11,9 @@ import pytest
 
 from dpr.cli import legacy
 from dpr.cli.arguments import parse
-from dpr.cli.conf_folder import conf_folder, group_options
-from dpr.cli.keys import check_keys
+from dpr.cli.keys import check_keys, conf_folder, group_options
 from dpr.cli.launch import launch
-from dpr.cli.main import COMMANDS, entry_of
+from dpr.cli.main import COMMANDS
 from dpr.core.settings import sections, settings
 from dpr.data.settings import DataSetSettings
 from dpr.embedding.settings import PassageSourceConfig
@@ -45,8 +42,8 @@ def option_overrides() -> list[tuple[LaunchedJob, str]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_its_module(command: str) -> None:
-    assert callable(entry_of(command))
+def test_every_command_has_its_settings_and_every_setting_has_help(command: str) -> None:
+    assert [entry.key for entry in settings(COMMANDS[command].settings_class()) if not entry.doc] == []
 
 
 @pytest.mark.parametrize("job", launched_jobs(), ids=lambda job: job.command)
@@ -65,11 +62,6 @@ def test_every_yaml_file_belongs_to_a_job() -> None:
     used = {override.replace("=", "/") for _, override in option_overrides()}
     found = {path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.rglob("*.yaml")}
     assert found - roots - used == set()
-
-
-@pytest.mark.parametrize("job", launched_jobs(), ids=lambda job: job.command)
-def test_every_setting_has_help(job: LaunchedJob) -> None:
-    assert [entry.key for entry in settings(job.config_class) if not entry.doc] == []
 
 
 @pytest.mark.parametrize("kind", [DataSetSettings, PassageSourceConfig, QuestionSetConfig, ResourceConfig])
@@ -109,25 +101,16 @@ def test_documented_commands_exist(document: str, words: list[str]) -> None:
         assert command in COMMANDS or command.startswith("-")
     else:
         return  # python -m pytest and the like
-    if command == "download":  # whose keys stand alone
-        rest = [word for word in rest if "=" in word or word.startswith("-")]
-    for job in launched_jobs():
-        if job.command == command and "--config-dir" not in rest:  # with it, options are the reader's own
-            known = {entry.key: entry for entry in settings(job.config_class)}
-            check_keys(parse(rest).overrides, known, [CONF])
+    if command in COMMANDS and "--config-dir" not in rest:  # with it, options are the reader's own
+        has_groups = COMMANDS[command].config is not None
+        known = {entry.key: entry for entry in settings(COMMANDS[command].settings_class())}
+        check_keys(parse(rest, known, has_groups=has_groups).overrides, known, [CONF] if has_groups else [])
 
 
 def known_words() -> set[str]:
     words = set(legacy.REPLACED) | {"fp16", "key"}
-    for command in ("prepare-folder", "quickstart", "serve"):
-        shown = io.StringIO()
-        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            entry_of(command)(["--help"])
-        options = re.findall(r"(?m)^  --([a-z][\w-]+)", shown.getvalue())
-        assert options, command
-        words |= {option.replace("-", "_") for option in options}
-    for job in launched_jobs():
-        words |= {entry.key for entry in settings(job.config_class)} | {name for name in sections(job.config_class) if name}
+    for command in COMMANDS.values():
+        words |= {entry.key for entry in settings(command.settings_class())} | {name for name in sections(command.settings_class()) if name}
     return words
 
 

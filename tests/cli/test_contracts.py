@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpr.cli.jobs import train as main
 from dpr.core.batch import BiEncoderBatch
 from dpr.formats import checkpoints
 from dpr.losses.candidates import score_matrix
@@ -17,6 +16,7 @@ from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.validations.protocol import Validation
+from tests.helpers.jobs import train as main
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import training_folder
 

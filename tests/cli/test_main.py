@@ -118,13 +118,13 @@ def test_doctor_loads_nothing_heavy_and_takes_no_time() -> None:
 
 
 def test_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
-    from dpr.cli import doctor
+    from dpr.jobs import doctor
 
     text = (REPOSITORY / "setup.py").read_text()
     extras = set(re.findall(r'(?m)^        "([\w-]+)": \[', text[text.index("extras_require") :]))
     assert {extra for extra, _ in doctor._EXTRAS.values()} == extras - {"bench", "interop"}  # whose packages are those of other extras
     assert main(["doctor", "--depp"]) == 2
-    assert "--depp is not known" in capsys.readouterr().err
+    assert "'depp' is not a setting; settings read key=value; did you mean deep?" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.errors import ConfigError
-from dpr.ladder.climb import PassOn
-from dpr.ladder.quickstart import training_overrides
+from dpr.jobs.ladder.climb import PassOn
+from dpr.jobs.ladder.quickstart import training_overrides
+from dpr.jobs.serve import ServeCommand
 from dpr.serving.settings import ServeSettings
 from tests.helpers.tiny import sentence
 
@@ -85,9 +86,9 @@ def check_the_page_is_opened(line: Sequence[str], capsys: pytest.CaptureFixture[
     def taken(settings: ServeSettings) -> NoReturn:
         raise ConfigError(f"port={settings.port}")
 
-    served: list[list[str]] = []
+    served: list[ServeCommand] = []
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as other:
-        patch.setattr("dpr.cli.serve.main", lambda arguments: served.append(arguments) or 7)
+        patch.setattr("dpr.jobs.serve.run", lambda config: served.append(config) or 7)
         busy = other.getsockname()[1]
         assert main([*line, "--serve", f"port={busy}"]) == 2
         assert f"port={busy}: Address already in use; choose another port=" in capsys.readouterr().err
@@ -97,7 +98,7 @@ def check_the_page_is_opened(line: Sequence[str], capsys: pytest.CaptureFixture[
         patch.setattr(server, "listen", taken)
         assert main([*line, "--serve"]) == 7
         assert "The usual port is taken" in capsys.readouterr().out
-    assert served == [["runs/docs", f"port={busy}", "metadata=file"], ["runs/docs", "port=0", "metadata=file"]]
+    assert served == [ServeCommand(folders=["runs/docs"], port=port, metadata="file") for port in (busy, 0)]
 
 
 def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +108,7 @@ def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path:
         "empty": "holds no documents",
         "empty out=empty/run": "whose files are read",
         "empty questions=no.tsv": "questions=no.tsv does not exist",
-        "empty words=5": "at least 20 words",
+        "empty words=5": "words=5 is out of range; it must be at least 20",
         "empty port=9000": "port=9000 is the page's, which --serve opens",
     }
     for words, expected in cases.items():

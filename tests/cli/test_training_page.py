@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.jobs import train as main
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs import train
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.architecture.source_files import REPOSITORY
+from tests.helpers.jobs import train as main
 from tests.helpers.patience import patient
 from tests.helpers.tiny import encoder_folder, make_samples
 

@@ -10,7 +10,7 @@ import pytest
 
 from dpr import Retriever
 from dpr.cli.main import main
-from dpr.ladder.quickstart import QuickstartPlan, write_search
+from dpr.jobs.ladder.quickstart import QuickstartPlan, write_search
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.folder_data import CORPUS, FolderSettings, prepare_folder

@@ -52,10 +52,11 @@ def _import_everything() -> None:
     import dpr.jobs.download
     import dpr.jobs.embed
     import dpr.jobs.export
+    import dpr.jobs.ladder.quickstart
+    import dpr.jobs.ladder.rounds
     import dpr.jobs.mine
     import dpr.jobs.retrieve
     import dpr.jobs.train
-    import dpr.ladder.rounds
     import dpr.preparation.conversion
     import dpr.preparation.new_encoder  # noqa: F401
     import examples.docstring_corpus.__main__  # noqa: F401
@@ -63,8 +64,8 @@ def _import_everything() -> None:
     from dpr.evaluation.report.write import versions
     from dpr.training.metrics import matrix_peak
 
-    for module, _ in COMMANDS.values():
-        __import__(module)
+    for command in COMMANDS.values():
+        command.settings_class()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     versions()  # this and the next are found out once in a process
@@ -148,7 +149,7 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
 def _run_stages_here() -> None:
     """Stages run in this process, whose operations are counted, and make a small encoder."""
     from dpr.cli.main import main
-    from dpr.ladder.climb import PassOn
+    from dpr.jobs.ladder.climb import PassOn
 
     def run(self: PassOn, command: Sequence[str], log: Path) -> int:
         name, *rest = command[3:]  # after python -m dpr

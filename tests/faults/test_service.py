@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from dpr.cli.jobs import retrieve
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.ranking import to_rankings
 from dpr.indexer.registry import Texts
 from tests.architecture.source_files import REPOSITORY
+from tests.helpers.jobs import retrieve
 from tests.helpers.patience import patient
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")

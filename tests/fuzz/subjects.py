@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dpr.cli.compare import main as compare
 from dpr.core.errors import InputError
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.report.reading import read_retrieval, read_training
@@ -43,6 +42,7 @@ from tests.fuzz.lookup_subjects import LOOKUPS
 from tests.fuzz.mutations import BYTES, JSON, TABLE, TEXT, Mutation
 from tests.fuzz.subject import Files, Subject, contents, lines, one
 from tests.fuzz.token_store_subjects import TOKEN_STORES
+from tests.helpers.jobs import compare
 from tests.helpers.original import flat_params, nested_params, original_extras, write_original
 from tests.helpers.tiny import tiny_model
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main as dpr
-from dpr.cli.serve import _is_labelled, _named
 from dpr.core.errors import ConfigError, DprError, InputError
+from dpr.jobs.serve import named
 from dpr.serving.settings import ServeSettings
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -24,10 +24,9 @@ def test_folders_are_called_by_their_label_or_their_name(tmp_path: Path) -> None
         folder.mkdir()
         (folder / "search.json").touch()
     given = [str(folders[0]), str(folders[1]), f"other={folders[2]}"]
-    assert _is_labelled(given[2]) and not _is_labelled("port=3")
-    assert list(_named(given)) == ["first", "se-cond", "other"]
+    assert list(named(given)) == ["first", "se-cond", "other"]
     with pytest.raises(ConfigError, match="two folders are called first"):
-        _named([given[0], f"first={folders[2]}"])
+        named([given[0], f"first={folders[2]}"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.jobs import embed as main
 from dpr.core.records import Passage
 from dpr.embedding import job
 from dpr.embedding.job import embed_shard
@@ -23,6 +22,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
+from tests.helpers.jobs import embed as main
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 

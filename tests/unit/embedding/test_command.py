@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.jobs import embed as main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import warn_once
 from dpr.core.records import Passage
@@ -21,6 +20,7 @@ from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shard
 from dpr.jobs.embed import run
 from dpr.jobs.sources import resolve_passage_source, resolve_passage_sources
 from dpr.storage.durable import durable_folder
+from tests.helpers.jobs import embed as main
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import sentence, tiny_model
 from tests.helpers.varlen import on_any_device

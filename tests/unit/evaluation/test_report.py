@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.report import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.report.charts import finite, line_chart, nice_ticks, number_text
 from dpr.evaluation.report.examples import cut, example_of, spread
@@ -21,6 +20,7 @@ from dpr.evaluation.report.write import write_report
 from dpr.formats.metrics_files import PerQuestion, write_metrics
 from dpr.formats.results import Hit, RetrievedQuestion, write_results
 from dpr.storage.durable import append_jsonl, write_json
+from tests.helpers.jobs import report as main
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.export.adapters import merged, write_adapters
 from dpr.models.biencoder import BiEncoder
+from tests.helpers.jobs import export as main
 from tests.unit.models.test_adapters import KINDS, batches, lora_model
 
 pytest.importorskip("peft")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from dpr.cli.jobs import export as main
+from tests.helpers.jobs import export as main
 from dpr.core.errors import InputError, OutputError
 from dpr.export.dpr_files import export_dpr_file
 from dpr.formats.original.checkpoints import write_dpr_checkpoint

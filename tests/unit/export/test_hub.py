@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from dpr.cli.jobs import push as main
 from dpr.export.hub import ATTRIBUTES, LARGE_FILES
 from dpr.storage.durable import durable_folder
+from tests.helpers.jobs import push as main
 
 TOKEN = "hf_of_the_test"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpr.cli.jobs import export
-from dpr.cli.jobs import train as main
 from dpr.storage.durable import verify_folder
+from tests.helpers.jobs import export
+from tests.helpers.jobs import train as main
 from tests.helpers.tiny import training_folder
 
 

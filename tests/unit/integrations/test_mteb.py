@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.cli.jobs import evaluate
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
 from dpr.evaluation.ranking_metrics import evaluate_run
@@ -20,6 +19,7 @@ from dpr.indexer.exact import ExactIndex
 from dpr.integrations import mteb as integration
 from dpr.integrations.mteb import MtebModel
 from dpr.retrieval.retrievers import DenseRetriever
+from tests.helpers.jobs import evaluate
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.jobs import explain as main
 from dpr.core.errors import ConfigError
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.explain import explain
@@ -16,6 +15,7 @@ from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.losses.candidates import find_candidates
 from dpr.training.command_settings import ExplainConfig
+from tests.helpers.jobs import explain as main
 from tests.helpers.tiny import encoder_folder, make_samples
 
 

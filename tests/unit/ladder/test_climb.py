@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import InputError, StageError, StopRequested
-from dpr.ladder import climb as module
-from dpr.ladder.climb import climb, plan_lines
-from dpr.ladder.stages import RECORD, Stage
+from dpr.jobs.ladder import climb as module
+from dpr.jobs.ladder.climb import climb, plan_lines
+from dpr.jobs.ladder.stages import RECORD, Stage
 from dpr.storage.durable import read_json
 
 WRITE = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); print('made', sys.argv[2])"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.ladder.settings import LadderConfig, MineConfig, RoundsConfig
+from dpr.jobs.ladder.settings import LadderConfig, MineConfig, RoundsConfig
 from dpr.mining.settings import MiningSettings
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.search import main as search
 from dpr.core.errors import CheckpointError
 from dpr.core.records import Passage
 from dpr.embedding.settings import EmbedConfig
@@ -22,6 +21,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
 from dpr.training.command_settings import BiEncoderTrainConfig
+from tests.helpers.jobs import search
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples
 
 PASSAGES = [Passage(" ".join(WORDS[start : start + 5 + start]), "ba be" if start % 2 else "", f"p{start}") for start in range(6)]

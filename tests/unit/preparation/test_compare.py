@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dpr.cli.compare import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.evaluation.significance import paired_test
 from dpr.formats.metrics_files import PerQuestion, read_metrics, write_metrics
+from tests.helpers.jobs import compare as main
 
 
 def report(folder: Path, name: str, *, questions: int = 7, **metrics: float) -> str:

@@ -133,11 +133,11 @@ def test_what_cannot_work_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     docs = write_folder(tmp_path / "docs", files=1, sections=3)
     assert main(["prepare-folder", str(docs), f"out={tmp_path / 'data'}"]) == 3
     assert "holds only 6 questions in 3 passages of 1 files, expected at least 30" in capsys.readouterr().err
-    for folder, types, expected in ((tmp_path / "none", (), "no such folder"), (docs, ("pdf",), "holds no documents")):
+    for folder, types, expected in ((tmp_path / "none", [], "no such folder"), (docs, ["pdf"], "holds no documents")):
         with pytest.raises(InputError, match=expected):
             prepare_folder(folder, tmp_path / "data", FolderSettings(types=types))
     with pytest.raises(ConfigError, match="types=docx is not read; choose from md"):
-        prepare_folder(docs, tmp_path / "data", FolderSettings(types=("docx",)))
+        prepare_folder(docs, tmp_path / "data", FolderSettings(types=["docx"]))
     with pytest.raises(ConfigError, match="name a folder beside it"):
         prepare_folder(docs, docs / "data", FolderSettings())
     with pytest.raises(ConfigError, match="overlap"):

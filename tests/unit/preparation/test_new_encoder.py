@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.new_encoder import main
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.formats.corpora import write_passages
@@ -18,6 +17,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.preparation.new_encoder import reserved_tokens, train_vocabulary
 from dpr.storage.durable import verify_folder
+from tests.helpers.jobs import new_encoder as main
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def make(corpus: Path, out: Path, *more: str) -> int:
 def test_two_processes_write_the_same_files(corpus: Path, tmp_path: Path) -> None:
     # Separate processes: the trainer's hash tables have another seed in each, which is what made vocabularies differ.
     for name in ("first", "second"):
-        code = "import sys; from dpr.cli.new_encoder import main; sys.exit(main(sys.argv[1:]))"
+        code = "import sys; from dpr.cli.main import main; sys.exit(main(['new-encoder', *sys.argv[1:]]))"
         arguments = ["--corpus", str(corpus), "--out", str(tmp_path / name), "--vocab-size", "300", "--hidden", "32", "--heads", "2"]
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.cli.jobs import retrieve
 from dpr.core.records import Passage, Question
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -19,6 +18,7 @@ from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
+from tests.helpers.jobs import retrieve
 from tests.helpers.tiny import sentence, tiny_model
 
 

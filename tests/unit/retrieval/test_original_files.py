@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.jobs import embed, export, retrieve
+from tests.helpers.jobs import embed, export, retrieve
 from dpr.formats.results import iter_results
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.cli.jobs import retrieve as main
 from dpr.core.records import Passage, Question
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -26,6 +25,7 @@ from dpr.formats.results import iter_results, read_trec_run
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import to_rankings
 from dpr.storage.durable import durable_folder, read_manifest, write_manifest
+from tests.helpers.jobs import retrieve as main
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dpr.cli.jobs import retrieve
+from tests.helpers.jobs import retrieve
 from dpr.cli.main import main as dpr
-from dpr.cli.search import format_hit
-from dpr.cli.verify import main as verify
+from dpr.jobs.search import format_hit
+from tests.helpers.jobs import verify
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from dpr.cli.compare import main as compare
-from dpr.cli.jobs import evaluate as main
-from dpr.cli.jobs import retrieve
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import write_passages
@@ -26,6 +23,8 @@ from dpr.jobs import evaluate as job
 from dpr.retrieval.suite_settings import EvaluateConfig
 from dpr.retrieval.suites import read_suite
 from dpr.retriever import Retriever
+from tests.helpers.jobs import compare, retrieve
+from tests.helpers.jobs import evaluate as main
 from tests.unit.retrieval.conftest import World
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.cli import verify
 from dpr.core.distributed import Ranks
 from dpr.evaluation.report.write import write_report
 from dpr.training.callbacks import usual
 from dpr.training.callbacks.usual import MetricsFile
+from tests.helpers.jobs import verify
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
 from tests.helpers.training import make_trainer
 
@@ -64,7 +64,7 @@ def test_metrics_that_are_not_those_that_were_written_are_reported_everywhere(
     run = finished_run(tmp_path)
     file = run / "metrics.jsonl"
     file.write_text(DAMAGE[damage](file.read_text()))
-    assert verify.main([str(run)]) == 3
+    assert verify([str(run)]) == 3
     reported = "content has changed since" if damage == "changed" else "has been cut to"
     assert f"metrics.jsonl: {reported}" in capsys.readouterr().out
     assert f"metrics.jsonl {reported}" in write_report(run).read_text()
@@ -76,7 +76,7 @@ def test_metrics_that_are_not_those_that_were_written_are_reported_everywhere(
 def test_metrics_that_are_gone_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished_run(tmp_path)
     (run / "metrics.jsonl").unlink()
-    assert verify.main([str(run)]) == 3
+    assert verify([str(run)]) == 3
     assert "metrics.jsonl has been cut to 0" in write_report(run).read_text()
 
 
@@ -84,9 +84,9 @@ def test_metrics_may_grow_after_a_checkpoint_and_need_no_record(tmp_path: Path, 
     run = finished_run(tmp_path)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "train/loss": 1.0}\n')
-    assert verify.main([str(run)]) == 0
+    assert verify([str(run)]) == 0
     assert "metrics.jsonl: good up to the last checkpoint" in capsys.readouterr().out
     (run / "run.json").write_text('{"last_checkpoint": "dpr_biencoder.step2"}')
     (run / "metrics.jsonl").write_text("")
-    assert verify.main([str(run)]) == 0
+    assert verify([str(run)]) == 0
     assert "no checksum says" in capsys.readouterr().out

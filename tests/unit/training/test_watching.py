@@ -206,8 +206,8 @@ def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:
 def test_a_dry_run_from_the_command_line_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dpr.cli.jobs import train as main
     from dpr.formats.training_sets import write_training_set
+    from tests.helpers.jobs import train as main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))

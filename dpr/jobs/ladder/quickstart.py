@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.hashes import text_sha256
+from dpr.jobs.ladder.stages import Stage
+from dpr.jobs.ladder.training import trained_files
 from dpr.jobs.sources import resolve_passage_sources
-from dpr.ladder.stages import Stage
-from dpr.ladder.training import trained_files
-from dpr.preparation.folder_data import CORPUS, DEV, EVALUATION_CORPUS, TEST, FolderSettings
+from dpr.preparation.folder_data import CORPUS, DEV, EVALUATION_CORPUS, TEST
 from dpr.preparation.folder_files import find_documents, name_in
+from dpr.preparation.settings import FolderSettings
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.storage.durable import read_json, read_manifest
 

@@ -6,17 +6,14 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpr.core.lazy import version_of
 from dpr.core.machine import usable_cores
+from dpr.core.settings import Settings
 from dpr.core.version import __version__
 
-_USAGE = """Usage: dpr doctor [--deep]
-
-Prints versions, devices, free disk space and what the optional packages would add, without loading any of them.
---deep loads torch, lists its devices and backends, and tries a small training, a resume and a search (half a minute).
-"""
 _CORE = (
     "torch transformers tokenizers safetensors datasets numpy scipy hydra-core omegaconf pyyaml faiss-cpu bm25s pytrec-eval-terrier regex "
     "tqdm".split()
@@ -36,14 +33,16 @@ _EXTRAS = {
 }
 
 
-def main(argv: list[str]) -> int:
+@dataclass
+class DoctorSettings(Settings):
+    """Prints versions, devices, free disk space and what the optional packages would add, without loading any of them."""
+
+    deep: bool = False
+    """Load torch, list its devices and backends, and try a small training, a resume and a search (half a minute)."""
+
+
+def run(config: DoctorSettings) -> int:
     """Prints the report; returns 0, or 1 when a check of --deep failed, or 2 when a required package is missing."""
-    if {"--help", "-h"} & set(argv):
-        print(_USAGE, end="")
-        return 0
-    if unknown := [word for word in argv if word not in ("--deep", "deep=true")]:
-        print(f"error: {unknown[0]} is not known; dpr doctor takes --deep alone", file=sys.stderr)
-        return 2
     versions = {name: version_of(name) for name in _CORE}
     print(f"dpr {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, version in versions.items():
@@ -57,7 +56,7 @@ def main(argv: list[str]) -> int:
     if missing := [name for name, version in versions.items() if version is None]:
         print(f"error: missing {', '.join(missing)}; install dpr again", file=sys.stderr)
         return 2
-    return _deep() if argv else 0
+    return _deep() if config.deep else 0
 
 
 def _section(title: str, lines: list[str]) -> None:

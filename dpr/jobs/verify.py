@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-_USAGE = """Usage: dpr verify PATH [PATH ...]
+from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings, setting
 
-Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without one, such as that of a run, it
-checks all parts that have one or should have one, and the files that have a NAME.sha256 beside them; it lists the files that have no
-checksum. The metrics.jsonl of a run is compared with its state at the last checkpoint. Exits with 3 when a file differs, or when no file
-has a checksum.
-"""
 _MOST_NAMED = 8
 
 
-def main(argv: list[str]) -> int:
-    """Checks each path; returns 0 when all are intact, else 3."""
-    if not argv or {"--help", "-h"} & set(argv):
-        print(_USAGE, end="")
-        return 0 if argv else 2
+@dataclass
+class VerifySettings(Settings):
+    """Compares every file of a folder with the size and SHA-256 in its manifest.json. In a folder without one, such as that of a run, it
+    checks all parts that have one or should have one, and the files that have a NAME.sha256 beside them; it lists the files that have no
+    checksum. The metrics.jsonl of a run is compared with its state at the last checkpoint. Exits with 3 when a file differs, or when no
+    file has a checksum."""
+
+    paths: list[str] = setting(list, operand="PATH ...")
+    """Folders and files that a command wrote."""
+
+    def check_together(self, prefix: str) -> None:
+        for name in self.paths:
+            if not Path(name).exists():
+                raise ConfigError(f"{name}: no such file or folder")
+
+
+def run(config: VerifySettings) -> int:
+    """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
     from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
     from dpr.storage.checksums import verify_file
     from dpr.storage.durable import verify_folder
 
     is_whole = True
-    for name in argv:
-        path = Path(name)
-        if not path.exists():
-            print(f"error: {name}: no such file or folder", file=sys.stderr)
-            return 2
+    for path in map(Path, config.paths):
         parts = _parts(path) if path.is_dir() else [path]
         for part in parts:
             problems = verify_folder(part) if part.is_dir() else verify_file(part)

@@ -3,58 +3,66 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from dpr.cli import compare, report
-from dpr.cli.plain_arguments import PlainParser
-from dpr.cli.prepare_folder import add_folder_settings, folder_settings
 from dpr.core.errors import ConfigError
+from dpr.core.settings import setting
+from dpr.jobs.compare import CompareSettings
+from dpr.jobs.prepare_folder import FolderOfDocuments
+from dpr.jobs.report import ReportSettings
+from dpr.jobs.serve import ServeCommand
 
 if TYPE_CHECKING:
-    from dpr.ladder.quickstart import QuickstartPlan
-
-EXAMPLES = """examples:
-  dpr quickstart docs
-  dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv --serve port=9000
-  dpr quickstart docs encoder=models/e5-small
-"""
+    from dpr.jobs.ladder.quickstart import QuickstartPlan
 
 
-def main(argv: list[str]) -> int:
+@dataclass
+class QuickstartSettings(FolderOfDocuments):
     """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on held-out questions, and makes
     the folder searchable. Rerun the same command to resume, and after the documents have changed: only what has changed is made again."""
-    parser = PlainParser(prog="dpr quickstart", operands="FOLDER", description=main.__doc__, epilog=EXAMPLES)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of documents; folders in it are read too")
-    parser.setting("out", type=Path, metavar="RUN", help="folder to write (default: runs/<name of FOLDER>)")
-    encoder = "static, transformer (one small layer, from nothing), or the folder or name of a model to train on (default %(default)s)"
-    parser.setting("encoder", default="static", metavar="NAME", help=encoder)
-    add_folder_settings(parser)
-    parser.setting("device", metavar="NAME", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
-    parser.setting("serve", action="store_true", help="open the page to search by hand when all is done (extra serve)")
-    parser.setting("port", type=int, metavar="N", help="of that page (default: 8080, or one that is free where that is taken)")
-    options = parser.parse(argv)
-    out = options.out or Path("runs") / (options.folder.resolve().name or "folder")
-    from dpr.core.lazy import require
-    from dpr.core.logs import configure_logging
-    from dpr.ladder.climb import climb
-    from dpr.ladder.quickstart import QuickstartPlan, stages, write_search
-    from dpr.preparation.folder_data import FolderSettings
 
-    if options.serve:
-        for package in ("uvicorn", "fastapi", "prometheus_client"):
-            require(package, extra="serve", purpose="--serve")
-        _port(options.port)
-    elif options.port is not None:
-        raise ConfigError(f"port={options.port} is the page's, which --serve opens")
-    if options.questions is not None and not options.questions.is_file():
-        raise ConfigError(f"questions={options.questions} does not exist")
-    if out.resolve().is_relative_to(options.folder.resolve()):
-        raise ConfigError(f"out={out} lies in {options.folder}, whose files are read; name a folder elsewhere with out=")
-    configure_logging()
-    reading = FolderSettings(**folder_settings(options))
-    reading.check()
-    plan = QuickstartPlan(options.folder, out, reading, options.questions, options.encoder, options.device)
+    EXAMPLES: ClassVar[str] = """\
+dpr quickstart docs
+dpr quickstart manuals out=runs/manuals types=md,pdf questions=faq.tsv --serve port=9000
+dpr quickstart docs encoder=models/e5-small
+"""
+    out: str | None = None
+    """Folder to write; absent = runs/<name of FOLDER>."""
+    encoder: str = "static"
+    """static, transformer (one small layer, from nothing), or the folder or name of a model to train on."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+    serve: bool = False
+    """Open the page to search by hand when all is done (extra serve)."""
+    port: int | None = setting(None, least=0, most=65535)
+    """Of that page; absent = 8080, or one that is free where that is taken."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        folder = Path(str(self.folder))
+        self.out = self.out or str(Path("runs") / (folder.resolve().name or "folder"))
+        if self.port is not None and not self.serve:
+            raise ConfigError(f"port={self.port} is the page's, which --serve opens")
+        if self.questions is not None and not Path(self.questions).is_file():
+            raise ConfigError(f"questions={self.questions} does not exist")
+        if Path(self.out).resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"out={self.out} lies in {folder}, whose files are read; name a folder elsewhere with out=")
+
+
+def run(config: QuickstartSettings) -> int:
+    """Runs all stages, prints what came of them, and serves the page where it is asked for; returns the exit code."""
+    from dpr.jobs.ladder.climb import climb
+    from dpr.jobs.ladder.quickstart import QuickstartPlan, stages, write_search
+    from dpr.jobs.serve import require_packages
+    from dpr.jobs.serve import run as serve
+
+    if config.serve:
+        require_packages("--serve")
+        _port(config.port)
+    out, questions = Path(str(config.out)), None if config.questions is None else Path(config.questions)
+    plan = QuickstartPlan(Path(str(config.folder)), out, config.reading(), questions, config.encoder, config.device)
     start = time.monotonic()
     planned = stages(plan)
     climb(planned[:1], out, overwrite=True)
@@ -67,13 +75,11 @@ def main(argv: list[str]) -> int:
         print(f"\n{plan.counts()['passages']:,} passages, too few questions in them to train on: BM25 searches them.")
         print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
         print(f'Search by hand:   dpr search {out} "your question"')
-    if options.serve:
-        from dpr.cli.serve import main as serve
-
-        if (port := _port(options.port)) != options.port and not port:
-            print("The usual port is taken; the page is at another one:", flush=True)
-        return serve([str(out), f"port={port}", "metadata=file"])
-    return 0
+    if not config.serve:
+        return 0
+    if (port := _port(config.port)) != config.port and not port:
+        print("The usual port is taken; the page is at another one:", flush=True)
+    return serve(ServeCommand(folders=[str(out)], port=port, metadata="file"))
 
 
 def _port(asked: int | None) -> int:
@@ -98,13 +104,15 @@ def _port(asked: int | None) -> int:
 
 def show(plan: QuickstartPlan, seconds: float) -> None:
     """The table, the page, what could not be read, and what to type next."""
-    from dpr.ladder.quickstart import SYSTEMS
+    from dpr.jobs.compare import run as compare
+    from dpr.jobs.ladder.quickstart import SYSTEMS
+    from dpr.jobs.report import run as report
     from dpr.storage.durable import read_json
 
     runs = [f"{label}={plan.metrics(stage)}" for stage, label in SYSTEMS.items()]
     print()
-    compare.main([*runs, "--metrics", "mrr@10", "--out", str(plan.out / "compared.json")])
-    report.main([str(plan.out), *runs, "--title", plan.folder.resolve().name])
+    compare(CompareSettings(runs=runs, metrics=["mrr@10"], out=str(plan.out / "compared.json")))
+    report(ReportSettings(folder=str(plan.out), runs=runs, title=plan.folder.resolve().name))
     counts = plan.counts()
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts["test questions by kind"].items())
     found = {stage: read_json(plan.metrics(stage))["metrics"]["accuracy@5"] for stage in SYSTEMS}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from dpr.cli.plain_arguments import PlainParser
+from dpr.core.settings import Settings, setting
 
 if TYPE_CHECKING:
     from dpr.retrieval.hits import Hit, Place
@@ -18,52 +18,65 @@ if TYPE_CHECKING:
 
 _SNIPPET_LINES = 3
 _SIDES = {"dense": "dense", "bm25": "BM25"}
-EXAMPLE = """examples:
-  dpr search runs/quickstart "read a csv file"
-  dpr search runs/quickstart --mode bm25 --top 3
-  dpr search --corpus corpus.tsv --mode bm25 "read a csv file"
-  dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv "read a csv file"
-"""
 
 
-def main(argv: list[str]) -> int:
+@dataclass
+class SearchCommand(Settings):
     """Asks a run folder a question, or opens a prompt when none is given."""
-    parser = PlainParser(prog="dpr search", operands="[RUN_FOLDER] [QUESTION]", description=main.__doc__, epilog=EXAMPLE, labels=True)
-    parser.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="folder with a search.json (dpr retrieve search_folder=...)")
-    parser.add_argument("question", nargs="?", help="what to look for (default: read questions from the terminal)")
-    parser.add_argument("--top", "-k", type=_positive, default=5, metavar="N", help="passages to show (default %(default)s)")
-    parser.add_argument("--mode", choices=("dense", "bm25", "hybrid"), help="how to search (default: as the folder says)")
-    parser.add_argument("--weight", type=_share, metavar="W", help="share of the dense side in a hybrid, 0 to 1")
-    parser.add_argument("--indexer", metavar="KIND", help="index, or a user-defined module:Class (default: as stored in the folder)")
-    parser.add_argument("--model", metavar="FOLDER", help="checkpoint or run folder")
-    parser.add_argument("--vectors", nargs="+", default=[], metavar="FOLDER", help="vectors of the corpus")
-    parser.add_argument(
-        "--corpus", action="append", default=[], metavar="FILE", help="passages, DPR's TSV or BEIR's JSON lines; again for more"
-    )
-    parser.add_argument("--pooling", default="cls", metavar="module:Class", help="of a model with a user-defined pooling")
-    parser.add_argument("--device", help="cpu, cuda, cuda:N (default: CUDA when there is one)")
-    options = parser.parse(argv)
-    if options.corpus and options.question is None and options.folder is not None and not Path(options.folder).is_dir():
-        options.folder, options.question = None, options.folder  # with --corpus, a single word is the question
-    from dpr.core.logs import configure_logging
+
+    EXAMPLES: ClassVar[str] = """\
+dpr search runs/quickstart "read a csv file"
+dpr search runs/quickstart --mode bm25 --top 3
+dpr search --corpus corpus.tsv --mode bm25 "read a csv file"
+dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv "read a csv file"
+"""
+    folder: str | None = setting(None, operand="[RUN_FOLDER]")
+    """Folder with a search.json (dpr retrieve search_folder=...)."""
+    question: str | None = setting(None, operand="[TEXT]")
+    """What to look for; without it questions are read from the terminal."""
+    top: int = setting(5, unit="passages", least=1, also=("k",))
+    """Passages to show."""
+    mode: str | None = setting(None, choices=("dense", "bm25", "hybrid"))
+    """How to search; absent = as the folder says."""
+    weight: float | None = setting(None, least=0, most=1)
+    """Share of the dense side in a hybrid."""
+    indexer: str | None = None
+    """Kind of the index, or a user-defined module:Class; absent = as stored in the folder."""
+    model: str | None = None
+    """Checkpoint or run folder."""
+    vectors: list[str] = setting(list, takes_words=True)
+    """Vectors of the corpus: folders or globs."""
+    corpus: list[str] = setting(list)
+    """Passages, DPR's TSV or BEIR's JSON lines; again for more."""
+    pooling: str = "cls"
+    """module:Class of a model with a user-defined pooling."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+
+    def check_together(self, prefix: str) -> None:
+        if self.corpus and self.question is None and self.folder is not None and not Path(self.folder).is_dir():
+            self.folder, self.question = None, self.folder  # with corpus=, a single word is the question
+
+
+def run(config: SearchCommand) -> None:
+    """Answers the question, or all that are typed."""
     from dpr.retriever import Retriever
 
-    configure_logging()
     names = ("folder", "model", "vectors", "corpus", "mode", "weight", "indexer", "device", "pooling")
-    searcher = Retriever.open(**{name: getattr(options, name) for name in names})
-    if options.question is not None:
-        _answer(searcher, options.question, options.top)
-        return 0
+    searcher = Retriever.open(**{name: getattr(config, name) for name in names})
+    if config.question is not None:
+        _answer(searcher, config.question, config.top)
+        return
     if is_terminal := sys.stdin.isatty():
         print("Type a question; an empty line or Ctrl-D ends.")
     while True:
         try:
             question = input("> " if is_terminal else "").strip()
         except EOFError:
-            return 0
+            return
         if not question:
-            return 0
-        _answer(searcher, question, options.top)
+            return
+        _answer(searcher, question, config.top)
 
 
 def _answer(searcher: Retriever, question: str, top: int) -> None:
@@ -113,17 +126,3 @@ def _place_text(side: str, place: Place | None) -> str:
 
 def _printable(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 1")
-    return value

@@ -11,8 +11,8 @@ from dpr.core.errors import InputError, StageError, StopRequested
 from dpr.core.logs import get_logger
 from dpr.core.stopping import describe
 from dpr.formats.checkpoints import RUN_FILE
-from dpr.ladder.process import PassOn, python_command
-from dpr.ladder.stages import Facts, Record, Stage
+from dpr.jobs.ladder.process import PassOn, python_command
+from dpr.jobs.ladder.stages import Facts, Record, Stage
 from dpr.storage.durable import read_json, remove_folder, write_json
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.outputs import require_writable

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, format_table
 from dpr.formats.checkpoints import resolve_checkpoint
-from dpr.ladder.stages import RECORD, Stage
+from dpr.jobs.ladder.stages import RECORD, Stage
 from dpr.storage.durable import read_json, write_json
 
 FILE = "ladder.json"

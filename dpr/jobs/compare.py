@@ -3,52 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpr.cli.plain_arguments import PlainParser, labelled
-from dpr.core.errors import InputError
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.settings import Settings, require_set, setting
 
 if TYPE_CHECKING:
     from dpr.formats.metrics_files import MetricsFile
-
-EXAMPLE = """example:
-  dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
-  dense_retriever.py ... model_file=runs/first metrics_file=runs/first/dense.json
-  dpr compare BM25=runs/first/bm25.json trained=runs/first/dense.json
-  dpr compare BM25=runs/first/bm25.json trained=runs/first/dense.json --metrics mrr@10
-  dpr evaluate ... model_file=runs/first output_dir=runs/first/suite
-  dpr compare runs/first/suite
-  dpr compare first=runs/first/suite second=runs/second/suite --metrics ndcg@10
-"""
 
 Groups = dict[str, "dict[str, MetricsFile]"]
 """Runs by label, by test set."""
 
 
-def main(argv: list[str]) -> int:
+@dataclass
+class CompareSettings(Settings):
     """Prints a table from metrics files that answer the same questions, and tests each run against the first: a paired t test, a
     randomisation test (100,000 random signs) and Holm's correction over all comparisons made. Decide on the metric before you look: every
     further one makes the correction stricter. Of folders of dpr evaluate, the systems of one are compared, or one system of several."""
-    operands = "[LABEL=]FILE_OR_FOLDER ..."
-    parser = PlainParser(prog="dpr compare", operands=operands, description=main.__doc__, epilog=EXAMPLE, labels=True)
-    text = "metrics files, or output folders of dpr evaluate, with the label of their line"
-    parser.add_argument("runs", nargs="+", metavar="[LABEL=]FILE_OR_FOLDER", help=text)
-    parser.add_argument("--metrics", metavar="NAME,...", help="metrics to test (default: all in the table that the files have)")
-    parser.add_argument("--system", metavar="NAME", help="of several folders: which system (default: dense, or else their first)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write all metrics and tests to")
-    options = parser.parse(argv)
+
+    EXAMPLES: ClassVar[str] = """\
+dense_retriever.py ... indexer=bm25 metrics_file=runs/first/bm25.json
+dense_retriever.py ... model_file=runs/first metrics_file=runs/first/dense.json
+dpr compare BM25=runs/first/bm25.json trained=runs/first/dense.json
+dpr compare BM25=runs/first/bm25.json trained=runs/first/dense.json --metrics mrr@10
+dpr evaluate ... model_file=runs/first output_dir=runs/first/suite
+dpr compare runs/first/suite
+dpr compare first=runs/first/suite second=runs/second/suite --metrics ndcg@10
+"""
+    runs: list[str] = setting(list, operand="[LABEL=]FILE_OR_FOLDER ...")
+    """Metrics files, or output folders of dpr evaluate, with the label of their line."""
+    metrics: list[str] = setting(list)
+    """Metrics to test, metrics=mrr@10,ndcg@10; none = all in the table that the files have."""
+    system: str | None = None
+    """Of several folders: which system; absent = dense, or else their first."""
+    out: str | None = None
+    """JSON file to write all metrics and tests to."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"runs": "runs/first/dense.json"})
+
+
+def run(config: CompareSettings) -> None:
+    """Prints the tables and writes the file.
+
+    Raises:
+        ConfigError: two runs have the same label.
+        InputError: a file is missing, is not what is compared, or does not belong to the others.
+    """
     from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, format_table
     from dpr.storage.durable import write_json
     from dpr.storage.outputs import require_writable
 
-    if options.out is not None:
-        require_writable(options.out)
-    named = labelled(options.runs)
+    if config.out is not None:
+        require_writable(config.out)
+    named = labelled(config.runs)
+    for _, path in named:
+        if not path.exists():
+            hint = f"for several metrics: metrics={','.join([*config.metrics, str(path)])}" if config.metrics else ""
+            raise InputError("no such file or folder", file=path, hint=hint)
     is_folders = all(path.is_dir() for _, path in named)
     if is_folders:
-        groups = read_folders(named, options.system)
+        groups = read_folders(named, config.system)
     else:
         alone = read_runs(named)
         groups = {next(iter(alone.values())).question_set: alone}
@@ -56,11 +73,27 @@ def main(argv: list[str]) -> int:
         first = next(iter(runs.values()))
         print(f"{first.question_set}, {first.num_questions} questions")
         print(format_table({label: run.metrics for label, run in runs.items()}, RETRIEVAL_COLUMNS))
-    tested = tests_of(groups, options.metrics.split(",") if options.metrics else [])
-    if options.out is not None:
+    tested = tests_of(groups, config.metrics)
+    if config.out is not None:
         records = {name: record_of(runs) for name, runs in groups.items()}
-        write_json(options.out, ({"sets": records} if is_folders else next(iter(records.values()))) | tested)
-    return 0
+        write_json(Path(config.out), ({"sets": records} if is_folders else next(iter(records.values()))) | tested)
+
+
+def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
+    """(label, file) of ``label=file``, or of files, whose names are then the labels.
+
+    Raises:
+        ConfigError: two files have the same label.
+    """
+    found: dict[str, Path] = {}
+    for run in runs:
+        label, has_label, name = run.partition("=")
+        file = Path(name if has_label else run)
+        label = label if has_label else file.stem
+        if label in found:
+            raise ConfigError(f"two files have the label {label}; set other labels: label=file")
+        found[label] = file
+    return list(found.items())
 
 
 def record_of(runs: dict[str, MetricsFile]) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Any
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE
+from dpr.jobs.ladder.climb import SETTINGS_FILE, climb, plan_lines
+from dpr.jobs.ladder.settings import LadderConfig
+from dpr.jobs.ladder.stages import Stage
+from dpr.jobs.ladder.summary import Round, summarize
+from dpr.jobs.ladder.training import data_set_entry, deciding, differing, train_settings, trained_files
 from dpr.jobs.sources import NamedSource, resolve_training_files
-from dpr.ladder.climb import SETTINGS_FILE, climb, plan_lines
-from dpr.ladder.settings import LadderConfig
-from dpr.ladder.stages import Stage
-from dpr.ladder.summary import Round, summarize
-from dpr.ladder.training import data_set_entry, deciding, differing, train_settings, trained_files
 from dpr.storage.durable import read_json
 from dpr.training.command_settings import BiEncoderTrainConfig
 

@@ -1,0 +1,222 @@
+"""Hydra: it composes a configuration of the files in ``conf/`` and the overrides, and with ``-m`` runs sweeps.
+
+Hydra stays in this file. It never changes the working directory, and writes no logs or folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of, quoted
+from dpr.core.errors import ConfigError
+from dpr.core.settings import Setting, put_back_idle
+
+_PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
+_TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there
+_FILES = "dpr-conf"
+"""The scheme, in Hydra's search path, of folders that may hold files of the original."""
+
+
+def run_composed(
+    config_name: str, config_class: type, job: Callable[[Any], Any], given: Arguments, overrides: list[str], *, folder: Path, is_main: bool
+) -> Any:
+    """Composes the configuration and calls ``job`` with it, or answers a flag of Hydra's.
+
+    Args:
+        config_name: the YAML file in ``conf/`` without its suffix. Its ``defaults`` list begins with ``<config_name>_schema``, under which
+            ``config_class`` is registered here.
+        overrides: checked; values with special characters in quotes.
+        folder: ``conf/``.
+        is_main: this process prints notes.
+
+    Raises:
+        ConfigError: what Hydra says of the configuration.
+    """
+    _register(config_name, config_class)
+    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    main = Path((given.values_of("--config-path", "-cp") or [str(folder)])[-1]).absolute()
+    extra = [Path(path).absolute() for path in given.values_of("--config-dir", "-cd")]
+    if missing := [path for path in [*extra, main] if not path.is_dir()]:
+        raise ConfigError(f"there is no configuration folder {missing[0]}")
+    if extra:
+        overrides = [*overrides, "hydra.searchpath=[" + ",".join(f"'{_FILES}://{path}'" for path in extra) + "]"]
+    name = (given.values_of("--config-name", "-cn") or [config_name])[-1]
+    try:
+        if given.is_sweep or given.is_for_hydra:
+            return _run_by_hydra(name, lambda composed: job(to_object(composed, keys, is_main=is_main)), main, given, overrides)
+        config = to_object(_compose(name, main, overrides), keys, is_main=is_main)
+    except Exception as error:
+        if (message := _hydra_message(error)) is None:
+            raise
+        raise ConfigError(message) from error
+    return job(config)
+
+
+def quote_values(overrides: list[str], known: Mapping[str, Setting], *, is_sweep: bool) -> list[str]:
+    """Quotes values for Hydra's grammar where the setting's type says that the text is meant literally.
+
+    So ``output_dir=runs/a, b (1)`` and ``train_datasets=[my data.json,b=1.json]`` need no second layer of quotes. In a sweep only existing
+    paths are quoted, since commas and brackets separate choices there.
+    """
+    return [_quote_override(override, known, is_sweep) for override in overrides]
+
+
+def _quote_override(override: str, known: Mapping[str, Setting], is_sweep: bool) -> str:
+    key, has_value, raw = override.partition("=")
+    name, value = key.strip().lstrip("+"), raw.strip()
+    setting = known.get(name)
+    is_option = any(entry.is_open and name.startswith(entry.key + ".") for entry in known.values())
+    if not has_value or (setting is None and not is_option):
+        return override
+    takes_texts = is_option or (setting is not None and setting.takes_texts)
+    takes_text = is_one_of(_TEXT_OPTIONS, name) if setting is None else setting.takes_text
+    if is_ready(value) or not (takes_text or takes_texts):
+        return f"{key}={value}"
+    if exists(value) or (takes_text and not is_sweep):
+        return f"{key}={quoted(value)}"
+    return f"{key}={value if is_sweep else _quote_texts(value)}"
+
+
+def _quote_texts(value: str) -> str:
+    """A text or a list of texts; a comma separates without brackets too."""
+    in_brackets = value.startswith("[") and value.endswith("]")
+    if not in_brackets and (value.startswith("{") or "," not in value):
+        return value if value.startswith("{") or _PLAIN.fullmatch(value) else quoted(value)
+    # Braces are a set of options, which Hydra reads.
+    parts = [part if part.startswith("{") or is_ready(part) or _PLAIN.fullmatch(part) else quoted(part) for part in items_of(value)]
+    return "[" + ",".join(parts) + "]"
+
+
+def _compose(name: str, folder: Path, overrides: list[str]) -> Any:
+    """A plain run: only the configuration is Hydra's."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(folder), **_version_base()):
+        try:
+            return compose(name, overrides=overrides)
+        except Exception as error:  # only the command line can be wrong here
+            raise ConfigError(_hydra_message(error) or str(error)) from error
+
+
+def to_object(composed: Any, given: Collection[str], *, is_main: bool) -> Any:
+    """The checked dataclass object. What has no effect is refused if it is among the keys ``given``; what a file says besides is told."""
+    from omegaconf import OmegaConf
+
+    config: Any = OmegaConf.to_object(composed)
+    if not hasattr(config, "check"):
+        raise ConfigError("the configuration file does not begin its defaults with this job's schema; see docs/configuration.md")
+    for sentence in put_back_idle(config, given):
+        if is_main:
+            print(f"note: of the files of settings, {sentence.partition(';')[0]}", file=sys.stderr)
+    config.check()
+    return config
+
+
+def _run_by_hydra(name: str, job: Callable[[Any], Any], folder: Path, given: Arguments, overrides: list[str]) -> None:
+    """Sweeps, and the flags that Hydra answers itself (``--cfg``, ``--info``, completion)."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    quiet = ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra.run.dir=.", "hydra.job.chdir=false"]
+    base = next((token.partition("=")[2] for token in overrides if token.startswith("output_dir=")), None)
+    numbered = given.is_sweep and base is not None and "${" not in base and "," not in base
+    if given.is_sweep and not any(token.startswith("hydra.sweep") for token in overrides):
+        quiet += [f"hydra.sweep.dir={base if numbered else 'multirun'}", "hydra.sweep.subdir=${hydra:job.num}"]
+
+    def task(composed: Any) -> Any:
+        if numbered:
+            # Otherwise the second job would find and resume the run of the first.
+            composed.output_dir = HydraConfig.get().runtime.output_dir
+        return job(composed)
+
+    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [before[0], *_without_folders(given.flags), *overrides, *(quiet if given.is_sweep else [])]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors then reach our own handler instead of ending the process
+    try:
+        hydra.main(config_path=str(folder), config_name=name, **_version_base())(task)()
+    finally:
+        sys.argv = before
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+
+
+def _without_folders(flags: Sequence[str]) -> list[str]:
+    """The flags without those that name a configuration, which Hydra is told in another way."""
+    kept, named = list(flags), ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+    while place := next((place for place, flag in enumerate(kept, 1) if flag in named), 0):
+        del kept[place - 1 : place + 1]
+    return kept
+
+
+def _version_base() -> dict[str, str]:
+    """Hydra 1.3 warns without ``version_base``, 1.4 warns with it."""
+    import hydra
+
+    major, minor = (int(part) for part in hydra.__version__.split(".")[:2])
+    return {} if (major, minor) >= (1, 4) else {"version_base": "1.3"}
+
+
+def _register(config_name: str, config_class: type) -> None:
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    ConfigStore.instance().store(name=f"{config_name}_schema", node=config_class)
+    for kind in _plugins():
+        Plugins.instance().register(kind)
+
+
+@cache
+def _plugins() -> tuple[type[Any], type[Any]]:
+    """What reads the configuration files of the original too.
+
+    They begin with "@package _group_", which is the default anyway, but which this version of Hydra takes for a name. The folders of
+    configuration files get a scheme of their own, whose reader leaves that line out; all else is Hydra's reading of files.
+    """
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.config_source import ConfigResult, ConfigSource
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    sources: list[Any] = Plugins.instance().discover(ConfigSource)
+    files: Any = next(kind for kind in sources if kind.scheme() == "file")
+
+    class OriginalFiles(files):
+        @staticmethod
+        def scheme() -> str:
+            return _FILES
+
+        def load_config(self, config_path: str) -> ConfigResult:
+            loaded: ConfigResult = super().load_config(config_path)
+            if loaded.header["package"] == "_group_":
+                loaded.header["package"] = None
+            return loaded
+
+    class OriginalFolders(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for element in search_path.get_path():
+                if element.provider == "main":
+                    element.path = f"{_FILES}://{element.path.removeprefix('file://')}"
+
+    return OriginalFiles, OriginalFolders
+
+
+def _hydra_message(error: Exception) -> str | None:
+    """A short text for errors of Hydra and OmegaConf; None for all others."""
+    if not type(error).__module__.startswith(("hydra.", "omegaconf.")):
+        return None
+    cause = error.__cause__ if type(error.__cause__).__module__.startswith("omegaconf.") else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    text = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type=", "See https", "Set the env"))]
+    if type(error).__name__ == "OverrideParseException":
+        what = getattr(error, "override", "an argument")
+        return f"{what} cannot be read ({text[0]})\nquote a value with special characters: \"key='value'\""
+    key = getattr(cause, "full_key", None)
+    if key and "is not Optional" in text[0]:
+        return f"{key} does not accept null; leave it out for the default"
+    return (f"{key}: " if key and key not in text[0] else "") + "\n".join(text[:4])

@@ -1,0 +1,47 @@
+"""``dpr report``: a run and its retrieval metrics on one page, ``report.html``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from dpr.core.errors import InputError
+from dpr.core.settings import Settings, require_set, setting
+
+
+@dataclass
+class ReportSettings(Settings):
+    """Writes one self-contained HTML page about a run folder: curves, metrics, example questions, settings."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr report runs/first
+dpr report runs/first BM25=runs/first/bm25.json trained=runs/first/dense.json
+dpr report runs/first DPR=results.json --out compared.html
+"""
+    folder: str | None = setting(None, operand="FOLDER")
+    """Run folder; if it contains several runs, the longest is shown."""
+    runs: list[str] = setting(list, operand="[[LABEL=]FILE ...]")
+    """Metrics files (metrics_file=...) or results (out_file=...)."""
+    out: str | None = None
+    """Where to write it; absent = FOLDER/report.html."""
+    title: str | None = None
+    """Heading; absent = the name of the folder."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"folder": "runs/first"})
+
+
+def run(config: ReportSettings) -> None:
+    """Writes the page."""
+    from dpr.evaluation.report.write import write_report
+    from dpr.jobs.compare import labelled
+    from dpr.storage.outputs import require_writable
+
+    folder, out = Path(str(config.folder)), None if config.out is None else Path(config.out)
+    if not folder.is_dir():
+        raise InputError("no such folder", file=folder, expected="the output_dir of a training run, or the folder above it")
+    if out is not None:
+        require_writable(out)
+    target = write_report(folder, labelled(config.runs), out=out, title=config.title)
+    print(f"{target} ({target.stat().st_size / 1000:.0f} kB)")

@@ -1,0 +1,73 @@
+"""``dpr serve``: run folders behind HTTP, with a page to try them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.lazy import require
+from dpr.core.settings import setting
+from dpr.serving.settings import ServeSettings
+
+
+@dataclass
+class ServeCommand(ServeSettings):
+    """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them: http://127.0.0.1:8080
+
+    A folder needs a search.json (dpr retrieve ... search_folder=<folder>). label=folder gives it another name than its own. Ctrl-C or
+    SIGTERM ends the service once what it has is answered; SIGHUP or POST /reload opens the files again."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr serve runs/quickstart
+dpr serve runs/first second=runs/other/best port=9000
+dpr serve runs/first host=0.0.0.0 token_file=token.txt workers=2
+"""
+    folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]")
+    """Folders with a search.json."""
+
+
+def run(config: ServeCommand) -> int:
+    """Serves until it is told to stop; returns the exit code."""
+    given = ServeSettings(**{item.name: getattr(config, item.name) for item in fields(ServeSettings)})
+    runs = named(config.folders)
+    require_packages("dpr serve")
+    from dpr.serving.server import serve
+
+    told = json.dumps({"runs": {name: str(folder) for name, folder in runs.items()}, "settings": asdict(given)})
+    return serve(given, [sys.executable, "-m", "dpr.serving.engine", told])
+
+
+def require_packages(purpose: str) -> None:
+    """Raises ConfigError where a package of the service is not installed."""
+    for package in ("uvicorn", "fastapi", "prometheus_client"):
+        require(package, extra="serve", purpose=purpose)
+
+
+def named(given: Sequence[str]) -> dict[str, Path]:
+    """The folders by their names.
+
+    Raises:
+        ConfigError: there is none, a name is unsuitable for an address, or two are the same.
+        InputError: one cannot be searched.
+    """
+    found: dict[str, Path] = {}
+    for token in given:
+        label, _, folder = ("", "", token) if os.path.isdir(token) else token.rpartition("=")
+        name = label or re.sub(r"[^\w.-]", "-", Path(folder).resolve().name)
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(f"{name!r} is not a name; use letters, digits, '.', '_' and '-'")
+        if name in found:
+            raise ConfigError(f"two folders are called {name}; name one: other={folder}")
+        found[name] = Path(folder)
+        if not (Path(folder) / "search.json").is_file():
+            raise InputError("no search.json", file=folder, hint=f"dpr retrieve ... search_folder={folder} writes one")
+    if not found:
+        raise ConfigError("there is nothing to serve; name a run folder, e.g. dpr serve runs/first")
+    return found

@@ -1,0 +1,158 @@
+"""Settings of ``dpr mine`` and ``dpr score``: the data, and the models that are asked about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
+from typing import Any, ClassVar
+
+from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
+from dpr.core.settings import Settings, require_set, setting, settings
+from dpr.embedding.settings import CheckpointEncoderConfig
+from dpr.indexer.settings import Bm25Settings
+from dpr.mining.settings import MiningSettings, ModelSearchSettings
+
+_BM25 = ("k1", "b")
+_MODEL = ("query_prefix", "passage_prefix", "prompt", "encoder")
+_MODELS = ("device", "precision", "batch_tokens")
+
+
+@dataclass
+class AskedModels(Bm25Settings):
+    """Training data, and what is asked about its passages: BM25, a bi-encoder or a cross-encoder."""
+
+    files: list[str] = setting(list, operand="FILE ...")
+    """Training files, folders or patterns; together one data set."""
+    out: str | None = None
+    """File to write; .gz is packed."""
+    corpus: str | None = None
+    """Passages to search and to count words in; absent = those of the training data."""
+    model_file: str | None = None
+    """Checkpoint, run folder, Hugging Face or sentence-transformers folder to search with; absent = BM25."""
+    cross_encoder: str | None = None
+    """Folder of a sequence classifier that reads question and passage together."""
+    query_prefix: str = ""
+    """Put before every question as it is for model_file, as in training (datasets.<name>.query_prefix); prompts are stored."""
+    passage_prefix: str = ""
+    """The same before every passage; vectors must have been made with it."""
+    prompt: str | None = None
+    """Name of the model's prompt for these questions (encoder.prompts); without it those of encoder.query_prompt."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+    precision: str = setting("fp32", choices=tuple(PRECISIONS))
+    """Arithmetic of the models."""
+    batch_tokens: int = setting(0, unit="tokens", least=0)
+    """Of a forward pass; 0 = 65,536 on a GPU, 4,096 on a CPU."""
+    processes: int = setting(1, unit="processes", least=1)
+    """Processes that search by BM25 or by vectors, and filter; they share the CPU's cores."""
+    on_bad_row: str = setting("fail", choices=("fail", "skip"))
+    """skip leaves bad rows out and lists them."""
+    max_bad_rows: int = setting(100, unit="rows", least=0)
+    """How many may be skipped."""
+    overwrite: bool = False
+    """Replace what is at out."""
+    encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
+
+    def models_options(self) -> dict[str, Any]:
+        """Where and how models run."""
+        return {name: getattr(self, name) for name in _MODELS}
+
+    def model_search(self, **more: Any) -> ModelSearchSettings:
+        """The bi-encoder, and how it is used."""
+        own = {name: getattr(self, name) for name in ("query_prefix", "passage_prefix", "prompt")}
+        return ModelSearchSettings(model_file=str(self.model_file), **asdict(self.encoder), **own, **self.models_options(), **more)
+
+    def refuse_idle(self, owners: Mapping[str, str]) -> None:
+        """Raises ConfigError for settings that are set though their owner does not take part; a name may be that of a section."""
+        for entry in settings(type(self)):
+            owner = owners.get(entry.key) or owners.get(entry.key.partition(".")[0])
+            if owner and attrgetter(entry.key)(self) != entry.default:
+                raise ConfigError(f"{entry.key} is a setting of {owner}")
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        require_set(self, {"files": "train.jsonl", "out": "train_mined.jsonl"})
+
+
+@dataclass
+class MiningIndex(Settings):
+    """What is searched."""
+
+    kind: str | None = None
+    """bm25; with model_file exact, hnsw32, ivf, small, flat, hnsw or hnsw_sq; or a user-defined index, module:Class. Absent = the first."""
+    options: dict[str, Any] = setting(dict, also=("indexer_options",))
+    """Its settings as JSON, e.g. indexer.options='{"store_n": 32}'."""
+
+
+@dataclass
+class MineCommand(AskedModels, MiningSettings):
+    """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and prints an audit of them.
+
+    Rerun the same command to resume a killed run; a finished one is not repeated."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr mine train.jsonl out=train_bm25.jsonl
+dpr mine train.jsonl corpus=corpus.tsv out=train_bm25.jsonl per_question=10 from_rank=5 to_rank=100 pick=sample
+dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first max_relative_score=0.95
+dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first vectors=runs/first/vectors_0 absolute_margin=0.1
+dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/e5 "query_prefix=query: " "passage_prefix=passage: "
+dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
+"""
+    vectors: list[str] = setting(list, also=("encoded_ctx_files",))
+    """Vectors of the corpus by this model, by dpr embed; again for more; none = they are made."""
+    indexer: MiningIndex = field(default_factory=MiningIndex)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        idle = dict.fromkeys(_BM25, "BM25; leave model_file out") if self.model_file else {}
+        if not self.model_file:
+            idle |= dict.fromkeys(("vectors", *_MODEL), "a model; add model_file=<folder>")
+        if not self.cross_encoder:
+            idle |= {"veto_above": "a cross-encoder; add cross_encoder=<folder>"}
+            idle |= {} if self.model_file else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
+        self.refuse_idle(idle)
+        if self.cluster.kind != "none" and self.processes > 1:
+            raise ConfigError(f"processes={self.processes} and cluster=ray are mutually exclusive; cluster.workers limits its workers")
+
+
+@dataclass
+class ScoreCommand(AskedModels):
+    """Adds a teacher_score to every passage of training data of any format that dpr prepare knows, and prints what they are like.
+
+    The teacher is a cross-encoder (its log-odds), a bi-encoder (its scores), BM25, or a hybrid of the last two. Rerun the same command to
+    resume a killed run; a finished one is not repeated."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr score train.jsonl out=train_scored.jsonl cross_encoder=ms-marco-cross-encoder
+dpr score train.jsonl out=train_scored.jsonl model_file=runs/large
+dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv processes=2
+dpr score train.jsonl out=train_scored.jsonl corpus=corpus.tsv model_file=runs/first hybrid=linear hybrid_weight=0.3
+"""
+    hybrid: str = setting("none", choices=("none", "linear"))
+    """linear: the weighted sum of model_file's and BM25's scores by which dpr retrieve hybrid=linear ranks."""
+    hybrid_weight: float = setting(0.3, least=0, most=1)
+    """The model's share in it."""
+    hybrid_depth: int = setting(100, unit="passages", least=1)
+    """Passages that each side ranks; one that neither lists has 0."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        if self.cross_encoder and self.model_file:
+            raise ConfigError("cross_encoder and model_file are mutually exclusive: one teacher scores; leave one of them out")
+        is_hybrid, idle = self.hybrid != "none", dict[str, str]()
+        if is_hybrid and not self.model_file:
+            raise ConfigError(f"hybrid={self.hybrid} joins a model with BM25; add model_file=<folder>")
+        if (self.cross_encoder or self.model_file) and not is_hybrid:
+            idle |= dict.fromkeys((*_BM25, "corpus"), "BM25 and hybrids")
+        if not is_hybrid:
+            idle |= dict.fromkeys(("hybrid_weight", "hybrid_depth"), "hybrids; add hybrid=linear")
+        if not self.model_file:
+            idle |= dict.fromkeys(_MODEL, "a model; add model_file=<folder>")
+            idle |= {} if self.cross_encoder else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
+        self.refuse_idle(idle)
+        if self.cross_encoder and self.processes > 1:
+            raise ConfigError("a cross-encoder scores in one process with all cores; leave processes out")
