@@ -38,12 +38,15 @@ def launch(config_name: str | None, config_class: type[Config], job: Job[Config]
     def work() -> int:
         rank = launched("RANK") if under_launcher() else 0
         configure_logging(rank=rank)
-        return _launch(config_name, config_class, job, argv, program=program, is_main=rank == 0)
+        return answer(config_name, config_class, job, argv, program=program, is_main=rank == 0)
 
     return exit_code_of(work)
 
 
-def _launch(config_name: str | None, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str, is_main: bool) -> int:
+def answer(
+    config_name: str | None, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str, is_main: bool = True
+) -> int:
+    """``launch`` whose errors are the caller's."""
     known = {entry.key: entry for entry in settings(config_class)}
     has_groups = config_name is not None
     given = parse(argv, known, has_groups=has_groups)

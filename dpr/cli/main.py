@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from dpr.cli.endings import exit_code_of, run_and_leave
@@ -89,12 +90,13 @@ def main(argv: list[str] | None = None) -> int:
 def _run(name: str, argv: list[str]) -> int:
     from dpr.cli.launch import launch
 
-    command = COMMANDS[name]
+    return launch(COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}")
 
-    def job(config: Any) -> Any:
-        return importlib.import_module(f"dpr.jobs.{_ELSEWHERE.get(name, name).replace('-', '_')}").run(config)
 
-    return launch(command.config, command.settings_class(), job, argv, program=f"dpr {name}")
+def job_of(name: str) -> Callable[[Any], Any]:
+    """``run`` of the module of a command, which is imported when it is called."""
+    module = _ELSEWHERE.get(name, name).replace("-", "_")
+    return lambda config: importlib.import_module(f"dpr.jobs.{module}").run(config)
 
 
 def run(*before: str) -> NoReturn:

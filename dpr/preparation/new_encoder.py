@@ -52,10 +52,10 @@ class EncoderShape:
     def heads(self) -> int:
         """The number of attention heads. Raises ConfigError if the width is not a multiple of it."""
         if min(self.hidden_size, self.max_positions) < 1 or self.num_layers < 0:
-            raise ConfigError("--hidden and --max-positions must be at least 1, --layers 0 or more")
+            raise ConfigError("hidden and max_positions must be at least 1, layers 0 or more")
         heads = self.num_heads or max(1, self.hidden_size // 64)
         if self.hidden_size % heads:
-            raise ConfigError(f"--hidden {self.hidden_size} is not a multiple of --heads {heads}")
+            raise ConfigError(f"hidden={self.hidden_size} is not a multiple of heads={heads}")
         return heads
 
 
@@ -160,7 +160,7 @@ def train_vocabulary(texts: Callable[[], Iterable[str]], *, size: int, lower_cas
         raise InputError("the corpus holds no text to learn a vocabulary from")
     first = [*reserved_tokens(num_unused), *characters, *(_CONTINUATION + sign for sign in characters)]
     if size < len(first):
-        raise ConfigError(f"--vocab-size {size} is too small; the reserved tokens and single characters alone are {len(first)}")
+        raise ConfigError(f"vocab_size={size} is too small; the reserved tokens and single characters alone are {len(first)}")
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

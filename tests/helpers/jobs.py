@@ -1,4 +1,4 @@
-"""The commands with their configuration names and classes, and a function (argv) -> exit code for each of those that tests call most."""
+"""The commands with their configuration names and classes, and as functions (argv) -> exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from dpr.cli.main import COMMANDS, main
+from dpr.cli.launch import answer
+from dpr.cli.main import COMMANDS, job_of, main
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ def command(name: str) -> Callable[[list[str]], int]:
     return lambda argv: main([name, *argv])
 
 
-compare, embed, evaluate, explain, export, new_encoder, push, report, retrieve, search, train, verify = map(
-    command, "compare embed evaluate explain export new-encoder push report retrieve search train verify".split()
-)
+def raising(name: str) -> Callable[[list[str]], int]:
+    """The function of a command; its errors are raised."""
+    return lambda argv: answer(COMMANDS[name].config, COMMANDS[name].settings_class(), job_of(name), argv, program=f"dpr {name}")
+
+
+embed, evaluate, explain, export, push, retrieve, train = map(command, "embed evaluate explain export push retrieve train".split())
+compare, new_encoder, report, search, verify = map(raising, "compare new-encoder report search verify".split())

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from tests.helpers.jobs import export as main
 from dpr.core.errors import InputError, OutputError
 from dpr.export.dpr_files import export_dpr_file
 from dpr.formats.original.checkpoints import write_dpr_checkpoint
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder
+from tests.helpers.jobs import export as main
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import tiny_model
 

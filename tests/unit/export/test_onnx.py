@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from tests.helpers.jobs import export as main
 from dpr.core.records import Passage
 from dpr.export import onnx_folder
 from dpr.export.checking import check, nasty_texts
@@ -22,6 +21,7 @@ from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.exports import MODELS, PROMPTS, rooted, shared, static
+from tests.helpers.jobs import export as main
 from tests.helpers.patience import patient
 
 for package in ("onnxruntime", "onnxscript", "onnx"):

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.jobs import embed, retrieve
-from tests.helpers.jobs import export as main
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
 from dpr.export.adapters import merged
@@ -28,6 +26,8 @@ from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
 from examples.sentence_transformers_evaluator import evaluate
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bag, bert, decoder, rooted, shared, static
+from tests.helpers.jobs import embed, retrieve
+from tests.helpers.jobs import export as main
 from tests.helpers.tiny import sentence
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

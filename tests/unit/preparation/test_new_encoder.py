@@ -95,7 +95,11 @@ def test_a_cased_vocabulary_keeps_case() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--vocab-size", "20"], "--vocab-size 20"), (["--hidden", "33"], "--hidden 33"), (["--layers", "-1"], "--layers")],
+    [
+        (["--vocab-size", "20"], "vocab_size=20"),
+        (["--hidden", "33"], "hidden=33"),
+        (["--layers", "-1"], "layers=-1 is out of range; it must be at least 0"),
+    ],
 )
 def test_sizes_that_do_not_fit_are_refused_and_leave_nothing_behind(corpus: Path, tmp_path: Path, options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

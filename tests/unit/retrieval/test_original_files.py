@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.jobs import embed, export, retrieve
 from dpr.formats.results import iter_results
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
 from dpr.retriever import Retriever
+from tests.helpers.jobs import embed, export, retrieve
 from tests.helpers.original import nested_params, original_extras, original_names, write_original
 from tests.helpers.tiny import tiny_model
 from tests.unit.retrieval.conftest import World

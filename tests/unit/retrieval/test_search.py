@@ -9,21 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import retrieve
 from dpr.cli.main import main as dpr
-from dpr.jobs.search import format_hit
-from tests.helpers.jobs import verify
 from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.jobs.search import search_settings
+from dpr.jobs.search import format_hit, search_settings
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import Hit, Place
 from dpr.retrieval.passages import PassageLookup
 from dpr.retrieval.retrievers import QuestionForm
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retriever import Retriever
+from tests.helpers.jobs import retrieve, verify
 from tests.unit.retrieval.conftest import World, searchable
 
 
