@@ -14,7 +14,8 @@ from dpr.core.errors import ConfigError, DprError, InputError
 from dpr.core.records import Origin, Passage
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
-from dpr.jobs.search import format_hit, search_settings
+from dpr.jobs.ask import format_hit
+from dpr.jobs.search import search_settings
 from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.hits import Hit, Place
 from dpr.retrieval.passages import PassageLookup
