@@ -123,7 +123,7 @@ def test_settings_named_in_documents_exist(document: Path) -> None:
     missing = []
     for span in re.findall(r"`([^`\n]+)`", document.read_text(encoding="utf-8")):
         for key, equals in re.findall(r"(?<![\w./*<-])([a-z]\w*(?:\.[a-z_]\w*)*)(=?)", span):
-            is_setting = (equals and not {"(", "{"} & set(span) and " " not in span.partition("=")[0]) or (
+            is_setting = (equals and not set("({") & set(span) and " " not in span.partition("=")[0]) or (
                 "." in key and key.split(".")[0] in tops
             )
             is_file = key.endswith((".py", ".md", ".yaml", ".json", ".jsonl", ".tsv", ".trec"))

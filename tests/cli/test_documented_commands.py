@@ -37,7 +37,7 @@ SCRIPTS = {
 }
 DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 # Placeholders of a reader's own: the command is looked at without them.
-PLACEHOLDER = re.compile(r"\.\.\.|<|\$|^(?:PATH|KEY|COMMAND|FILE)$|=N$|=T$")
+PLACEHOLDER = re.compile(r"\.\.\.|<|\$|^(?:PATH|KEY|COMMAND|FILE)$|=N$|=T$|=$")
 RUN = {"prepare", "check-data", "mine", "score", "compare", "report", "retrieve", "new-encoder", "export", "verify"}
 
 
