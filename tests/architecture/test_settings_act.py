@@ -11,6 +11,7 @@ import pytest
 from dpr.core.errors import ConfigError
 from dpr.core.setting_rules import Condition, Leaf, conditions_of
 from dpr.core.settings import Settings, idle_settings, leaves
+from dpr.export.settings import PushConfig
 from tests.helpers.jobs import LaunchedJob, launched_jobs
 from tests.helpers.needs import away, entries, fulfil, put, spoil
 
@@ -36,7 +37,7 @@ ALWAYS = {
 
 def cases(*, stated: bool) -> Iterator[tuple[LaunchedJob, str]]:
     """The keys of every command that state, or do not state, what they need of another setting of the command."""
-    for job in launched_jobs():
+    for job in (*launched_jobs(), LaunchedJob("push", "", PushConfig)):
         known = leaves(job.config_class())
         for key in known:
             if bool(list(breakable(key, known))) == stated:

@@ -101,9 +101,9 @@ def test_every_documented_command_is_understood(documented: dict[str, list[str]]
     filled, to_object = values.filled, composed.to_object
 
     def stop(real: Callable[..., object]) -> Callable[..., None]:
-        def stopped(*arguments: object) -> None:
+        def stopped(*arguments: object, **options: object) -> None:
             try:
-                real(*arguments)  # checks the values
+                real(*arguments, **options)  # checks the values
             except ConfigError as error:
                 if is_whole and not re.search("does not exist|no such file|lies in", str(error)):
                     raise
