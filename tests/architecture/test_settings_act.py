@@ -17,14 +17,14 @@ from tests.helpers.needs import away, entries, fulfil, put, spoil
 
 ALWAYS = {
     "what the command works on, or writes": "resource resources train_datasets dev_datasets output_dir model_file suite set run "
-    "run_file qa_dataset ctx_src ctx_datasets ctx_datatsets corpus out_file out trec_run_file metrics_file search_folder curve_file folder "
-    "repo qrels",
+    "run_file qa_dataset ctx_src ctx_datasets ctx_datatsets corpus out_file out trec_run_file metrics_file search_folder curve_file "
+    "qrels",
     "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources",
     "where the work is done, and how": "no_cuda rank_timeout_s cluster.kind precision train.precision attention encoder.attention "
     "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards ladder.processes mine.processes",
     "which rules hold, which others refer to": "compat match hybrid indexer.kind ladder.mode ladder.bm25 to encoder_type",
     "how much is done": "n_docs num_questions step questions ladder.rounds ladder.questions ladder.overwrite ladder.plan on_bad_row",
-    "it decides vectors; one that a model states otherwise is refused (test_stated_settings)": "encoder.pooling encoder.projection_dim "
+    "it decides vectors": "encoder.pooling encoder.projection_dim "
     "encoder.normalize encoder.shared encoder.sequence_length encoder.question_length encoder.dpr_trailing_sep encoder.append_eos "
     "encoder.adapter encoder.residual_words encoder.dimensions encoder.pretrained_model_cfg encoder.query_prompt encoder.passage_prompt "
     "encoder.prompts encoder.title_template encoder.plain_apostrophes special_tokens dimensions out_dtype",

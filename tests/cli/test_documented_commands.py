@@ -113,7 +113,7 @@ def test_every_documented_command_is_understood(documented: dict[str, list[str]]
 
     monkeypatch.setattr(values, "filled", stop(filled))
     monkeypatch.setattr(composed, "to_object", stop(to_object))
-    monkeypatch.setattr(composed, "_run_by_hydra", stop(lambda *_: None))
+    monkeypatch.setattr(composed, "_run_by_hydra", stop(lambda *_, **__: None))
     failed = []
     for where, words in documented.items():
         if len(words) < 2 or words[0] in ("doctor", "verify") or "--config-dir" in words or "--config-path" in words:
