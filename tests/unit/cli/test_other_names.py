@@ -51,6 +51,6 @@ def test_group_files_with_the_original_header_are_read(tmp_path: Path) -> None:
 
 def test_the_original_rules_bring_the_original_defaults_unless_others_are_named() -> None:
     assert run("compat=dpr", "train_datasets=a.json")[1].only.train.batch_size == 2
-    assert run("compat=dpr", "dev_datasets=dev.json")[1].only.val_av_rank_start_epoch == 30
+    assert run("compat=dpr", "train_datasets=a.json", "dev_datasets=dev.json")[1].only.val_av_rank_start_epoch == 30
     assert run("compat=dpr", "train=biencoder_nq", "train_datasets=a.json")[1].only.train.batch_size == 16
     assert run("train_datasets=a.json")[1].only.train.batch_size == 32
