@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dpr.core.errors import CheckpointError
+from dpr.core.records import TrainingSample
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, Setting, flat_values, settings
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
 from dpr.formats.training_sets import write_training_set
@@ -124,10 +125,14 @@ BASE = BiEncoderTrainConfig(train_datasets="train.json", dev_datasets="train.jso
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("roles")
     encoder_folder(folder / "encoder")
-    write_training_set(folder / "train.json", make_samples(12))
+    write_training_set(folder / "train.json", [with_teacher(sample) for sample in make_samples(12)])
     trainer(folder, config_of(folder)).train()
     yield folder
     shutil.rmtree(folder)
+
+
+def with_teacher(sample: TrainingSample) -> TrainingSample:
+    return replace(sample, positives=tuple(replace(passage, teacher_score=1.0) for passage in sample.positives))
 
 
 def config_of(folder: Path, key: str = "", value: Any = None) -> BiEncoderTrainConfig:
