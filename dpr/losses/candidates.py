@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import on_device
+from dpr.core.temperature import Temperature
 
 EVERYTHING = slice(None)
 CANDIDATE_RULES = ("distinct", "dpr")
+ONE = Temperature()
 
 # Large enough to vanish in a softmax, small enough that fp32 arithmetic on it stays finite.
 MASKED_SCORE = -1e30
@@ -77,7 +79,7 @@ def find_candidates(
     return Candidates(target, valid & (first[slot_label] == column), masked)
 
 
-def score_matrix(questions: Tensor, contexts: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+def score_matrix(questions: Tensor, contexts: Tensor, temperature: Temperature = ONE) -> Tensor:
     """Dot products divided by the temperature, (B, M), in fp32 at least whatever autocast says."""
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)

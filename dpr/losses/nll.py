@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
+from dpr.core.temperature import Temperature
 from dpr.losses.candidates import CANDIDATE_RULES, score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.losses.rivals import Rivals, columns_in
@@ -37,16 +38,16 @@ class BiEncoderNllLoss(Loss):
         return nll_of_columns(questions, pool.contexts, Rivals(pool.candidates), pool.temperature, max_scores=self.max_scores)
 
 
-def nll_of_columns(questions: Tensor, columns: Tensor, rivals: Rivals, temperature: Tensor | float, *, max_scores: int) -> LossResult:
+def nll_of_columns(questions: Tensor, columns: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int) -> LossResult:
     """-log softmax of each question's target, (B,), among the vectors (M, D) that ``rivals`` lets compete with it."""
     if in_blocks(questions, columns, max_scores):
         return LossResult(*blockwise_nll(questions, columns, rivals, temperature, max_scores=max_scores)[:2])
     return nll_of_scores(score_matrix(questions, columns, temperature), rivals, temperature)
 
 
-def nll_of_scores(scores: Tensor, rivals: Rivals, temperature: Tensor | float) -> LossResult:
+def nll_of_scores(scores: Tensor, rivals: Rivals, temperature: Temperature) -> LossResult:
     """As ``nll_of_columns``, from the scores (B, M), which are changed."""
-    scores = rivals.weighed(rivals.mask_(scores), temperature)
+    scores = rivals.weighed(rivals.mask_(scores), temperature.constant())
     losses = torch.nn.functional.cross_entropy(scores, rivals.target, reduction="none")
     return LossResult(losses, (scores.argmax(dim=1) == rivals.target).sum())
 
@@ -129,7 +130,7 @@ def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
 
 
 def blockwise_nll(
-    questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Tensor | float, *, max_scores: int
+    questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-log softmax(target) of each question, (B,), the number of questions that rank it first, and the highest score of each, (B,).
 
@@ -138,10 +139,7 @@ def blockwise_nll(
     """
     with torch.autocast(questions.device.type, enabled=False):
         dtype = torch.promote_types(questions.dtype, torch.float32)
-        if isinstance(temperature, Tensor):
-            divisor = temperature.to(questions.device, dtype)
-        else:  # filled on the device: a copy to it would wait for all work under way
-            divisor = questions.new_full((), temperature, dtype=dtype)
+        questions = questions.to(dtype)
         size = block_size(questions, max_scores)
-        losses, num_correct, best = _BlockwiseNll.apply(questions.to(dtype), contexts.to(dtype), divisor, rivals, size)
+        losses, num_correct, best = _BlockwiseNll.apply(questions, contexts.to(dtype), temperature.like(questions), rivals, size)
     return losses, num_correct, best

@@ -122,7 +122,7 @@ class Objective(Loss):
         ceiling = None
         if settings.false_negative_margin is not None:
             positive_scores = scores.detach().gather(1, candidates.target[:, None])[:, 0]
-            ceiling = positive_scores + settings.false_negative_margin / _constant(pool.temperature)
+            ceiling = positive_scores + settings.false_negative_margin / pool.temperature.constant()
         rivals = Rivals(candidates, ceiling, hardness=settings.hardness)
         if settings.positives == "one":
             return nll_of_scores(scores, rivals, pool.temperature)
@@ -144,11 +144,7 @@ class Objective(Loss):
             return None
         dtype = torch.promote_types(one.dtype, torch.float32)
         scores = torch.einsum("bd,bd->b", one.detach().to(dtype), other.detach().to(dtype))
-        return (scores + margin) / _constant(pool.temperature)
-
-
-def _constant(temperature: Tensor | float) -> Tensor | float:
-    return temperature.detach() if isinstance(temperature, Tensor) else temperature
+        return (scores + margin) / pool.temperature.constant()
 
 
 def _sum(terms: list[Tensor]) -> Tensor:

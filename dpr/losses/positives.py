@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from dpr.core.temperature import Temperature
 from dpr.losses.candidates import MASKED_SCORE, score_matrix
 from dpr.losses.nll import blockwise_nll, in_blocks
 from dpr.losses.protocol import LossResult
@@ -18,7 +19,7 @@ from dpr.losses.rivals import Rivals
 
 
 def positives_of_columns(
-    kind: str, questions: Tensor, columns: Tensor, rivals: Rivals, others: Tensor, temperature: Tensor | float, *, max_scores: int
+    kind: str, questions: Tensor, columns: Tensor, rivals: Rivals, others: Tensor, temperature: Temperature, *, max_scores: int
 ) -> LossResult:
     """The loss of all positives of each question, (B,): its target and ``others`` (B, K), columns of the vectors (M, D), M where none.
 
@@ -34,13 +35,13 @@ def positives_of_columns(
     return _combined(kind, log_sum, best, scores, wanted < len(columns))
 
 
-def positives_of_scores(kind: str, scores: Tensor, rivals: Rivals, others: Tensor, temperature: Tensor | float) -> LossResult:
+def positives_of_scores(kind: str, scores: Tensor, rivals: Rivals, others: Tensor, temperature: Temperature) -> LossResult:
     """As ``positives_of_columns``, from the scores (B, M)."""
     size = scores.shape[1]
     wanted, negatives = _split(rivals, others, size)
     positive_scores = scores.gather(1, wanted.clamp(max=size - 1))
     # A copy, because backward of the positives' scores reads what they were taken from.
-    scores = negatives.weighed(negatives.mask_(scores.clone()), temperature)
+    scores = negatives.weighed(negatives.mask_(scores.clone()), temperature.constant())
     return _combined(kind, scores.logsumexp(1), scores.detach().amax(1), positive_scores, wanted < size)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
+from dpr.core.temperature import Temperature
 from dpr.losses.candidates import Candidates
 
 CONTEXTS, QUESTIONS, KNOWN_POSITIVES = "contexts", "questions", "known_positives"
@@ -23,16 +24,17 @@ class Pool:
     """What this rank's questions are judged against.
 
     ``contexts`` (M, D) are the vectors of all ranks' context slots in rank order, with gradient; ``candidates`` says which of these columns
-    count for which of this rank's questions, and ``temperature`` divides scores. ``questions`` (Q, D) are all ranks' question vectors.
-    ``own_contexts`` and ``own_questions`` are the rows of this rank. What ``Loss.needs`` does not name is this rank's alone, N slots or
-    B questions; all filled slots are then candidates, and a loss may compare a question with its own slots only, since the others depend
-    on the number of ranks. ``ids`` (M, 2) are judgement identities, on the host. ``known_positives`` (Q, K, 3) are the identities of the
-    passages known to answer each question, with 1 in the last column or 0 where there are fewer than K, on the host; None if not needed.
+    count for which of this rank's questions; ``scores / pool.temperature`` are logits. ``questions`` (Q, D) are all ranks' question
+    vectors. ``own_contexts`` and ``own_questions`` are the rows of this rank. What ``Loss.needs`` does not name is this rank's alone, N
+    slots or B questions; all filled slots are then candidates, and a loss may compare a question with its own slots only, since the others
+    depend on the number of ranks. ``ids`` (M, 2) are judgement identities, on the host. ``known_positives`` (Q, K, 3) are the identities of
+    the passages known to answer each question, with 1 in the last column or 0 where there are fewer than K, on the host; None if not
+    needed.
     """
 
     contexts: Tensor
     candidates: Candidates
-    temperature: Tensor | float
+    temperature: Temperature
     questions: Tensor
     own_contexts: slice
     own_questions: slice

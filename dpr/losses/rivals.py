@@ -57,11 +57,10 @@ class Rivals:
         return scores
 
     def weighed(self, scores: Tensor, temperature: Tensor | float, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> Tensor:
-        """The scores with the logarithm of each rival's weight added; it is a constant to the gradient."""
+        """The scores with the logarithm of each rival's weight added, which is a constant to the gradient, as ``temperature`` must be."""
         if not self.hardness:
             return scores
-        factor = self.hardness * (temperature.detach() if isinstance(temperature, Tensor) else temperature)
-        return scores + factor * self._without_target(scores.detach(), rows, columns)
+        return scores + self.hardness * temperature * self._without_target(scores.detach(), rows, columns)
 
     def _without_target(self, values: Tensor, rows: slice, columns: slice) -> Tensor:
         """``values`` with 0, or False, at each question's target."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger
+from dpr.core.temperature import Temperature
 from dpr.losses.distillation import kl_divergence, margin_mse
 from dpr.losses.own_slots import own_positive
 from dpr.losses.settings import DistillationSettings
@@ -25,7 +26,7 @@ class Teacher:
     def __init__(self, settings: DistillationSettings) -> None:
         self.settings, self._has_warned, self._num_without = settings, False, 0
 
-    def __call__(self, scores: Tensor, temperature: Tensor | float, batch: BiEncoderBatch) -> Tensor:
+    def __call__(self, scores: Tensor, temperature: Temperature, batch: BiEncoderBatch) -> Tensor:
         """Of each question, (B,), from its scores for its own slots, (B, n), which no temperature divides yet."""
         settings = self.settings
         found = batch.teacher_scores if batch.teacher_scores is not None else torch.full((scores.numel(),), torch.nan)

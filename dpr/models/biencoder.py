@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
 from dpr.core.sharded import own_part, placed_like, whole
+from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, check_start, is_stored, update_digest
@@ -32,11 +33,11 @@ from dpr.storage.durable import durable_folder
 
 
 class BiEncoderVectors(NamedTuple):
-    """``questions`` (B, D), ``contexts`` (C, D), ``temperature``: () with gradient when it is learned."""
+    """``questions`` (B, D), ``contexts`` (C, D), and the ``temperature`` of their scores."""
 
     questions: Tensor
     contexts: Tensor
-    temperature: Tensor | float
+    temperature: Temperature
 
 
 class BiEncoder(TextEncoding):
@@ -55,11 +56,9 @@ class BiEncoder(TextEncoding):
         self.ctx_model = ctx_model
         self.tensorizer, self.settings = tensorizer, settings
         options = options or TowerOptions()
-        self._temperature = 1.0 if options.temperature is None else options.temperature
-        self.options = replace(options, temperature=self._temperature)
-        self.log_temperature: nn.Parameter | None = None
-        if self.options.learn_temperature:
-            self.log_temperature = nn.Parameter(torch.tensor(self._temperature).log())
+        temperature = 1.0 if options.temperature is None else options.temperature
+        self.options = replace(options, temperature=temperature)
+        self.log_temperature = nn.Parameter(torch.tensor(temperature).log()) if options.learn_temperature else None
         self.stored_temperature: float | None = None
         """The temperature in the checkpoint that it was loaded from, if that stores one."""
         if self.options.fix_ctx_encoder:
@@ -123,9 +122,11 @@ class BiEncoder(TextEncoding):
         return [tower for tower in self.towers if any(parameter.requires_grad for parameter in tower.parameters())]
 
     @property
-    def temperature(self) -> Tensor | float:
-        """Losses and validations divide scores by it: () with gradient when it is learned."""
-        return self._temperature if self.log_temperature is None else own_part(self.log_temperature).exp()
+    def temperature(self) -> Temperature:
+        """Losses and validations divide scores by it."""
+        if self.log_temperature is not None:
+            return Temperature(own_part(self.log_temperature).exp())
+        return Temperature() if self.options.temperature is None else Temperature(self.options.temperature)
 
     @property
     def similarity(self) -> str:
@@ -162,7 +163,7 @@ class BiEncoder(TextEncoding):
         """
         current = self.weights()
         if self.log_temperature is None and "log_temperature" in weights:
-            self._temperature = float(weights["log_temperature"].exp())
+            self.options = replace(self.options, temperature=float(weights["log_temperature"].exp()))
             weights = {name: tensor for name, tensor in weights.items() if name != "log_temperature"}
         elif self.log_temperature is not None and "log_temperature" not in weights:
             weights = weights | {"log_temperature": current["log_temperature"]}

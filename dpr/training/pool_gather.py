@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, largest_over_ranks, start_gather
+from dpr.core.temperature import Temperature
 from dpr.losses.candidates import find_candidates
 from dpr.losses.protocol import CONTEXTS, KNOWN_POSITIVES, QUESTIONS, Loss, Pool
 
@@ -59,7 +60,7 @@ class PoolGather:
         """Sends the vectors of the slots (N, D)."""
         self._vectors = self._sent(slots, CONTEXTS)
 
-    def pool(self, questions: Tensor, temperature: Tensor | float) -> Pool:
+    def pool(self, questions: Tensor, temperature: Temperature) -> Pool:
         """The pool of this rank's question vectors (B, D)."""
         assert self._vectors is not None, "the vectors were not started"
         batch, pending = self._batch, self._sent(questions, QUESTIONS)

@@ -13,6 +13,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, average_gradients
 from dpr.core.errors import ConfigError
 from dpr.core.precision import autocast
+from dpr.core.temperature import Temperature
 from dpr.losses.protocol import Loss, LossResult
 from dpr.models.biencoder import BiEncoderVectors
 from dpr.training.pool_gather import PoolGather
@@ -41,7 +42,7 @@ class Step(ABC):
         """``num_pools`` pools make up the optimizer step; gradients are averaged over ranks with the last."""
 
 
-def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, temperature: Tensor | float) -> LossResult:
+def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, temperature: Temperature) -> LossResult:
     """The loss of this rank's question vectors (B, D) in the pool that all ranks make up.
 
     Raises:
@@ -54,8 +55,7 @@ def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncode
         name = type(loss).__name__
         found = f"losses of shape {tuple(result.losses.shape)}" if isinstance(result, LossResult) else f"a {type(result).__name__}"
         raise ConfigError(f"the loss {name} returned {found}; expected a LossResult with one loss per question, ({len(batch)},)")
-    # A learned temperature gets a gradient from any loss, be it zero: data-parallel training would wait for a missing one for ever.
-    return result._replace(losses=result.losses + 0.0 * temperature) if isinstance(temperature, Tensor) else result
+    return result._replace(losses=temperature.touched_by(result.losses))
 
 
 def objective_share(result: LossResult, batch: BiEncoderBatch, num_pools: int) -> Tensor:

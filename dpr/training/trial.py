@@ -44,7 +44,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def total(vectors: BiEncoderVectors) -> Tensor:
     """A sum of all outputs of the model."""
-    return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature
+    return vectors.questions.sum() + vectors.contexts.sum() + vectors.temperature.value
 
 
 def freeze_unneeded(model: BiEncoder, *, precision: str = "fp32") -> None:

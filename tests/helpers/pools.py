@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dpr.core.temperature import Temperature
 from dpr.losses.candidates import find_candidates
 from dpr.losses.protocol import Pool
 
@@ -26,4 +27,4 @@ def make_pool(
     nothing = torch.zeros(len(positive_idx), 0, 2, dtype=torch.int64), torch.zeros(len(positive_idx), 0, dtype=torch.bool)
     candidates = find_candidates(rule, positive_idx, valid, ids, *(known or nothing))
     everything = slice(0, size), slice(0, len(positive_idx))
-    return Pool(contexts, candidates, temperature, contexts.new_zeros(len(positive_idx), contexts.shape[1]), *everything, ids)
+    return Pool(contexts, candidates, Temperature(temperature), contexts.new_zeros(len(positive_idx), contexts.shape[1]), *everything, ids)

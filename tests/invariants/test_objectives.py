@@ -151,7 +151,7 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     model = make_model(folder, name, packed=False)
     batch = pool_batch(model, name, 0, 1)
     vectors = model(batch.questions, batch.contexts)
-    pool = PlainPool(vectors.questions, vectors.contexts[batch.context_row], batch, vectors.temperature, model.settings.normalize)
+    pool = PlainPool(vectors.questions, vectors.contexts[batch.context_row], batch, vectors.temperature.value, model.settings.normalize)
     if "guide" in OBJECTIVES[name]:
         found = HandMadeGuide().vectors(batch.context_ids)
         pool.guide = {key: vector for key, vector in zip(pool.keys, found, strict=True) if vector.any()}

@@ -14,6 +14,7 @@ from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import current_ranks, gather_uneven_rows, sum_over_ranks
 from dpr.core.errors import ConfigError
 from dpr.core.precision import autocast
+from dpr.core.temperature import Temperature
 from dpr.data.collator import Collator, Identity, SetOptions, as_encoded, identity_table, judgement_identity
 from dpr.data.loader import data_row
 from dpr.data.negatives import AnyPassage
@@ -122,13 +123,13 @@ class NllValidation(DevSetValidation):
             questions = self._encode(model, batch.questions, dev.options.encoder_type or "question")
             contexts = self._encode(model, batch.contexts, dev.options.encoder_type or "ctx")
             own = slice(mine.start * collator.width, mine.stop * collator.width)
-            pool = self._pool(batch, questions, contexts[batch.context_row], own, float(model.temperature))
+            pool = self._pool(batch, questions, contexts[batch.context_row], own, Temperature(float(model.temperature)))
             result = BiEncoderNllLoss()(questions, pool)
             found = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *self._user_sums(questions, pool)]
             sums += torch.stack([value.to(sums.device, torch.float64) for value in found])
         return sum_over_ranks(sums)
 
-    def _pool(self, batch: BiEncoderBatch, questions: Tensor, slots: Tensor, own: slice, temperature: float) -> Pool:
+    def _pool(self, batch: BiEncoderBatch, questions: Tensor, slots: Tensor, own: slice, temperature: Temperature) -> Pool:
         """The pool of all ranks' slots; ranks may hold different numbers of them."""
         ids, valid = gather_uneven_rows(batch.context_ids), gather_uneven_rows(batch.context_valid)
         known = batch.known_positive_ids, batch.known_positive_valid

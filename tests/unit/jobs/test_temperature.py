@@ -71,7 +71,7 @@ def test_a_stated_temperature_that_differs_is_used_and_told(
 ) -> None:
     config = config_of(folder, temperature=stated)
     config.model_file = str(trained[kind][0])
-    assert build_model(config).temperature == stated
+    assert float(build_model(config).temperature) == stated
     assert (WARNED in caplog.text) == is_told
 
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_without_a_temperature_has_1_as_before_and_a_damaged_one_is
     try:
         for value, found in ((None, 1.0), (2, 2.0)):
             file.write_text(json.dumps(json.loads(text) | {"temperature": value}))
-            assert build_model(config).temperature == found
+            assert float(build_model(config).temperature) == found
         for wrong in (0, -1.0, "1", True, [1.0]):
             file.write_text(json.dumps(json.loads(text) | {"temperature": wrong}))
             with pytest.raises(CheckpointError, match=r"encoder_settings\.json.*temperature is"):
