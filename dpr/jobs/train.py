@@ -26,6 +26,7 @@ from dpr.jobs.export_best import check_formats, check_model, export_best
 from dpr.jobs.renewal import Opened, RenewNegatives, searching_entry
 from dpr.jobs.sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
+from dpr.models.backbones import is_without_weights
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.pretrained import read_config
 from dpr.models.sentence_transformers import MODULES
@@ -126,7 +127,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             message = "loss.temperature=%g is used, but %s was trained with %.6g; leave it out to use that of the model"
             logger.warning(message, stated, config.model_file, stored)
         return model
-    _check_kind(encoder)
+    _check_kind(config.init, encoder)
     return BiEncoder.from_pretrained(
         encoder.pretrained_model_cfg,
         settings,
@@ -156,9 +157,11 @@ def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> 
             raise ConfigError(f"encoder.{name}={given}, but {source} has {stored}; leave it out, a model keeps its own")
 
 
-def _check_kind(encoder: TowerSettings) -> None:
-    """What is asked to be a static encoder must be one: it learns at rates that would ruin any other."""
+def _check_kind(init: str | None, encoder: TowerSettings) -> None:
+    """Weights that are asked for must be there; so must a static encoder, since it learns at rates that would ruin any other."""
     folder = Path(encoder.pretrained_model_cfg)
+    if init == "weights" and is_without_weights(folder):
+        raise ConfigError(f"init=weights, but encoder.pretrained_model_cfg={folder} has none (dpr new-encoder writes none); leave init out")
     if encoder.encoder_model_type == "static" and not ((folder / "config.json").is_file() and read_config(folder).model_type == "static"):
         raise ConfigError(
             f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static encoder; make one with "

@@ -19,16 +19,15 @@ from dpr.core.sharded import own_part, placed_like, whole
 from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.models.adapters import BaseModel, check_start, is_stored, update_digest
+from dpr.models.adapters import BaseModel, is_stored, update_digest
 from dpr.models.backbones import check_vocabulary, check_weights, distinct_weights, load_backbone
 from dpr.models.encoder import Encoder
 from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
 from dpr.models.encoding import TextEncoding
-from dpr.models.parts import new_tensorizer
+from dpr.models.parts import build_towers, new_tensorizer
 from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
-from dpr.models.towers import build_towers, stored_towers
 from dpr.storage.durable import durable_folder
 
 
@@ -220,27 +219,13 @@ class BiEncoder(TextEncoding):
             CheckpointError: there is no checkpoint, it is damaged, or its weights do not fit its config.
             ConfigError: ``text`` is not what the model was trained with.
         """
-        if (source := Path(path)).is_file():  # of the original DPR: models of this toolkit and of Hugging Face are folders
-            of_file: dict[str, Any] = {"pretrained_model_cfg": pretrained_model_cfg, "special_tokens": special_tokens}
-            from dpr.models.dpr_checkpoint import read_model_parts  # pickles of the original; few models are
+        from dpr.models.model_folders import open_model  # readers of every library's folders
 
-            parts = read_model_parts(source, **of_file, trailing_sep=trailing_sep)
-        else:
-            source = checkpoints.resolve_checkpoint(Path(path))
-            from dpr.models.model_folders import read_folder_parts  # folders of every library; a new model needs none
-
-            parts = read_folder_parts(source, path, settings or EncoderSettings(), pretrained_model_cfg)
-        check_start(settings, parts.settings)
-        settings, options, weights = parts.present(text, path), options or TowerOptions(), dict(parts.weights)
-        stored = parts.learned_temperature or parts.temperature
-        if options.temperature is None:
-            options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
-        else:
-            weights.pop("log_temperature", None)
-        towers = stored_towers(parts, settings, options, source=source, base=pretrained_model_cfg, dropout=dropout)
-        model = cls(*towers, parts.tensorizer, settings, options)
-        model.load_weights(weights, source=source)
-        model.stored_temperature = stored
+        of_file: dict[str, Any] = {"special_tokens": special_tokens, "trailing_sep": trailing_sep}
+        opened = open_model(Path(path), settings, options, text=text, dropout=dropout, base=pretrained_model_cfg, **of_file)
+        model = cls(*opened.towers, opened.tensorizer, opened.settings, opened.options)
+        model.load_weights(opened.weights, source=opened.source)
+        model.stored_temperature = opened.temperature
         return model.to(device or "cpu").eval()
 
     @classmethod

@@ -1,33 +1,41 @@
-"""Model folders as the parts of a bi-encoder: checkpoints of the toolkit, Hugging Face and sentence-transformers folders.
+"""Which file or folder is what, and a bi-encoder made of it: checkpoints of the toolkit and of the original DPR, folders of Hugging Face,
+sentence-transformers and peft.
 
 What a folder states wins over settings. Code in a folder is never run, and pickled weights are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpr.core.errors import CheckpointError, ConfigError, InputError
+from torch import Tensor, nn
+
+from dpr.core.errors import CheckpointError, ConfigError, DprError, InputError
 from dpr.core.settings import part_of
 from dpr.data.presentation import SPACED_TITLE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.formats.json_records import describe
-from dpr.models.adapters import BaseModel
+from dpr.models.adapters import BaseModel, check_start, load_base
+from dpr.models.backbones import backbone_from_config
+from dpr.models.dpr_checkpoint import read_model_parts
+from dpr.models.encoder import Encoder
 from dpr.models.foreign_towers import ForeignTower, backbone_tower, joined, marks_segments
 from dpr.models.hugging_face_dpr import EXPECTED as DPR_EXPECTED
 from dpr.models.hugging_face_dpr import dpr_towers, is_dpr, is_dpr_pair
-from dpr.models.parts import ModelParts
+from dpr.models.parts import ModelParts, build_towers
 from dpr.models.peft_folders import adapter_folders, adapter_towers
 from dpr.models.pooling import POOLINGS, is_user_defined
 from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
 from dpr.models.projections import projected
 from dpr.models.sentence_transformers import MODULES, SIDES, STATIC, Tower, described_settings, read_towers, stated_length, tokenizer_length
-from dpr.models.settings import EncoderSettings
+from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
 from dpr.models.static_folders import static_tower
 
 EXPECTED = (
@@ -36,12 +44,62 @@ EXPECTED = (
 )
 
 
-def read_folder_parts(folder: Path, given: str | Path, settings: EncoderSettings, base: str | None = None) -> ModelParts:
-    """The model in a folder; ``settings`` state what a third-party folder does not, ``base`` the model that its adapters belong to.
+class OpenedModel(NamedTuple):
+    """What ``BiEncoder`` is made with, and the stored ``weights`` that its towers do not have yet; ``temperature`` is the stored one."""
+
+    towers: tuple[Encoder, Encoder]
+    tensorizer: Tensorizer
+    settings: EncoderSettings
+    options: TowerOptions
+    weights: dict[str, Tensor]
+    source: Path
+    temperature: float | None
+
+
+def open_model(
+    path: Path,
+    settings: EncoderSettings | None,
+    options: TowerOptions | None,
+    *,
+    text: GivenTextSettings | None,
+    dropout: float | None,
+    base: str | None,
+    special_tokens: Sequence[str],
+    trailing_sep: bool,
+) -> OpenedModel:
+    """A stored model; the arguments are those of ``BiEncoder.load``, ``base`` its ``pretrained_model_cfg``.
 
     Raises:
         CheckpointError: there is none, or it is invalid.
+        ConfigError: ``text`` is not what the model was trained with, or ``settings`` ask for adapters that it does not have.
     """
+    if path.is_file():  # of the original DPR: models of this toolkit and of other libraries are folders
+        source, parts = path, read_model_parts(path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep)
+    else:
+        source = checkpoints.resolve_checkpoint(path)
+        parts = _folder_parts(source, path, settings or EncoderSettings(), base)
+    check_start(settings, parts.settings)
+    settings, options, weights = parts.present(text, path), options or TowerOptions(), dict(parts.weights)
+    stored = parts.learned_temperature or parts.temperature
+    if options.temperature is None:
+        options = replace(options, temperature=parts.temperature if options.learn_temperature else stored)
+    else:
+        weights.pop("log_temperature", None)
+    make: Callable[..., nn.Module] = partial(backbone_from_config, parts.config)
+    if parts.base is not None:
+        make = partial(load_base, parts.base, source, base)
+    make = partial(make, dropout=dropout, attention_dropout=options.attention_dropout)
+    try:
+        towers = build_towers(make, settings, options, parts.base or BaseModel(str(source), ""))
+    except DprError:
+        raise
+    except Exception as error:  # model classes raise anything for an inconsistent config
+        raise CheckpointError(f"its config makes no model ({type(error).__name__}: {str(error)[:200]})", file=source) from error
+    return OpenedModel(towers, parts.tensorizer, settings, options, weights, source, stored)
+
+
+def _folder_parts(folder: Path, given: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
+    """The model in a folder; ``settings`` state what a third-party folder does not, ``base`` the model that its adapters belong to."""
     try:
         if checkpoints.is_checkpoint(folder):
             return _checkpoint_parts(folder, settings.pooling)
@@ -96,7 +154,7 @@ def _tensorizer(folder: Path, settings: EncoderSettings) -> Tensorizer:
 
 
 def _temperature(value: Any, file: Path) -> float | None:
-    if value is not None and not (type(value) in (int, float) and 0 < value < float("inf")):
+    if value is not None and not (type(value) in (int, float) and 0 < value <= sys.float_info.max):
         raise CheckpointError(f"temperature is {describe(value)}", file=file, expected="a finite number above 0")
     return None if value is None else float(value)
 

@@ -1,19 +1,21 @@
-"""What a bi-encoder is made of, as the readers of files and folders return it."""
+"""What a bi-encoder is made of, as the readers of files and folders return it, and its towers and tensorizer made of that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpr.core.settings import part_of
 from dpr.data.presentation import SPACED_TITLE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.models.adapters import BaseModel
-from dpr.models.settings import EncoderSettings, GivenTextSettings
+from dpr.models.adapters import BaseModel, add_adapters
+from dpr.models.encoder import Encoder
+from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
 
 
 class ModelParts(NamedTuple):
@@ -72,3 +74,22 @@ def new_tensorizer(
     if settings.pooling == "last":
         tensorizer.check_end_token()
     return tensorizer, present(tensorizer, settings)
+
+
+def build_towers(
+    make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
+) -> tuple[Encoder, Encoder]:
+    """The question and the context tower, which are the same object if shared. ``base`` is what ``make_backbone`` loads."""
+    names = ("pooling", "projection_dim", "projection_activation", "normalize", "residual_words", "dimensions")
+    made_as: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    make_tower: Callable[..., Encoder] = partial(Encoder, **made_as, packed=options.packed, attention=options.attention)
+    if settings.adapter != "none":
+        backbone = make_backbone()
+        adapters = add_adapters(backbone, base, settings, options)
+        towers = [make_tower(backbone, adapter=adapters[0])]
+        towers += [make_tower(backbone, adapter=adapter, fast=towers[0].fast) for adapter in adapters[1:]]
+    else:
+        # All backbones before the projections: random weights are drawn in this order.
+        backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
+        towers = [make_tower(backbone) for backbone in backbones]
+    return towers[0], towers[-1]

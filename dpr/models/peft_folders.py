@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def _tower(folder: Path, given: str | None) -> ForeignTower:
     layers, weights = _weights(folder)
     ranks = {tensor.shape[0] for name, tensor in weights.items() if name.endswith("lora_A.weight")}
     rank, alpha = stated.get("r"), stated.get("lora_alpha")
-    if type(rank) is not int or ranks != {rank} or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= sys.float_info.max
+    if type(rank) is not int or ranks != {rank} or not is_number:
         found = f"r is {describe(rank)} and lora_alpha {describe(alpha)}"
         raise CheckpointError(found, file=folder / _CONFIG, expected=f"numbers; the weights have rank {sorted(ranks)}")
     name = given or stated.get("base_model_name_or_path")
@@ -78,7 +80,7 @@ def _tower(folder: Path, given: str | None) -> ForeignTower:
     settings = {
         "adapter": "lora",
         "lora_rank": rank,
-        "lora_alpha": float(alpha) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
+        "lora_alpha": float(stated["lora_alpha"]) * (math.sqrt(rank) if stated.get("use_rslora") else 1.0),
         "lora_targets": ",".join(sorted({layer.rpartition(".")[2] for layer in layers})),
     }
     return ForeignTower(folder, backbone.config, tokenizer, weights, *backbone_facts(backbone), settings, BaseModel(name, ""))

@@ -20,9 +20,10 @@ from dpr.jobs import embed, train
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import EncoderSettings
 from dpr.models.settings import GivenTextSettings
+from dpr.storage.durable import write_manifest
 from dpr.training.command_settings import BiEncoderTrainConfig
 from tests.helpers.jobs import search
-from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples
+from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder, make_samples, tiny_model
 
 PASSAGES = [Passage(" ".join(WORDS[start : start + 5 + start]), "ba be" if start % 2 else "", f"p{start}") for start in range(6)]
 POOLING = {
@@ -159,6 +160,16 @@ def test_what_would_give_other_vectors_is_refused(tmp_path: Path, modules: list[
 def test_a_projection_that_nobody_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="projection_dim=4"):
         BiEncoder.load(written(tmp_path / "hf"), settings=EncoderSettings(projection_dim=4))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1" + 400 * "0", "true", '"1"'])
+def test_a_temperature_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
+    tiny_model(tmp_path / "bert").save(tmp_path / "model")
+    file = tmp_path / "model" / "encoder_settings.json"
+    file.write_text(file.read_text().replace('"temperature": 1.0', f'"temperature": {value}'))
+    write_manifest(tmp_path / "model", {})
+    with pytest.raises(CheckpointError, match=r"encoder_settings.json: .*expected a finite number above 0"):
+        BiEncoder.load(tmp_path / "model")
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:

@@ -77,6 +77,15 @@ def test_other_adapters_are_refused(tmp_path: Path, options: dict[str, Any], mes
         BiEncoder.load(tmp_path / "adapter")
 
 
+@pytest.mark.parametrize("value", [str(10**400), "true", '"7"', "null"])
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, value: str) -> None:
+    adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(file.read_text().replace('"lora_alpha": 7', f'"lora_alpha": {value}'))
+    with pytest.raises(CheckpointError, match=r"and lora_alpha .*, expected numbers"):
+        BiEncoder.load(tmp_path / "adapter")
+
+
 def test_the_base_is_sought_where_the_folder_or_the_command_says(tmp_path: Path) -> None:
     adapted(tmp_path).save_pretrained(str(tmp_path / "adapter"))
     expected = BiEncoder.load(tmp_path / "adapter").encode_questions(TEXTS)
