@@ -25,8 +25,7 @@ from dpr.embedding import job
 from dpr.embedding.chunks import Chunk
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats.shard_groups import Metadata
-from dpr.formats.vector_shards import VectorShardWriter, open_shards
+from dpr.formats.vector_shards import Metadata, VectorShardWriter, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder

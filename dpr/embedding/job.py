@@ -81,7 +81,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     def look() -> None:
         opened.append(make_writer())
         if not opened[0].is_complete():
-            flags[[*set(range(num_chunks)) - opened[0].finished_chunks(), num_chunks]] = 1
+            flags[[*set(range(num_chunks)) - opened[0].finished_steps(), num_chunks]] = 1
 
     on_main(look)  # rank 0 alone creates the folder and verifies what is there
     flags = sum_over_ranks(flags)
@@ -163,7 +163,7 @@ def _embed_chunks(
                 if turn < len(mine):
                     chunk = next(prepared)
                     # What was read from a file that changes belongs neither to the old corpus nor to the new one.
-                    if source.identity()["corpus_fingerprint"] != writer.metadata["corpus_fingerprint"]:
+                    if source.identity()["corpus_fingerprint"] != writer.provenance["corpus_fingerprint"]:
                         hint = "finish writing it, choose another out_file, rerun"
                         raise InputError("has changed while it was embedded", file=source.file, hint=hint)
                     vectors = encode_within_memory(model, chunk.tokens, budget, **options)

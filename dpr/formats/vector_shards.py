@@ -12,6 +12,7 @@ Several processes may write different chunks of one shard at the same time; one 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -29,64 +30,60 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
 from dpr.formats.arrays import DTYPES, PackedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
-from dpr.formats.shard_groups import Metadata, are_rows_of_one_corpus, checked_metadata, require_compatible
+from dpr.formats.json_records import describe
 from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
-from dpr.storage.durable import (
-    MANIFEST,
-    describe_file,
-    durable_file,
-    read_json,
-    read_manifest,
-    verify_folder,
-    write_json,
-    write_manifest,
-    writing,
-)
-from dpr.storage.leftovers import remove_leftovers
+from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
+from dpr.storage.steps import StepsInAnyOrder
 
 _UNFINISHED = "shard.json"
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")
-_MARKER = re.compile(r"chunk-(\d{5,})\.json")
-_COUNTS = ("num_vectors", "num_chunks")
 _DECODED_ROWS = 8192
 _PLAIN_ROWS = 65536
-_KEPT = "rerun the same command where it can be written; finished chunks are kept"
+
+Metadata = dict[str, str | int | float | bool]
+
+_TEXTS = ("model_fingerprint", "settings_fingerprint", "encoder_type", "similarity", "precision", "dtype")
+_TYPES: dict[str, type] = {
+    **dict.fromkeys((*_TEXTS, "corpus", "corpus_fingerprint", "id_prefix", "passage_prefix", "made_from_sha256"), str),
+    **dict.fromkeys(("num_vectors", "num_chunks", "dimension", "shard_id", "num_shards", "first_row", "end_row", "chunk_size"), int),
+    **dict.fromkeys(("id_col", "text_col", "title_col"), int),
+    "normalize": bool,
+}
+_MUST_AGREE = {
+    "model_fingerprint": "made with another model",
+    "settings_fingerprint": "made with other tokenizer or encoder settings",
+    "encoder_type": "made with the other tower",
+    "similarity": "made for another similarity",
+    "dimension": "of another dimension",
+}
+_OF_CORPUS = ("corpus", "corpus_fingerprint", "id_prefix", "num_shards")
+_OF_IDS = ("corpus_fingerprint", "id_col", "id_prefix")
 
 
-class VectorShardWriter:
+class VectorShardWriter(StepsInAnyOrder):
     """Writes one shard, chunk by chunk, in any order; resumes what an earlier, killed writer of the same metadata left.
 
     A finished shard is verified first; a damaged one becomes unfinished again, and its damaged chunks have to be rewritten.
 
     Raises:
-        InputError: ``target`` holds a shard with other metadata (the message names the difference), or something else.
+        InputError: ``folder`` holds a shard with other metadata (the message names the difference), or something else.
     """
 
-    def __init__(self, target: Path, *, metadata: Metadata, dimension: int, dtype: str = "float32") -> None:
+    claim, step, counts = _UNFINISHED, "chunk", ("num_vectors", "num_chunks")
+    contents, rename = "vectors", "choose another out_file"
+
+    def __init__(self, folder: Path, *, metadata: Metadata, dimension: int, dtype: str = "float32") -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r}: vectors are stored as {', '.join(DTYPES)}")
-        self.target = Path(target)
-        self.dtype = dtype
-        self.dimension = dimension
-        self.metadata: Metadata = {**metadata, "dimension": dimension, "dtype": dtype}
-        with writing(self.target, hint=_KEPT):
-            self._open()
+        self.dimension, self.dtype = dimension, dtype
+        super().__init__(folder, {**metadata, "dimension": dimension, "dtype": dtype})
+        if self.is_complete() and verify_folder(folder):
+            self._reopen()
 
-    def is_complete(self) -> bool:
-        """Whether the shard is finished. Its files were verified when the writer was made."""
-        return (self.target / MANIFEST).is_file()
-
-    def finished_chunks(self) -> set[int]:
-        """Numbers of the chunks whose files are as they were written; all others have to be written (again)."""
-        return {number for number, files in self._entries().items() if self._is_intact(number, files)}
-
-    def _is_intact(self, number: int, files: dict[str, Any]) -> bool:
-        try:
-            return set(files) == set(_files(self.dtype, number)) and all(describe_file(self.target / name) == files[name] for name in files)
-        except OSError:
-            return False
+    def files_of(self, number: int) -> list[str]:
+        return _files(self.dtype, number)
 
     def write_chunk(self, number: int, ids: list[str], vectors: np.ndarray) -> None:
         """Stores a chunk durably: ``vectors`` (n, D), one id per row.
@@ -102,26 +99,19 @@ class VectorShardWriter:
             if count := int(rows.sum()):
                 first = ", ".join(ids[row] for row in np.flatnonzero(rows)[:5])
                 found = f"chunk {number}: {count} of {len(ids)} vectors are {what}, first ids: {first}"
-                raise InputError(found, file=self.target, hint="check the model; out_dtype=float32 holds larger numbers than float16")
+                raise InputError(found, file=self.folder, hint="check the model; out_dtype=float32 holds larger numbers than float16")
         encoded = [key.encode() for key in ids]
         if any(not 0 < len(key) <= MAX_ID_BYTES or b"\0" in key for key in encoded):
             found = f"chunk {number}: an id is empty, longer than {MAX_ID_BYTES} bytes, or holds a NUL character"
-            raise InputError(found, file=self.target)
+            raise InputError(found, file=self.folder)
         if len(set(ids)) != len(ids):
             ((repeated, _),) = Counter(ids).most_common(1)
-            raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.target, expected="unique ids")
+            raise InputError(f"chunk {number}: the id {repeated!r} occurs twice", file=self.folder, expected="unique ids")
         arrays["ids"] = pack_ids(lambda: [np.array(encoded, dtype=bytes)])
-        with writing(self.target, hint=_KEPT):
-            if self.is_complete():
-                self._reopen()
-            marker = self.target / _marker(number)
-            marker.unlink(missing_ok=True)
-            files = {}
-            for name, file in zip((*array_names(self.dtype), "ids"), _files(self.dtype, number), strict=True):
-                with durable_file(self.target / file, "wb") as out:
-                    np.lib.format.write_array(out, arrays[name], allow_pickle=False)
-                files[file] = describe_file(self.target / file)
-            write_json(marker, {"files": files, "rows": len(ids)})
+        if self.is_complete():
+            self._reopen()
+        names = (*array_names(self.dtype), "ids")
+        self.write_step(number, len(ids), [partial(np.lib.format.write_array, array=arrays[name], allow_pickle=False) for name in names])
 
     def finish(self, num_chunks: int | None = None) -> None:
         """Writes the manifest. Call once, when all chunks are written by whichever process; a second call changes nothing.
@@ -133,74 +123,23 @@ class VectorShardWriter:
         """
         if self.is_complete():
             return
-        markers = self._markers()
+        proofs = self.proofs()
         if num_chunks is None:
-            num_chunks = max(markers, default=0) + 1
-        missing = sorted(set(range(num_chunks)) - set(markers))
-        if missing or len(markers) != num_chunks:
-            found = f"{len(missing)} chunks are missing, first {missing[:5]}" if missing else f"{len(markers)} chunks, not {num_chunks}"
-            raise InputError(found, file=self.target, hint="rerun the same command to write them")
-        num_vectors = sum(marker["rows"] for marker in markers.values())
-        files = {name: entry for number in sorted(markers) for name, entry in markers[number]["files"].items()}
-        with writing(self.target, hint=_KEPT):
-            write_manifest(self.target, {**self.metadata, "num_vectors": num_vectors, "num_chunks": num_chunks}, files=files)
-            self._clear_markers()
-
-    def _open(self) -> None:
-        if self.target.exists() and not self.target.is_dir():
-            raise InputError("is a file, expected a folder to write vectors into", file=self.target, hint="choose another out_file")
-        self.target.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.target)
-        if self.is_complete():
-            self._refuse_other_metadata(read_manifest(self.target)["metadata"], "finished")
-            self._clear_markers()
-            if verify_folder(self.target):
-                self._reopen()
-        elif (self.target / _UNFINISHED).is_file():
-            self._refuse_other_metadata(read_json(self.target / _UNFINISHED), "unfinished")
-        elif others := [path.name for path in self.target.iterdir() if not path.name.startswith(".tmp-")]:
-            raise InputError(f"holds other files ({others[0]})", file=self.target, hint="choose another out_file")
-        else:
-            write_json(self.target / _UNFINISHED, self.metadata)
+            num_chunks = max(proofs, default=0) + 1
+        missing = sorted(set(range(num_chunks)) - set(proofs))
+        if missing or len(proofs) != num_chunks:
+            found = f"{len(missing)} chunks are missing, first {missing[:5]}" if missing else f"{len(proofs)} chunks, not {num_chunks}"
+            raise InputError(found, file=self.folder, hint="rerun the same command to write them")
+        num_vectors = sum(proof["rows"] for proof in proofs.values())
+        files = {name: entry for number in sorted(proofs) for name, entry in proofs[number]["files"].items()}
+        self.write_manifest({**self.provenance, "num_vectors": num_vectors, "num_chunks": num_chunks}, files)
 
     def _reopen(self) -> None:
-        """Turns a finished shard into an unfinished one, which keeps its good chunks."""
-        write_json(self.target / _UNFINISHED, self.metadata)
-        for number, files in self._entries().items():
+        proofs = {}
+        for number, files in _by_chunk(read_manifest(self.folder)["files"], self.dtype).items():
             with suppress(InputError):
-                rows = len(PackedIds.mapped(self.target / _file("ids", number)))
-                write_json(self.target / _marker(number), {"files": files, "rows": rows})
-        (self.target / MANIFEST).unlink()
-
-    def _clear_markers(self) -> None:
-        for path in self.target.iterdir():
-            if path.name == _UNFINISHED or _MARKER.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-
-    def _entries(self) -> dict[int, dict[str, Any]]:
-        """Manifest entries of each chunk, from the manifest or from the markers; not verified."""
-        if self.is_complete():
-            return _by_chunk(read_manifest(self.target)["files"], self.dtype)
-        return {number: marker["files"] for number, marker in self._markers().items()}
-
-    def _markers(self) -> dict[int, dict[str, Any]]:
-        """Contents of the markers by chunk; damaged ones do not count."""
-        markers = {}
-        for path in self.target.iterdir():
-            if match := _MARKER.fullmatch(path.name):
-                with suppress(InputError):
-                    marker = read_json(path)
-                    is_valid = isinstance(marker, dict) and isinstance(marker.get("files"), dict) and isinstance(marker.get("rows"), int)
-                    if is_valid and marker["files"]:
-                        markers[int(match[1])] = marker
-        return markers
-
-    def _refuse_other_metadata(self, found: Any, state: str) -> None:
-        found = {key: value for key, value in found.items() if key not in _COUNTS} if isinstance(found, dict) else {}
-        for key in sorted(set(found) | set(self.metadata)):
-            if found.get(key) != self.metadata.get(key):
-                problem = f"holds {state} vectors with {key}={found.get(key)!r}, this run has {self.metadata.get(key)!r}"
-                raise InputError(problem, file=self.target, hint="choose another out_file, or remove the folder")
+                proofs[number] = {"files": files, "rows": len(PackedIds.mapped(self.folder / _file("ids", number)))}
+        self.reopen(proofs)
 
 
 class VectorShard:
@@ -226,7 +165,7 @@ class VectorShard:
         self._ends: np.ndarray | None = None  # of chunks, once it is asked for rows
         problems = folder_problems(self.path) if verify else []
         # A writer that was stopped right after the manifest leaves its markers behind, which is harmless.
-        problems = [problem for problem in problems if not (problem.startswith(_UNFINISHED) or _MARKER.match(problem))]
+        problems = [problem for problem in problems if not re.match(rf"{_UNFINISHED}|chunk-\d{{5,}}\.json", problem)]
         if sorted(self._chunks) != list(range(len(self._chunks))):
             problems.append("chunk numbers are not consecutive")
         if problems:
@@ -323,12 +262,69 @@ def _require_unique_ids(shards: Sequence[VectorShard]) -> None:
     remember("unique ids", proved)
 
 
+def checked_metadata(stored: dict[str, Any], file: Path) -> Metadata:
+    """What a manifest says of a shard, of the types that all readers rely on. Keys that are not known here may hold any single value.
+
+    Raises:
+        InputError: one is missing or of another type.
+    """
+    for name in ("num_vectors", "dimension", "dtype"):
+        if name not in stored:
+            raise InputError(f"the manifest is not one of a vector shard: it has no {name}", file=file)
+    for name, value in stored.items():
+        kind = _TYPES.get(name)
+        if type(value) is not kind if kind else not isinstance(value, str | int | float | bool):
+            raise InputError(f"{name} is {describe(value)}", file=file, expected=f"of type {kind.__name__}" if kind else "a single value")
+    return stored
+
+
+def require_compatible(shards: Sequence[tuple[Path, Metadata]], *, allow_missing: bool) -> None:
+    """Raises InputError unless shards may be searched together: of one model and encoding, none missing.
+
+    Scores of float32, float16 and int8 agree to within a fraction of a percent. The error of single bits is larger than the differences
+    between good passages, so they are compared with each other only.
+    """
+    first_path, first = shards[0]
+    for path, metadata in shards[1:]:
+        for key, what in _MUST_AGREE.items():
+            if metadata.get(key) != first.get(key):
+                found = f"these vectors are {what} than {first_path} ({key} {metadata.get(key)!r}, there {first.get(key)!r})"
+                raise InputError(found, file=path, hint="embed the corpus again with one model")
+        if (metadata.get("dtype") == "binary") != (first.get("dtype") == "binary"):
+            found = f"these vectors are {metadata.get('dtype')}, those of {first_path} {first.get('dtype')}"
+            raise InputError(found, file=path, hint="binary vectors are searched with binary ones only; embed all with one out_dtype")
+    groups: dict[tuple[Any, ...], dict[int, Path]] = {}
+    for path, metadata in shards:
+        number, of_corpus = metadata.get("shard_id"), tuple(metadata.get(key) for key in _OF_CORPUS)
+        if isinstance(number, int) and isinstance(of_corpus[-1], int):
+            groups.setdefault(of_corpus, {})[number] = path
+    for group, members in groups.items():
+        missing = sorted(set(range(group[-1])) - set(members))
+        if missing and not allow_missing:
+            shown = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
+            found = f"of {group[-1]} shards, these are missing: {shown}"
+            raise InputError(found, file=next(iter(members.values())), hint="embed them, or pass all of them")
+
+
+def are_rows_of_one_corpus(shards: Sequence[Metadata]) -> bool:
+    """Whether all are different rows of one corpus. Its ids were proved to be unique before a shard of it was embedded."""
+    rows = []
+    for metadata in shards:
+        start, stop = metadata.get("first_row"), metadata.get("end_row")
+        if "corpus_fingerprint" not in metadata or type(start) is not int or type(stop) is not int:
+            return False
+        if any(metadata.get(key) != shards[0].get(key) for key in _OF_IDS):
+            return False
+        if metadata.get("num_vectors") != stop - start:
+            return False
+        if start < stop:
+            rows.append((start, stop))
+    rows.sort()
+    return all(stop <= start for (_, stop), (start, _) in itertools.pairwise(rows))
+
+
 def _natural_key(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in re.split(r"(\d+)", str(path))]
-
-
-def _marker(number: int) -> str:
-    return f"chunk-{number:05d}.json"
 
 
 def _file(name: str, number: int) -> str:

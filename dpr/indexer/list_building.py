@@ -23,7 +23,7 @@ from dpr.indexer.faiss_files import read_engine
 from dpr.indexer.settings import ListSettings
 from dpr.indexer.vectors import AllRows, check_finite, refuse_overflow
 from dpr.storage.durable import durable_file
-from dpr.storage.resumed_folders import ResumedFolder
+from dpr.storage.steps import StepsInOrder
 
 logger = get_logger(__name__)
 
@@ -101,18 +101,18 @@ def build_in_steps(
         ids: those of all rows, where they are to be written as well.
         made_of: what decides the parts; unfinished ones of something else are refused.
     """
-    steps = ResumedFolder(work, made_of)
-    if not steps.steps:
+    steps = StepsInOrder(work, made_of)
+    if not steps.num_done:
         with steps.appended(QUANTISER_FILE) as out:
             out.write(_serialized(train()))
         steps.commit()
     quantiser = work / QUANTISER_FILE
     size = max(settings.buffer_size, _PART_BYTES // (read(quantiser).code_size + 8))
     parts = [range(start, min(start + size, rows.num_rows)) for start in range(0, rows.num_rows, size)]
-    if steps.steps > 1:
-        logger.info("%s: %d of %d parts exist already", work, steps.steps - 1, len(parts))
-    progress = Progress("indexing", rows.num_rows, unit="vectors", done=sum(map(len, parts[: steps.steps - 1])))
-    for number in range(steps.steps - 1, len(parts)):
+    if steps.num_done > 1:
+        logger.info("%s: %d of %d parts exist already", work, steps.num_done - 1, len(parts))
+    progress = Progress("indexing", rows.num_rows, unit="vectors", done=sum(map(len, parts[: steps.num_done - 1])))
+    for number in range(steps.num_done - 1, len(parts)):
         engine = read(quantiser)
         fill(engine, rows, parts[number], settings.buffer_size)
         with steps.appended(f"{number}-{LISTS_FILE}") as out:

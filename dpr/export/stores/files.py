@@ -19,7 +19,7 @@ from dpr.core.records import MAX_ID_BYTES
 from dpr.export.stores.rows import RowBatch, VectorRows
 from dpr.formats import vector_tables
 from dpr.indexer.faiss_files import flat_header, read_engine
-from dpr.storage.resumed_folders import ResumedFolder, resumed_folder
+from dpr.storage.steps import StepsInOrder, steps_in_order
 
 logger = get_logger(__name__)
 
@@ -33,7 +33,7 @@ class FileFormat(Protocol):
 
     name: str
 
-    def write(self, folder: ResumedFolder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
+    def write(self, folder: StepsInOrder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
         """Writes step ``number``."""
         ...
 
@@ -50,14 +50,14 @@ def write_files(rows: VectorRows, target: Path, kind: FileFormat) -> bool:
         OutputError: it cannot be written.
         CheckpointError: another process is writing it.
     """
-    with resumed_folder(target, {"kind": kind.name, **rows.made_of()}) as folder:
+    with steps_in_order(target, {"kind": kind.name, **rows.made_of()}) as folder:
         if folder is None:
             return False
-        if folder.is_whole:
+        if folder.is_complete():
             return True
-        if folder.steps:
-            logger.info("%s: %d of %d steps exist already", folder.folder, folder.steps, rows.num_steps)
-        for number, batches in rows.steps(folder.steps):
+        if folder.num_done:
+            logger.info("%s: %d of %d steps exist already", folder.folder, folder.num_done, rows.num_steps)
+        for number, batches in rows.steps(folder.num_done):
             kind.write(folder, number, batches, rows)
             folder.commit()
         if (found := kind.count(folder.folder, rows)) != rows.num_rows:
@@ -72,7 +72,7 @@ class ParquetFiles:
     name = "parquet"
     fixed = True
 
-    def write(self, folder: ResumedFolder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
+    def write(self, folder: StepsInOrder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
         schema = self._schema(rows)
         with folder.appended(_part(number)) as out:
             vector_tables.write_parquet(
@@ -93,7 +93,7 @@ class MilvusFiles(ParquetFiles):
 
     name = "milvus-parquet"
 
-    def write(self, folder: ResumedFolder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
+    def write(self, folder: StepsInOrder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
         if number == 0:
             _write_json(folder, "collection.json", self._collection(rows))
         super().write(folder, number, (self._checked(batch, rows) for batch in batches), rows)
@@ -132,7 +132,7 @@ class QdrantFiles:
 
     name = "qdrant-jsonl"
 
-    def write(self, folder: ResumedFolder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
+    def write(self, folder: StepsInOrder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
         if number == 0:
             vectors = {"size": rows.dimension, "distance": "Dot"} | ({"datatype": "float16"} if rows.is_half else {})
             _write_json(folder, "collection.json", {"vectors": vectors})
@@ -154,7 +154,7 @@ class FaissFiles:
 
     name = "faiss"
 
-    def write(self, folder: ResumedFolder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
+    def write(self, folder: StepsInOrder, number: int, batches: Iterator[RowBatch], rows: VectorRows) -> None:
         with folder.appended("index") as index, folder.appended("docid") as ids, folder.appended("passages.jsonl") as texts:
             if number == 0:
                 index.write(flat_header(rows.dimension, rows.num_rows))
@@ -177,7 +177,7 @@ def point_id(passage_id: str) -> str:
     return str(uuid.uuid5(_POINT_NAMES, passage_id))
 
 
-def _write_json(folder: ResumedFolder, name: str, value: Any) -> None:
+def _write_json(folder: StepsInOrder, name: str, value: Any) -> None:
     with folder.appended(name) as out:
         out.write((json.dumps(value, indent=2) + "\n").encode())
 

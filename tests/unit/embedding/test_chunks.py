@@ -17,10 +17,10 @@ from dpr.embedding import job
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats import vector_shards
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
+from dpr.storage import steps
 from dpr.storage.durable import durable_folder
 from tests.helpers.jobs import embed as main
 from tests.helpers.processes import run_on_ranks
@@ -79,7 +79,7 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: int
 ) -> None:
     embed(folder, tmp_path / "whole")
-    real = vector_shards.durable_file
+    real = steps.durable_file
 
     def full(target: Path, mode: str = "w") -> Any:
         if f"-{failing:05d}.npy" in target.name:
@@ -90,7 +90,7 @@ def test_a_write_that_fails_ends_with_three_and_the_next_run_resumes(
     paths = [f"model_file={folder / 'model'}", f"ctx_src={folder / 'corpus.tsv'}", f"out_file={tmp_path / 'X'}"]
     arguments = [*paths, "no_cuda=true", f"chunk_size={SIZE}", "batch_tokens=200"]
     with monkeypatch.context() as patched:
-        patched.setattr(vector_shards, "durable_file", full)
+        patched.setattr(steps, "durable_file", full)
         assert main(arguments) == 3
     assert "X_0: cannot be written (No space left on device); rerun the same command where it can" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "X_0").glob("chunk-*.json")} == {f"chunk-{number:05d}.json" for number in range(failing)}
@@ -107,14 +107,14 @@ def test_the_last_write_of_a_rank_that_fails_stops_all(folder: Path, tmp_path: P
 
 
 def _outcome_where_the_last_write_fails(folder: Path, out: Path) -> str:
-    real = vector_shards.durable_file
+    real = steps.durable_file
 
     def full(target: Path, mode: str = "w") -> Any:
         if f"-{CHUNKS - 1:05d}.npy" in target.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(target, mode)
 
-    vector_shards.durable_file = full  # type: ignore[assignment]
+    steps.durable_file = full  # type: ignore[assignment]
     try:
         embed(folder, out)
     except Exception as error:

@@ -21,10 +21,10 @@ from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import EmbedReport, embed_shard, shard_range
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.formats import vector_shards
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter, open_shards
 from dpr.models.biencoder import BiEncoder
+from dpr.storage import steps
 from dpr.storage.durable import durable_folder
 from tests.helpers.patience import patient
 from tests.helpers.processes import RankFailed, run_on_ranks
@@ -93,7 +93,7 @@ def test_more_shards_than_passages_leave_the_last_empty(folder: Path, tmp_path: 
 
 def _embed_until_killed(folder: Path, out: Path, point: str, count: int) -> None:
     """Ends itself with SIGKILL at call number ``count`` (from 0) of a function that writes."""
-    real, left = getattr(vector_shards, point), [count]
+    real, left = getattr(steps, point), [count]
 
     def counted(*arguments: Any, **options: Any) -> Any:
         left[0] -= 1
@@ -101,7 +101,7 @@ def _embed_until_killed(folder: Path, out: Path, point: str, count: int) -> None
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **options)
 
-    setattr(vector_shards, point, counted)
+    setattr(steps, point, counted)
     embed(folder, out)
 
 
@@ -150,7 +150,7 @@ def _embed_changing_nothing(folder: Path, corpus: Path, out: Path) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    vector_shards.write_manifest = lambda *_, **__: die()  # type: ignore[assignment]
+    steps.write_manifest = lambda *_, **__: die()  # type: ignore[assignment]
     embed(folder, out, EmbedConfig(chunk_size=64, batch_tokens=20_000), corpus=corpus)
 
 

@@ -116,7 +116,7 @@ def test_codes_are_verified_continued_and_refused_like_numbers(tmp_path: Path, d
         with pytest.raises(InputError, match=f"{name}: content has changed"):
             VectorShard(target)
         again = VectorShardWriter(target, metadata={"model_fingerprint": "m"}, dimension=48, dtype=dtype)
-        assert again.finished_chunks() == {0, 1, 2, 4}
+        assert again.finished_steps() == {0, 1, 2, 4}
         (target / name).write_bytes(good[name])
         again.finish()
     with pytest.raises(InputError, match=f"dtype='{dtype}', this run has 'float32'"):

@@ -85,7 +85,7 @@ def test_unfinished_shard_keeps_its_good_chunks_only(tmp_path: Path) -> None:
     (tmp_path / "X_0" / "ids-00001.npy").unlink()
     (tmp_path / "X_0" / "chunk-00002.json").write_text("{")
     again = writer(tmp_path / "X_0")
-    assert again.finished_chunks() == {3}
+    assert again.finished_steps() == {3}
     with pytest.raises(InputError, match="1 chunks are missing"):
         again.finish(4)
     with pytest.raises(InputError, match="unfinished; run the embedding command again"):
@@ -100,7 +100,7 @@ def test_damaged_finished_shard_is_refused_then_repaired_by_its_writer(tmp_path:
         VectorShard(tmp_path / "X_0")
     again = writer(tmp_path / "X_0")
     assert not again.is_complete()
-    assert again.finished_chunks() == {0}
+    assert again.finished_steps() == {0}
     again.write_chunk(1, ["4"], vectors(1, 1))
     again.finish()
     assert {path.name: path.read_bytes() for path in (tmp_path / "X_0").iterdir()} == good
@@ -186,7 +186,7 @@ def test_vectors_that_are_no_vectors_are_refused_with_count_and_ids(tmp_path: Pa
         bad[[2, 5]] = value
         with pytest.raises(InputError, match=f"2 of 9 vectors are {message}.*first ids: k2, k5"):
             made.write_chunk(0, [f"k{row}" for row in range(9)], bad)
-    assert made.finished_chunks() == set()
+    assert made.finished_steps() == set()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from dpr.core.errors import InputError, OutputError
 from dpr.storage.durable import append_jsonl, appended, durable_file, durable_folder, write_json
 from dpr.storage.leftovers import open_own, temporary_beside
 from dpr.storage.outputs import ensure_built, output, require_writable
-from dpr.storage.resumed_folders import ResumedFolder, resumed_folder
 from dpr.storage.run_lock import held, lock_of
+from dpr.storage.steps import StepsInOrder, steps_in_order
 
 PRECIOUS = "years of work\n"
 
@@ -95,7 +95,7 @@ def test_a_link_in_the_place_of_a_temporary_name_is_replaced_not_followed(tmp_pa
 
 def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, precious: Path) -> None:
     (tmp_path / "out.unfinished").symlink_to(precious.parent)
-    with pytest.raises(OutputError, match=r"out\.unfinished: .*symbolic link"), resumed_folder(tmp_path / "out", {}):
+    with pytest.raises(OutputError, match=r"out\.unfinished: .*symbolic link"), steps_in_order(tmp_path / "out", {}):
         pass
     for name in (str(precious), "../home/precious", "part", "inner/precious"):
         folder = tmp_path / f"folder-{len(name)}"
@@ -104,10 +104,10 @@ def test_an_unfinished_folder_that_leads_elsewhere_is_refused(tmp_path: Path, pr
         (folder / "inner").symlink_to(precious.parent)
         write_json(folder / "progress.json", {"made_of": {}, "steps": 1, "bytes": {name: 2}})
         with pytest.raises(InputError, match="is not in this folder"):
-            ResumedFolder(folder, {})
+            StepsInOrder(folder, {})
         assert precious.read_text() == PRECIOUS
     folder = tmp_path / "log"
-    steps = ResumedFolder(folder, {})
+    steps = StepsInOrder(folder, {})
     (folder / "part").symlink_to(precious)
     with pytest.raises(OutputError, match="symbolic link"), steps.appended("part") as file:
         file.write(b"x")
