@@ -262,6 +262,8 @@ def _pooling(tower: Tower, given: str, *, scaled: bool) -> str:
         return "mean" if tower.kind == STATIC else given
     file = tower.pooling / CONFIG
     stated = _read_object(file)
+    if not stated:
+        raise CheckpointError("is missing or empty", file=file, expected="the settings of a Pooling, as the library saves them")
     mode = stated.get("pooling_mode")
     chosen = mode if isinstance(mode, list) and mode else [mode]
     if mode is None:

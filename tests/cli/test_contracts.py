@@ -136,7 +136,7 @@ def test_metrics_of_every_validation_are_written_and_any_may_choose_the_best(fol
 
 
 def test_evaluation_only_has_them_too(folder: Path, alone: dict[str, Tensor], capsys: pytest.CaptureFixture[str]) -> None:
-    model = [f"model_file={folder}/alone", f"dev_datasets=[{folder}/dev.json]", "device=cpu", "train.num_workers=0"]
+    model = [f"model_file={folder}/alone", f"dev_datasets=[{folder}/dev.json]", "device=cpu"]
     assert main([*model, f"train.validation='{HERE}:Spread'", "train.dev_batch_size=6"]) == 0
     shown = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("eval/"))
     assert {"eval/spread", "eval/nll_loss", "eval/avg_rank"} <= shown.keys()

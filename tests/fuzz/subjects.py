@@ -60,8 +60,8 @@ _METRICS = {
     "question_set": "test",
     "num_questions": 3,
     "indexer": "bm25",
-    "metrics": {"accuracy@1": 0.5, "mrr@10": 0.25},
-    "first_right_rank": {"counts": [1, 0, 1], "not_found": 1},
+    "metrics": {"accuracy@1": 2 / 3, "mrr@10": 0.625},
+    "first_right_rank": {"counts": [2, 0, 1], "not_found": 0},
     "examples": [_EXAMPLE],
     "per_question": {
         "ids": ["1", "2", "3"],

@@ -26,7 +26,7 @@ from tests.helpers.tiny import encoder_folder, make_samples
 
 QUERY, PASSAGE, WEB = "ca ce ", "ci co ", "cu da "
 PROMPTS = [f"encoder.query_prompt={QUERY}", f"encoder.passage_prompt={PASSAGE}", f"encoder.prompts.web={WEB}"]
-TRAINING = ["train.num_train_epochs=2", "train.batch_size=8", "train.learning_rate=0.01", "encoder.pretrained=false", "device=cpu"]
+TRAINING = ["train.num_train_epochs=2", "train.batch_size=8", "train.learning_rate=0.01", "device=cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def train(folder: Path, run: str, *more: str, entry: str, store: str = "auto") -
     sets = [f"datasets.{name}={{file: {folder}/{name}.json{entry and ', ' + entry}}}" for name in ("train", "dev")]
     names = ["train_datasets=[train]", "dev_datasets=[dev]", f"output_dir={folder / run}", f"train.token_store={store}"]
     model = [f"encoder.pretrained_model_cfg={folder / 'bert'}", "encoder.sequence_length=20"]
+    model += [] if any(item.startswith("model_file=") for item in more) else ["encoder.pretrained=false"]
     return main(["train", *names, *model, *sets, *TRAINING, *more])
 
 

@@ -156,5 +156,8 @@ def test_what_cannot_be_mined_is_refused(folder: Path, tmp_path: Path, changes: 
 def test_from_python_the_callback_is_asked_for(folder: Path, tmp_path: Path) -> None:
     from tests.helpers.tiny import ListSource, make_samples, tiny_model
 
+    searched = config_of(folder, tmp_path).train.validation
     with pytest.raises(ConfigError, match=r"train\.renew_negatives is for dpr train"):
-        make_trainer(tiny_model(folder / "encoder"), [ListSource(make_samples(8))], [], tmp_path / "run", renew_negatives=1)
+        make_trainer(
+            tiny_model(folder / "encoder"), [ListSource(make_samples(8))], [], tmp_path / "run", renew_negatives=1, validation=searched
+        )

@@ -53,6 +53,7 @@ def config_of(folder: Path, run: str, **train: Any) -> BiEncoderTrainConfig:
     settings = {"batch_size": 8, "num_train_epochs": 3, "warmup_steps": 2, "learning_rate": 1e-2, "log_batch_step": 1, "num_workers": 0}
     for key, value in {**settings, **train}.items():
         setattr(config.train, key, value)
+    config.train_datasets, config.dev_datasets = [str(folder / "train.json")], [str(folder / "dev.json")]
     config.val_av_rank_start_epoch = 2
     config.check()
     return config

@@ -75,7 +75,7 @@ def _quoted_with(path: Path) -> str:
     lines = [line for line in (head if len(head) < HEAD_BYTES // 4 else whole).split("\n") if line.strip()]
     if not lines:
         return ""
-    if "\t" not in lines[0] and "," in lines[0] and {name.strip().lower() for name in next(csv.reader(lines[:1]))} & {*QUESTIONS}:
+    if "\t" not in lines[0] and {name.lower() for name in _cells(lines[0], ",")} & {*QUESTIONS}:
         return ","
     is_quoted = all(_QUOTED.fullmatch(field) for line in lines for field in line.rstrip("\r").split("\t"))
     return "\t" if is_quoted else ""
@@ -84,10 +84,17 @@ def _quoted_with(path: Path) -> str:
 def separator_of(line: str) -> tuple[str, list[str]]:
     """What separates the columns of a row that has no tab, by name, and the columns; no name where nothing does."""
     for sign, name in ((";", "semicolons"), (",", "commas"), ("|", "vertical bars")):
-        fields = next(csv.reader([line], delimiter=sign), [])
-        if len(fields) > 1:
-            return name, [field.strip() for field in fields]
+        if len(cells := _cells(line, sign)) > 1:
+            return name, cells
     return "", []
+
+
+def _cells(line: str, sign: str) -> list[str]:
+    """The fields of one line, whatever it holds; none where they cannot be told."""
+    try:
+        return [field.strip() for field in next(csv.reader([line.replace("\r", " ")], delimiter=sign), [])]
+    except csv.Error:
+        return []
 
 
 def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:

@@ -159,7 +159,7 @@ def test_the_command_drops_the_rule_of_apostrophes_where_told(tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("dimensions=4", "dimensions=4 cuts a model's vectors, and to=peft has no place"),
+        ("dimensions=4", "dimensions=4 has no effect with to=peft; set to=sentence-transformers or "),
         ("check_texts=x", "; set to=sentence-transformers or "),
         ("out=other", "out=other and out_file=out are mutually exclusive"),
     ],

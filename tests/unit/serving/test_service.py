@@ -122,8 +122,11 @@ def test_a_corpus_that_changes_or_vanishes_is_no_fault_of_the_request(
             return answer.status_code, answer.json().get("error", "")
 
         assert answered() == (200, "")
-        corpus.write_text(corpus.read_text() + "new\tka ka\troad\n")
+        corpus.write_text((before := corpus.read_text()) + "new\tka ka\troad\n")
         assert answered()[0] == 500 and "corpus.tsv: has changed since it was opened" in answered()[1]
+        refused = client.post("/reload", json={})
+        assert refused.status_code == 503 and "vectors of another corpus ('corpus.tsv' as it was)" in refused.json()["error"]
+        corpus.write_text(before)
         assert client.post("/reload", json={}).status_code == 200
         assert answered() == (200, "")
         corpus.rename(folder / "away")
@@ -170,7 +173,7 @@ def test_a_reload_opens_what_is_there_now_and_keeps_what_was_where_it_cannot(run
     shutil.copytree(run_folder, folder)
     with served({"run": folder}, modes="bm25") as client:
         before = client.get("/info").json()
-        (folder / "corpus.tsv").write_text((folder / "corpus.tsv").read_text() + "new\tzebra crossing\troad\n")
+        Retriever.open(folder).add([{"id": "new", "title": "road", "text": "zebra crossing"}])
         (folder / "vectors_0" / "manifest.json").rename(folder / "away")
         refused = client.post("/reload", json={})
         assert refused.status_code == 503 and "vectors_0" in refused.json()["error"]

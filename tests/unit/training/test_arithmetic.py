@@ -139,6 +139,7 @@ def test_tf32_says_so_where_it_has_no_effect(tmp_path: Path, caplog: pytest.LogC
 def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
     config = BiEncoderTrainConfig(output_dir=str(folder / "run"), device="cpu", seed=3)
     config.encoder.pretrained_model_cfg, config.encoder.sequence_length = str(folder / "encoder"), 24
+    config.train_datasets = [str(folder / "train.json")]
     config.train.num_workers, config.train.batch_size, config.train.num_train_epochs, config.train.warmup_steps = 0, 4, 1, 2
     for name, value in changes.items():
         setattr(config, name, value)
