@@ -219,7 +219,7 @@ def test_killed_in_every_stage_it_ends_with_equal_weights(workplace: Path, fresh
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_asked_to_stop_it_ends_with_75_and_resumes(workplace: Path, processes: int) -> None:
-    overrides = ("ladder.rounds=1", "ladder.bm25=false", f"ladder.processes={processes}", "train.global_batch_size=8")
+    overrides = ("ladder.rounds=2", "ladder.bm25=false", f"ladder.processes={processes}", "train.global_batch_size=8")
     ladder = Ladder(workplace, f"stopped-{processes}", *overrides)
     ladder.wait_for(lambda: lines_of(ladder.folder / "train-1" / "metrics.jsonl", "train/loss") >= 2)
     ladder.process.send_signal(signal.SIGTERM)
@@ -235,7 +235,7 @@ def test_asked_to_stop_it_ends_with_75_and_resumes(workplace: Path, processes: i
 
 @pytest.mark.slow
 def test_a_stage_ends_with_the_ladder(workplace: Path) -> None:
-    ladder = Ladder(workplace, "orphaned", "ladder.rounds=1", "ladder.bm25=false", "train.num_train_epochs=2000")
+    ladder = Ladder(workplace, "orphaned", "ladder.rounds=2", "ladder.bm25=false", "train.num_train_epochs=2000")
     ladder.wait_for(lambda: lines_of(ladder.folder / "train-1" / "metrics.jsonl", "train/loss") >= 2)
     ladder.process.kill()
     ladder.process.wait()
@@ -284,7 +284,7 @@ def test_the_negatives_of_a_continued_round_cannot_be_exchanged(
     other = workplace / "other"
     other.mkdir()
     settings["datasets"]["train"]["file"] = "dev.jsonl"
-    reported = {str(continued.folder / "train-2"): "train_datasets was", str(other / "run"): "was trained on other questions"}
+    reported = {str(continued.folder / "train-2"): "train_datasets[0] was", str(other / "run"): "was trained on other questions"}
     for name, (output_dir, message) in zip(("begun", "new"), reported.items(), strict=True):
         (other / f"{name}.yaml").write_text(json.dumps({**settings, "output_dir": output_dir}))
         assert main(["train", "--config-path", str(other), "--config-name", name]) == 3
