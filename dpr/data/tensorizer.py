@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -90,8 +91,11 @@ class Tensorizer:
         return cls(tokenizer, sequence_length=sequence_length, question_length=question_length, special_tokens=special_tokens)
 
     def save(self, folder: Path) -> None:
-        """Writes the tokenizer files into an existing folder."""
-        self.tokenizer.save_pretrained(str(folder))
+        """Writes the tokenizer files into an existing folder, without how the last call cut and padded, which the tokenizer keeps."""
+        saved = copy.deepcopy(self.tokenizer)  # other threads may be using this one
+        saved.backend_tokenizer.no_truncation()
+        saved.backend_tokenizer.no_padding()
+        saved.save_pretrained(str(folder))
 
     @property
     def sep_id(self) -> int:

@@ -200,3 +200,31 @@ def test_a_length_that_special_tokens_exceed_is_refused_and_others_are_kept(kind
     if single > 1:
         with pytest.raises(ConfigError, match=f"question_length={single - 1} is less than the {single} special tokens of a question"):
             Tensorizer(fast_tokenizer(kind), sequence_length=8, question_length=single - 1)
+
+
+def test_what_is_saved_does_not_depend_on_use(folder: Path, tmp_path: Path) -> None:
+    """How the last call cut and padded is part of a tokenizer's state, and so of the files that it writes, unless it is taken out."""
+
+    def saved(known: Tensorizer, name: str) -> dict[str, bytes]:
+        (tmp_path / name).mkdir()
+        known.save(tmp_path / name)
+        return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+
+    known = tensorizer(folder)
+    before = saved(known, "before")
+    uses = (
+        lambda: known.question_tokens(["ba be"]),
+        lambda: known.passage_tokens([Passage("1", "ba", "be")]),
+        lambda: known.bare_tokens(["ba"]),
+        lambda: known.tokenizer(["ba", "ba be"], padding="max_length", max_length=9, truncation=True),
+    )
+    for number, use in enumerate(uses):
+        use()
+        assert saved(known, f"after{number}") == before
+    known.tokenizer.save_pretrained(str(tmp_path / "other"))  # as a checkpoint of an earlier version has it
+    assert '"max_length": 9' in (tmp_path / "other" / "tokenizer.json").read_text()
+    again = tensorizer(tmp_path / "other")
+    assert saved(again, "again")["tokenizer.json"] == before["tokenizer.json"]
+    again.passage_tokens([Passage("1", "ba", "be")])
+    assert saved(again, "again used") == saved(tensorizer(tmp_path / "other"), "not used")
+    assert again.fingerprint == known.fingerprint and again.vocabulary_fingerprint == known.vocabulary_fingerprint
