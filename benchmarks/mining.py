@@ -167,7 +167,7 @@ def measure(side: str, folder: Path) -> dict[str, Any]:
     variants: dict[str, dict[str, Any]] = {OURS_WITHOUT: {"near_duplicate": 0.0}, OURS_TWICE: {"processes": 2}}
     options = variants.get(side, {})
     work = theirs(folder) if side == THEIRS else lambda: ours(folder, **options)
-    from dpr.mining import blocks  # noqa: F401
+    from dpr.mining import job  # noqa: F401
 
     with Watch(every_s=0.01, children=True) as watch:
         start = time.perf_counter()

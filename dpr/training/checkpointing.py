@@ -17,7 +17,7 @@ from dpr.core.errors import CheckpointError, ConfigError, DivergedError, DprErro
 from dpr.core.logs import get_logger
 from dpr.core.sharded import is_sharded, whole_on_main
 from dpr.formats import checkpoints
-from dpr.formats.tensor_parts import read_parts, stored_shapes, write_parts
+from dpr.formats.checkpoints import read_parts, stored_shapes, write_parts
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import durable_folder, read_json, remove_folder, verify_folder, write_json
 from dpr.storage.leftovers import HOST_BYTES, ProcessName, remove, remove_leftovers, temporary_beside, this_process

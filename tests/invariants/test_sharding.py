@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from dpr.core.distributed import barrier, current_ranks
 from dpr.formats import checkpoints
-from dpr.formats.tensor_parts import read_parts, stored_shapes
+from dpr.formats.checkpoints import read_parts, stored_shapes
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.fast import packed
 from dpr.storage.durable import verify_folder

@@ -1,25 +1,88 @@
-"""Which reader belongs to which file, and how bytes become text."""
+"""Which reader belongs to which file, and how bytes become text; the readers of plain text and of PDF."""
 
 from __future__ import annotations
 
+import io
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePath
 
 from dpr.core.errors import DprError, InputError, first_line
-from dpr.formats.documents.document import Document
-from dpr.formats.documents.html_pages import read_html
-from dpr.formats.documents.markdown import read_markdown
-from dpr.formats.documents.pdf import read_pdf
-from dpr.formats.documents.plain_text import read_text
+from dpr.core.lazy import require
+from dpr.formats.documents.document import Block, Document, DocumentBuilder, Section, one_line, paragraphs
+from dpr.formats.documents.markup import read_html, read_markdown
 from dpr.formats.documents.python_source import read_python
 from dpr.formats.documents.restructured_text import read_restructured_text
 from dpr.formats.documents.tables import read_table
 
 MOST_BYTES = 32 * 2**20
 _BINARY = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_RULE = re.compile(r"\s*([=\-~*#])\1{2,}\s*")
+_NOT_LETTERS = re.compile(r"[^A-Za-z]")
+_MOST_SHOUTED_WORDS = 10
+_HYPHEN = re.compile(r"(\w)-\n(?=[a-z])")
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+
+
+def read_text(text: str) -> Document:
+    """Plain text: paragraphs between blank lines.
+
+    A heading is a line over a row of ``=`` (outer) or of other signs (inner), or a line of capitals that stands alone.
+    """
+    builder = DocumentBuilder()
+    for number, lines in paragraphs(text.split("\n")):
+        if len(lines) >= 2 and (rule := _RULE.fullmatch(lines[1])) and not _RULE.fullmatch(lines[0]):
+            builder.heading(1 if rule[1] == "=" else 2, lines[0], number)
+            lines = lines[2:]
+        elif len(lines) == 1 and _is_shouted(lines[0]):
+            builder.heading(3, lines[0].capitalize(), number)
+            continue
+        builder.add(" ".join(line for line in lines if not _RULE.fullmatch(line)), line=number)
+    return builder.finish()
+
+
+def _is_shouted(line: str) -> bool:
+    return line.isupper() and len(_NOT_LETTERS.sub("", line)) >= 4 and len(line.split()) <= _MOST_SHOUTED_WORDS
+
+
+def read_pdf(data: bytes) -> Document:
+    """PDF, by the package pypdf (extra ``pdf``): a section for every page that has text, headed by its number.
+
+    Words that a line end cut in two are joined.
+
+    Raises:
+        ConfigError: pypdf is not installed.
+        InputError: it is damaged or needs a password.
+    """
+    pypdf = require("pypdf", extra="pdf", purpose="reading a PDF")
+    try:
+        with _quiet():
+            reader = pypdf.PdfReader(io.BytesIO(data))
+            texts = [page.extract_text() or "" for page in reader.pages]
+            title = str((reader.metadata and reader.metadata.title) or "")
+    except Exception as error:  # a damaged file ends its parser in many ways
+        raise InputError(f"not a readable PDF: {first_line(error)}") from None
+    sections = []
+    for number, text in enumerate(texts, 1):
+        joined = [one_line(_HYPHEN.sub(r"\1", "\n".join(lines))) for _, lines in paragraphs(text.split("\n"))]
+        if blocks := tuple(Block(part) for part in joined if part):
+            sections.append(Section((f"page {number}",), blocks, number))
+    return Document(one_line(title), tuple(sections), has_written_headings=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Its remarks on files that it repairs are of no use to anyone here."""
+    logger = logging.getLogger("pypdf")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _of_text(read: Callable[[str], Document]) -> Callable[[bytes, PurePath], Document]:

@@ -10,11 +10,9 @@ import pytest
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.documents.document import Document
-from dpr.formats.documents.html_pages import read_html
-from dpr.formats.documents.markdown import read_markdown
-from dpr.formats.documents.plain_text import read_text
+from dpr.formats.documents.markup import read_html, read_markdown
 from dpr.formats.documents.python_source import read_python
-from dpr.formats.documents.registry import READERS, decoded, read_document
+from dpr.formats.documents.registry import READERS, decoded, read_document, read_text
 from dpr.formats.documents.restructured_text import read_restructured_text
 from dpr.formats.documents.tables import read_table
 

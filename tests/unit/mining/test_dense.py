@@ -23,9 +23,8 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.jobs.mine import dense_search
 from dpr.mining import dense
-from dpr.mining.blocks import BlockMiner
 from dpr.mining.dense import DenseSearch
-from dpr.mining.job import mine
+from dpr.mining.job import BlockMiner, mine
 from dpr.mining.lexical import LexicalSearch
 from dpr.mining.negatives import MiningSettings
 from dpr.mining.search import Search

@@ -17,8 +17,7 @@ from dpr.formats.training_sets import TrainingSet, open_training_set, write_trai
 from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.mining import job, lexical
-from dpr.mining.blocks import BlockMiner
-from dpr.mining.job import mine
+from dpr.mining.job import BlockMiner, mine
 from dpr.mining.negatives import MiningSettings
 from tests.helpers.tiny import WORDS
 

@@ -21,7 +21,7 @@ import sys, time
 import dpr.mining.lexical
 from pathlib import Path
 from dpr.cli.main import main
-from dpr.mining.blocks import BlockMiner
+from dpr.mining.job import BlockMiner
 dpr.mining.lexical.BLOCK_ROWS = 7
 real = BlockMiner.write
 
