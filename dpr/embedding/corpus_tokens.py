@@ -27,7 +27,7 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
-from dpr.embedding.chunks import Chunk, chunk_rows, prepared_chunks
+from dpr.embedding.chunks import chunk_rows, prepared_chunks
 from dpr.embedding.encode import tokenize_passages
 from dpr.embedding.source import PassageSource
 from dpr.formats.arrays import map_ids
@@ -49,7 +49,29 @@ class TokenChunk(NamedTuple):
     tokens: TokenBatch
 
 
-class CorpusTokens:
+class _TokenFolders:
+    """Folders of tokens in a cache. Once one cannot be written, no more are kept."""
+
+    def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
+        self._folder, self._tensorizer = folder, tensorizer
+        self._is_writable = True
+
+    def _keep(self, name: str, batch: TokenBatch, *, kind: str, **others: np.ndarray) -> None:
+        """Writes a folder with ``tokens.npy`` and ``lengths.npy``, and ``others`` by their names."""
+        if not self._is_writable:
+            return
+        tokens = batch.tokens.numpy().astype(token_dtype(self._tensorizer.largest_id))
+        arrays = {"tokens": tokens, "lengths": batch.lengths.numpy().astype("<u4"), **others}
+        try:
+            with durable_folder(self._folder / name, overwrite=True, metadata={"kind": kind}) as temporary:
+                for key, array in arrays.items():
+                    np.save(temporary / f"{key}.npy", array, allow_pickle=False)
+        except (OSError, InputError) as error:
+            self._is_writable = False
+            logger.warning("%s are not kept, since %s cannot be written (%s)", kind, self._folder, error)
+
+
+class CorpusTokens(_TokenFolders):
     """Chunks of ``chunk_size`` passages. They are tokenised when they are first read, then kept in the cache folder if that is writable.
 
     Args:
@@ -59,11 +81,10 @@ class CorpusTokens:
     def __init__(
         self, source: PassageSource, num_passages: int, tensorizer: Tensorizer, *, chunk_size: int = CHUNK_ROWS, cache: Path | None = None
     ) -> None:
-        self.source, self.num_passages, self._tensorizer, self.chunk_size = source, num_passages, tensorizer, chunk_size
+        self.source, self.num_passages, self.chunk_size = source, num_passages, chunk_size
         self._identity = source.identity()
         facts = json.dumps([_LAYOUT, chunk_size, self._identity, token_rules(tensorizer)], sort_keys=True)
-        self._folder = cache_root(cache) / f"corpus-tokens-{text_sha256(facts)[:32]}"
-        self._is_writable = True
+        super().__init__(cache_root(cache) / f"corpus-tokens-{text_sha256(facts)[:32]}", tensorizer)
 
     @property
     def num_chunks(self) -> int:
@@ -92,30 +113,20 @@ class CorpusTokens:
         rows, size = range(self.num_passages), self.chunk_size
         for chunk in prepared_chunks(self.source, rows, numbers, size, lambda passages: tokenize_passages(self._tensorizer, passages)):
             ids = np.array([key.encode() for key in chunk.ids], dtype=bytes)
-            self._keep(chunk, ids)
+            self._keep(self._of(chunk.number).name, chunk.tokens, kind="corpus tokens", ids=ids)
             yield TokenChunk(chunk_rows(rows, chunk.number, size).start, ids, chunk.tokens)
-
-    def _keep(self, chunk: Chunk, ids: np.ndarray) -> None:
-        if not self._is_writable:
-            return
-        try:
-            write_tokens(self._of(chunk.number), chunk.tokens, self._tensorizer, kind="corpus tokens", ids=ids)
-        except (OSError, InputError) as error:
-            self._is_writable = False
-            logger.warning("tokens of the corpus are not kept, since %s cannot be written (%s)", self._folder, error)
 
     def _stored(self, number: int) -> TokenChunk | None:
         tokens = read_tokens(folder := self._of(number))
         return None if tokens is None else TokenChunk(number * self.chunk_size, map_ids(folder / "ids.npy"), tokens)
 
 
-class TokenCache:
+class TokenCache(_TokenFolders):
     """Tokenises chunks of passages, each once. A damaged chunk is tokenised again; if the folder is not writable, nothing is kept."""
 
     def __init__(self, folder: Path, tensorizer: Tensorizer) -> None:
-        self._folder, self._tensorizer = folder, tensorizer
+        super().__init__(folder, tensorizer)
         self._rules = token_rules(tensorizer)
-        self._is_writable = True
 
     def tokens(self, passages: Sequence[Passage]) -> TokenBatch:
         """Exactly what ``tokenize_passages`` gives."""
@@ -123,7 +134,7 @@ class TokenCache:
         batch = read_tokens(folder) if folder.is_dir() else None
         if batch is None:
             batch = tokenize_passages(self._tensorizer, passages)
-            self._write(folder, batch)
+            self._keep(folder.name, batch, kind="passage tokens")
         return batch
 
     def _key(self, passages: Sequence[Passage]) -> str:
@@ -133,30 +144,12 @@ class TokenCache:
             digest.update(text.encode("utf-8", "surrogatepass"))
         return digest.hexdigest()[:32]
 
-    def _write(self, folder: Path, batch: TokenBatch) -> None:
-        if not self._is_writable:
-            return
-        try:
-            write_tokens(folder, batch, self._tensorizer, kind="passage tokens")
-        except (OSError, InputError) as error:
-            self._is_writable = False
-            logger.warning("tokens are not kept, since %s cannot be written (%s)", self._folder, error)
-
 
 def token_rules(tensorizer: Tensorizer) -> str:
     """Everything that decides the tokens of a passage, as text."""
     cut = [tensorizer.sequence_length, tensorizer.tokenizer.truncation_side]
     facts = {name: value for name, value in tensorizer.text.stored_facts(None).items() if name in ("passage_prompt", "title_template")}
     return json.dumps([_LAYOUT, tensorizer.vocabulary_fingerprint, cut, *([facts] if facts else [])])
-
-
-def write_tokens(folder: Path, batch: TokenBatch, tensorizer: Tensorizer, *, kind: str, **others: np.ndarray) -> None:
-    """Writes a folder with ``tokens.npy`` and ``lengths.npy``, and ``others`` by their names."""
-    with durable_folder(folder, overwrite=True, metadata={"kind": kind}) as temporary:
-        np.save(temporary / "tokens.npy", batch.tokens.numpy().astype(token_dtype(tensorizer.largest_id)), allow_pickle=False)
-        np.save(temporary / "lengths.npy", batch.lengths.numpy().astype("<u4"), allow_pickle=False)
-        for name, array in others.items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
 
 
 def read_tokens(folder: Path) -> TokenBatch | None:

@@ -34,6 +34,7 @@ from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
 from dpr.models.truncation import keep_dimensions
 from dpr.storage.checksums import cache_root
+from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
 
@@ -64,12 +65,14 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     Raises:
         ConfigError: the source has a passage_prefix that is not the model's prompt.
         InputError: the corpus is empty, has a bad row or a repeated id; the folder holds vectors of another model, corpus or settings;
-            the model gives vectors that are zero, NaN or infinite; they cannot be written; one passage does not fit into memory.
+            the model gives vectors that are zero, NaN or infinite; one passage does not fit into memory.
+        OutputError: they cannot be written; what can be known of that is said before the corpus is read.
         LostRankError: another rank raised.
     """
+    folder = Path(f"{config.out_file}_{config.shard_id}")
+    on_main(lambda: require_writable(folder if folder.is_dir() else folder.parent, folder=True))
     keep_dimensions(model, config.dimensions)
     source = source.agreed(model.tensorizer.text)
-    folder = Path(f"{config.out_file}_{config.shard_id}")
     rows = shard_range(_count(source, config.num_shards), config.shard_id, config.num_shards)
     source = _stored(source, config.num_shards)
     num_chunks = -(-len(rows) // config.chunk_size)

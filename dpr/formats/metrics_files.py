@@ -80,8 +80,9 @@ def require_consistent(report: Mapping[str, Any], each: PerQuestion | None, file
     """
     values = {} if each is None else each.values
     ranks = report.get("first_right_rank")
-    ranks = ranks if isinstance(ranks, dict) and _are_counts(ranks.get("counts"), ranks.get("not_found")) else {}
-    counts, without = ranks.get("counts", []), ranks.get("not_found", 0)
+    counts, without = (ranks.get("counts"), ranks.get("not_found")) if isinstance(ranks, dict) else (None, None)
+    if not isinstance(counts, list) or not all(type(number) is int and number >= 0 for number in (*counts, without)):
+        counts, without = [], 0
     if each is not None and report.get("num_questions") != len(each.ids):
         raise InputError(f"num_questions is {report.get('num_questions')}, per_question lists {len(each.ids)}", file=file)
     for name, value in report["metrics"].items():
@@ -135,10 +136,6 @@ def per_question(value: Any, file: Path) -> PerQuestion:
         if not all(item is None or is_finite_number(item) for item in listed):
             raise InputError(f"per_question: {name} holds something else than numbers and null", file=file)
     return PerQuestion(ids, texts, values)
-
-
-def _are_counts(counts: Any, rest: Any) -> bool:
-    return isinstance(counts, list) and all(type(number) is int and number >= 0 for number in (*counts, rest))
 
 
 def _are_texts(value: Any) -> TypeGuard[list[str]]:

@@ -66,12 +66,8 @@ def held_back(count: int, most: int = NUM_QUESTIONS) -> np.ndarray:
 
 def recall_values(results: Iterable[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
     """Recall by name, e.g. recall@10, over questions of which each has a true passage."""
-    listed = list(results)
-    return {f"recall@{k}": float(np.mean([_share(ours[:k], best[:k]) for ours, best in zip(listed, truth, strict=True)])) for k in AT}
-
-
-def _share(hits: Sequence[str], truth: Sequence[str]) -> float:
-    return len(set(hits) & set(truth)) / len(truth)
+    pairs = list(zip(results, truth, strict=True))
+    return {f"recall@{k}": float(np.mean([len({*ours[:k]} & {*best[:k]}) / len(best[:k]) for ours, best in pairs])) for k in AT}
 
 
 def least_breadth(index: Searched, queries: np.ndarray, truth: Sequence[Sequence[str]], target: float) -> float:

@@ -31,6 +31,7 @@ from dpr.mining.work import Elsewhere
 from dpr.models.biencoder import BiEncoder
 from dpr.models.cross_encoder import CrossEncoder
 from dpr.retrieval.retrievers import check_vectors_are_of
+from dpr.storage.checksums import file_state
 from dpr.storage.outputs import require_writable
 
 
@@ -50,13 +51,16 @@ def run(config: MineCommand) -> None:
         search = lexical_search(indexer=kind or "bm25", options=options, **bm25_constants(config))
     device = config.device if config.model_file or config.cross_encoder else "cpu"
     elsewhere = workers_elsewhere(config.cluster, folder=out.parent, device=device, cross_encoder=open_scorer)
+    scorer = open_scorer() if open_scorer else None
+    if corpus is not None:
+        file_state(corpus)  # a missing file is reported before the data are read
     train = open_training_set(config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows)
     audit = mine(
         train,
         out,
         mining,
         search=search,
-        scorer=open_scorer() if open_scorer else None,
+        scorer=scorer,
         corpus=corpus,
         processes=config.processes,
         elsewhere=elsewhere,

@@ -8,6 +8,7 @@ from dpr.formats.training_sets import open_training_set
 from dpr.jobs.mine import bm25_constants, dense_search, lexical_search, open_cross_encoder
 from dpr.mining.command_settings import ScoreCommand
 from dpr.mining.scoring import Teacher, audit_lines, score_passages
+from dpr.storage.checksums import file_state
 from dpr.storage.outputs import require_writable
 
 
@@ -15,6 +16,8 @@ def run(config: ScoreCommand) -> None:
     """Writes the scored data and prints what the scores are like."""
     out, corpus = Path(str(config.out)), None if config.corpus is None else Path(config.corpus)
     require_writable(out)
+    if corpus is not None:
+        file_state(corpus)  # a missing file is reported before the data are read
     teacher = _teacher(config)
     train = open_training_set(config.files, name="train", on_bad_row=config.on_bad_row, max_bad_rows=config.max_bad_rows)
     audit = score_passages(train, out, teacher, corpus=corpus, processes=config.processes, overwrite=config.overwrite)

@@ -182,7 +182,12 @@ def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, ove
         for rows in write_blocks(writer, missing, processes=processes, scorer=job.scorer, elsewhere=elsewhere):
             progress.advance(len(rows), 0)
         progress.close()
-        return _finish(job, writer, blocks, out)
+        audit = job.combine(read_json(writer.audit(rows)) for rows in blocks)
+        join_record_files((writer.part(rows) for rows in blocks), out)
+        audit |= {"made_of": job.facts, "file": describe_file(out)}
+        write_json(_audit_file(out), audit, note={})
+        remove_folder(work)
+        return audit
 
 
 def source_of(train: TrainingSet, corpus: Path | None, work: Path) -> Path:
@@ -216,15 +221,6 @@ def _finished(out: Path, facts: Facts) -> dict[str, Any] | None:
         if audit.get("made_of") == facts and audit.get("file") == describe_file(out):
             return audit
     return None
-
-
-def _finish(job: BlockJob, writer: BlockWriter, blocks: Sequence[range], out: Path) -> Facts:
-    audit = job.combine(read_json(writer.audit(rows)) for rows in blocks)
-    join_record_files((writer.part(rows) for rows in blocks), out)
-    audit |= {"made_of": job.facts, "file": describe_file(out)}
-    write_json(_audit_file(out), audit, note={})
-    remove_folder(writer.work)
-    return audit
 
 
 def _audit_file(out: Path) -> Path:

@@ -24,6 +24,7 @@ _RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _TABLE_RULE = re.compile(r"\s*\|?[\s:|-]*-[\s:|-]*")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])[ \t]+")
+_NOT_TITLE = re.compile(rf"{_ITEM.pattern}|\s*[|>]")
 _REFERENCE = re.compile(r" {0,3}\[[^\]]+\]:\s*\S+.*")
 _IMAGE = re.compile(r"!\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
 _LINK = re.compile(r"\[([^\[\]]+)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])")
@@ -97,7 +98,11 @@ class _Reader:
         elif (heading := _heading(line)) is not None:
             self.flush()
             self.builder.heading(heading[0], plain_text(heading[1]), number)
-        elif self.lines and len(self.lines) <= _MAX_SETEXT_LINES and (under := _UNDERLINE.fullmatch(line)) and _is_title(self.lines):
+        elif (
+            0 < len(self.lines) <= _MAX_SETEXT_LINES
+            and (under := _UNDERLINE.fullmatch(line))
+            and not any(map(_NOT_TITLE.match, self.lines))
+        ):
             text, self.lines = " ".join(self.lines), []
             self.builder.heading(1 if under[1][0] == "=" else 2, plain_text(text), number - 1)
         elif _RULE.fullmatch(line) or _REFERENCE.fullmatch(line):
@@ -122,10 +127,6 @@ def _heading(line: str) -> tuple[int, str] | None:
         return int(match[1]), match[2]
     match = _SUMMARY.fullmatch(line) or _BOLD_QUESTION.fullmatch(line)
     return None if match is None else (BELOW_ALL, match[1])
-
-
-def _is_title(lines: list[str]) -> bool:
-    return not any(_ITEM.match(line) or line.lstrip().startswith(("|", ">")) for line in lines)
 
 
 def read_html(text: str) -> Document:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpr.core.errors import InputError
+from dpr.core.errors import InputError, OutputError
 from dpr.core.records import Passage
 from dpr.data.collator import SetOptions, encoded_text
 from dpr.embedding import job
@@ -335,3 +335,10 @@ def test_only_three_chunks_are_held_at_a_time(folder: Path, tmp_path: Path, monk
     embed(folder, tmp_path / "X")
     assert written[0] == NUM_PASSAGES
     assert max(ahead) <= 3 * SMALL.chunk_size
+
+
+def test_where_nothing_can_be_written_the_corpus_is_not_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(PassageSource, "identity", None)
+    with pytest.raises(OutputError, match=r"file is not a folder"):
+        embed(folder, tmp_path / "file" / "X")

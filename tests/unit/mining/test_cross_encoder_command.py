@@ -71,3 +71,23 @@ def test_the_command_asks_the_classifier_and_keeps_its_bytes(
     assert [score for *_, score in positives] == pytest.approx(model.log_odds([pair[:2] for pair in positives]), abs=1e-3)
     assert max(scores) < middle + 1e-4
     assert json.loads(Path(f"{whole}.audit.json").read_text())["left_out"]["vetoed by the cross-encoder"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine", "corpus=missing.tsv"], "missing.tsv: cannot be read"),
+        (["mine", "cross_encoder=missing"], "missing"),
+        (["mine", "out=train.jsonl/mined.jsonl"], "train.jsonl is not a folder"),
+        (["score", "corpus=missing.tsv"], "missing.tsv: cannot be read"),
+        (["score", "cross_encoder=missing"], "missing"),
+    ],
+)
+def test_names_are_looked_at_before_the_data_are_read(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text("not read\n")
+    command, *others = arguments
+    assert main([command, "train.jsonl", *(() if "out=" in others[0] else ("out=o.jsonl",)), *others]) != 0
+    assert message in (shown := capsys.readouterr().err) and "train.jsonl:1" not in shown and "not training data" not in shown

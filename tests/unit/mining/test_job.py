@@ -123,11 +123,11 @@ def test_interrupted_mining_resumes_to_the_same_bytes(tmp_path: Path, monkeypatc
 
 def test_other_settings_do_not_take_over_unfinished_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, out = train_set(tmp_path), tmp_path / "out.jsonl"
-    real = job._finish
-    monkeypatch.setattr(job, "_finish", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    real = job.join_record_files
+    monkeypatch.setattr(job, "join_record_files", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         mine(data, out, MiningSettings(per_question=1))
-    monkeypatch.setattr(job, "_finish", real)
+    monkeypatch.setattr(job, "join_record_files", real)
     mine(data, out, MiningSettings(per_question=2))
     assert max(len(record["hard_negative_ctxs"]) for record in records(out)) == 2
 
