@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.losses.candidates import score_matrix as score_matrix
     from dpr.losses.protocol import Loss as Loss
     from dpr.losses.protocol import LossResult as LossResult
+    from dpr.losses.protocol import Term as Term
     from dpr.models.biencoder import BiEncoder as BiEncoder
     from dpr.models.biencoder import TowerOptions as TowerOptions
     from dpr.models.pooling import MeanPooling as MeanPooling
@@ -49,8 +50,8 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.retrieval.hits import Hit as Hit
     from dpr.retriever import Retriever as Retriever
     from dpr.training.callbacks import Callback as Callback
-    from dpr.training.callbacks import EarlyStopping as EarlyStopping
-    from dpr.training.callbacks import LoadBest as LoadBest
+    from dpr.training.callbacks.optional import EarlyStopping as EarlyStopping
+    from dpr.training.callbacks.optional import LoadBest as LoadBest
     from dpr.training.settings import LossSettings as LossSettings
     from dpr.training.settings import TrainingSettings as TrainingSettings
     from dpr.training.trainer import BiEncoderTrainer as BiEncoderTrainer
@@ -71,14 +72,15 @@ _MODULES = {
     "dpr.indexer.registry": "Index",
     "dpr.integrations.mteb": "MtebModel",
     "dpr.losses.candidates": "score_matrix",
-    "dpr.losses.protocol": "Loss LossResult",
+    "dpr.losses.protocol": "Loss LossResult Term",
     "dpr.models.biencoder": "BiEncoder TowerOptions",
     "dpr.models.pooling": "MeanPooling",
     "dpr.models.settings": "EncoderSettings",
     "dpr.preparation.new_encoder": "EncoderShape new_encoder",
     "dpr.retrieval.hits": "Hit",
     "dpr.retriever": "Retriever",
-    "dpr.training.callbacks": "Callback EarlyStopping LoadBest",
+    "dpr.training.callbacks": "Callback",
+    "dpr.training.callbacks.optional": "EarlyStopping LoadBest",
     "dpr.training.settings": "LossSettings TrainingSettings",
     "dpr.training.trainer": "BiEncoderTrainer",
     "dpr.training.validations.protocol": "Validation",

@@ -164,7 +164,8 @@ class Condition:
             return None
         if not self.values:
             return self.leaf.is_set
-        shown = [_shown(value) for value in listed(self.leaf.value)] or ["null"]
+        entries = [value.get("use") if isinstance(value, Mapping) else value for value in listed(self.leaf.value)]
+        shown = list(map(_shown, entries)) or ["null"]
         return any(value in self.values or ("module:Class" in self.values and ":" in value) for value in shown)
 
     @property

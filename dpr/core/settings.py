@@ -149,6 +149,15 @@ def require_set(settings: Settings, examples: Mapping[str, str]) -> None:
             raise ConfigError(f"{key} is not set, e.g. {key}={example}")
 
 
+def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
+    """Path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument: value}``; ConfigError for others."""
+    if isinstance(entry, str):
+        return entry, {}
+    if not (isinstance(entry, Mapping) and isinstance(entry.get("use"), str)):
+        raise ConfigError(f"{setting}: {entry!r} has no import path; write module:Class or {{use: module:Class, argument: value}}")
+    return str(entry["use"]), {str(key): value for key, value in entry.items() if key != "use"}
+
+
 def store_name(key: str, value: str) -> str:
     """The value of a setting that takes ``auto``, ``off`` or a folder."""
     if value in ("False", "false"):  # what YAML makes of a bare off

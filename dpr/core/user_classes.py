@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpr.core.errors import ConfigError, DprError
+from dpr.core.settings import split_entry
 from dpr.core.suggestions import suggestion
 
 
@@ -58,15 +59,6 @@ def check_class(found: Any, contract: type[Any], *, path: str, setting: str) -> 
     if violation := _violation(found, contract):
         raise ConfigError(f"{setting}={path} {violation}")
     return found
-
-
-def split_entry(entry: Any, *, setting: str) -> tuple[str, dict[str, Any]]:
-    """Path and arguments of an entry: ``module:Class``, or a mapping ``{use: module:Class, argument: value}``; ConfigError for others."""
-    if isinstance(entry, str):
-        return entry, {}
-    if not (isinstance(entry, Mapping) and isinstance(entry.get("use"), str)):
-        raise ConfigError(f"{setting}: {entry!r} has no import path; write module:Class or {{use: module:Class, argument: value}}")
-    return str(entry["use"]), {str(key): value for key, value in entry.items() if key != "use"}
 
 
 def create_object(entry: Any, contract: type[Any], *, setting: str, values: tuple[Any, ...] = ()) -> Any:

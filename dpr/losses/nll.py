@@ -13,9 +13,8 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.temperature import Temperature
-from dpr.losses.candidates import CANDIDATE_RULES, score_matrix
+from dpr.losses.candidates import CANDIDATE_RULES, Rivals, columns_in, score_matrix
 from dpr.losses.protocol import Loss, LossResult, Pool
-from dpr.losses.rivals import Rivals, columns_in
 
 # A block of this size stays in the cache of a CPU.
 CPU_MAX_SCORES = 1 << 18

@@ -1,13 +1,14 @@
-"""The contract of a loss: its view of a batch and its pool, and what it must return. Mathematics only.
+"""The contract of a loss and of its terms: their view of a batch and its pool, and what they must return. Mathematics only.
 
-Letters: B questions of this rank, Q questions and M context slots of the pool, D dimensions.
+Letters: B questions of this rank, Q questions and M context slots of the pool, n own slots of each question, D dimensions.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.temperature import Temperature
 from dpr.losses.candidates import Candidates
 
-CONTEXTS, QUESTIONS, KNOWN_POSITIVES = "contexts", "questions", "known_positives"
+CONTEXTS, QUESTIONS, KNOWN_POSITIVES, OWN_SCORES = "contexts", "questions", "known_positives", "own_scores"
 GATHERED = frozenset({CONTEXTS, QUESTIONS, KNOWN_POSITIVES})
 
 
@@ -28,8 +29,9 @@ class Pool:
     vectors. ``own_contexts`` and ``own_questions`` are the rows of this rank. What ``Loss.needs`` does not name is this rank's alone, N
     slots or B questions; all filled slots are then candidates, and a loss may compare a question with its own slots only, since the others
     depend on the number of ranks. ``ids`` (M, 2) are judgement identities, on the host. ``known_positives`` (Q, K, 3) are the identities of
-    the passages known to answer each question, with 1 in the last column or 0 where there are fewer than K, on the host; None if not
-    needed.
+    the passages known to answer each question, with 1 in the last column or 0 where there are fewer than K, on the host. ``own_scores``
+    (B, n) are the dot products of this rank's questions with their own slots, not divided by the temperature. These two are None where
+    nobody needs them.
     """
 
     contexts: Tensor
@@ -40,6 +42,7 @@ class Pool:
     own_questions: slice
     ids: Tensor
     known_positives: Tensor | None = None
+    own_scores: Tensor | None = None
 
 
 class LossResult(NamedTuple):
@@ -54,11 +57,12 @@ class LossResult(NamedTuple):
         return self.losses.sum()
 
 
-class Loss(ABC):
-    """What training minimizes. ``loss.name=module:Class`` takes a user-defined one (docs/training.md).
+class Term(ABC):
+    """A term of the objective. ``loss.terms=[nll,module:Class]`` takes user-defined ones (docs/training.md).
 
-    ``needs`` names what is gathered from all ranks: any of ``contexts``, ``questions`` and ``known_positives``. ``candidates`` is the
-    rule of the pool, ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the configuration sets it.
+    ``needs`` names what it reads beside its own rows: any of ``contexts``, ``questions`` and ``known_positives``, which are gathered from
+    all ranks, and ``own_scores``. ``candidates`` is the rule of the pool, ``distinct`` or ``dpr`` (docs/numerics.md, section 3); the
+    configuration sets it.
 
     What an implementation must promise:
 
@@ -73,9 +77,26 @@ class Loss(ABC):
       parameters; they would not be trained.
     """
 
-    needs: frozenset[str] = frozenset({CONTEXTS})
+    needs: frozenset[str] = frozenset()
     candidates: str = "distinct"
 
     @abstractmethod
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor | LossResult:
+        """The losses (B,) of this rank's question vectors (B, D); ``batch`` is this rank's share of the pool (``BiEncoderBatch``)."""
+
+    def content(self) -> Mapping[str, Any]:
+        """The content of files that decide it, as JSON by the names of settings. A run can only be resumed with the same."""
+        return {}
+
+
+class Loss(Term):
+    """What training minimizes, with what a term promises. ``loss.name=module:Class`` takes a user-defined one (docs/training.md).
+
+    ``needs`` may not name ``own_scores``, which an objective computes for its terms.
+    """
+
+    needs: frozenset[str] = frozenset({CONTEXTS})
+
+    @abstractmethod
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        """The losses of this rank's question vectors (B, D); ``batch`` is this rank's share of the pool (``BiEncoderBatch``)."""
+        """As of a term, with the number of questions that rank their positive first."""

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, TRAINING, WARNED, Settings, setting
+from dpr.core.settings import CONTENT, IDENTITY, TRAINING, Settings, listed, setting, split_entry
+
+TERMS = ("nll", "symmetric", "kl", "margin_mse")
+_OF_KL, _OF_MARGINS = ("kl_weight", "terms=kl"), ("margin_mse_weight", "terms=margin_mse")
+_OF_NLL, _OF_RIVALS = ("terms=null", "terms=nll"), ("terms=null", "terms=nll|symmetric")
+
+
+class TermEntry(NamedTuple):
+    """One term: a name of ``TERMS``, or module:Class with the arguments of that class."""
+
+    name: str
+    weight: float
+    arguments: dict[str, Any]
 
 
 @dataclass
 class DistillationSettings(Settings, requires=TRAINING):
     """Terms that compare a question's scores for its own passages with those of a teacher (teacher_score of the data)."""
 
-    kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
+    kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
     """Weight of the KL divergence between the teacher's and the model's distributions over a question's own passages."""
-    kl_temperature: float | None = setting(None, above=0, on_resume=IDENTITY, requires="kl_weight")
+    kl_temperature: float | None = setting(None, above=0, on_resume=IDENTITY, requires=_OF_KL)
     """Divides the model's scores in the KL divergence; absent = loss.temperature."""
-    teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY, requires="kl_weight")
+    teacher_temperature: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_KL)
     """Divides the teacher's scores in the KL divergence."""
-    margin_mse_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
+    margin_mse_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
     """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus another passage's."""
-    margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires="margin_mse_weight")
+    margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_MARGINS)
     """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
 
 
@@ -29,17 +42,17 @@ class DistillationSettings(Settings, requires=TRAINING):
 class RivalSettings(Settings, requires=TRAINING, excludes="nll_weight=0|0.0"):
     """What the positive is compared with in the NLL."""
 
-    in_batch_negatives: bool = setting(True, on_resume=IDENTITY)
+    in_batch_negatives: bool = setting(True, on_resume=IDENTITY, requires=_OF_NLL)
     """false: a question's positive competes with the question's own negatives only, not with the passages of other questions."""
-    positives: str = setting("one", choices=("one", "any", "each"), on_resume=IDENTITY)
+    positives: str = setting("one", choices=("one", "any", "each"), on_resume=IDENTITY, requires=_OF_NLL)
     """one: the positive drawn for the question. any, each: all known positives of the question that are in the pool; any: the sum of their
     softmax shares must rise; each: every one must beat the negatives."""
-    hardness: float = setting(0.0, least=0, on_resume=IDENTITY)
+    hardness: float = setting(0.0, least=0, on_resume=IDENTITY, requires=_OF_RIVALS)
     """A negative with score x (before loss.temperature) weighs exp(hardness * x) times as much in the denominator; 0 = all the same."""
-    false_negative_margin: float | None = setting(None, on_resume=IDENTITY)
+    false_negative_margin: float | None = setting(None, on_resume=IDENTITY, requires=_OF_RIVALS)
     """Negatives that score higher than the positive by more than this (before loss.temperature) are masked, as likely positives; absent =
     none is."""
-    guide: list[str] | None = setting(None, on_resume=WARNED)
+    guide: list[str] | None = setting(None, on_resume=CONTENT, requires=_OF_NLL)
     """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's positive exceeds guide_threshold
     are masked for it; absent = none is."""
     guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY, requires="guide")
@@ -50,10 +63,13 @@ class RivalSettings(Settings, requires=TRAINING, excludes="nll_weight=0|0.0"):
 class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
     """Terms of the objective and their weights (docs/numerics.md, section 1)."""
 
-    nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY)
+    nll_weight: float = setting(1.0, least=0, on_resume=IDENTITY, excludes="terms")
     """Weight of the negative log likelihood of the positive."""
-    symmetric_weight: float = setting(0.0, least=0, on_resume=IDENTITY)
+    symmetric_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
     """Weight of the negative log likelihood of the question among all questions of the pool, given its positive."""
+    terms: Any = setting(None, on_resume=IDENTITY)
+    """The terms, in place of the four weights: nll, symmetric, kl, margin_mse, or user-defined, module:Class (docs/training.md); one or a
+    list, each of weight 1 or {use: nll, weight: 0.5}, with the arguments of a class beside them. Absent = those with a weight above 0."""
     dimensions: list[int] | None = setting(None, unit="dimensions", least=1, on_resume=IDENTITY)
     """Matryoshka: the objective is taken over the first so many dimensions of the vectors, for each number listed; absent = over all."""
     dimension_weights: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires="dimensions")
@@ -62,9 +78,24 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
     @property
     def uses_teacher(self) -> bool:
         """Whether a term reads teacher scores."""
-        return self.kl_weight > 0 or self.margin_mse_weight > 0
+        return self.weight_of("kl") > 0 or self.weight_of("margin_mse") > 0
 
-    def terms(self) -> dict[str, Any]:
+    def entries(self) -> list[TermEntry]:
+        """The terms in effect.
+
+        Raises:
+            ConfigError: an entry of ``terms`` is none.
+        """
+        if self.terms is None:
+            weights = {name: getattr(self, f"{name}_weight") for name in TERMS}
+            return [TermEntry(name, weight, {}) for name, weight in weights.items() if weight]
+        return list(map(_entry, listed(self.terms)))
+
+    def weight_of(self, name: str) -> float:
+        """The weight of one of ``TERMS``, 0 where it is not in effect."""
+        return next((entry.weight for entry in self.entries() if entry.name == name), 0.0)
+
+    def changed(self) -> dict[str, Any]:
         """The settings of the objective that differ from their defaults; none of them: the negative log likelihood alone."""
         default = ObjectiveSettings()
         values = ((item.name, getattr(self, item.name)) for item in fields(ObjectiveSettings))
@@ -72,7 +103,10 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
 
     def check_objective(self, prefix: str, candidates: str | None) -> None:
         """What the terms need of each other, and of the rule ``candidates``."""
-        if not any((self.nll_weight, self.kl_weight, self.margin_mse_weight, self.symmetric_weight)):
+        names = Counter(entry.name for entry in self.entries())
+        if twice := next((name for name in TERMS if names[name] > 1), ""):
+            raise ConfigError(f"{prefix}terms names {twice} twice; give it one weight: {{use: {twice}, weight: 2}}")
+        if not names:
             raise ConfigError(f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or another above 0")
         if self.positives != "one" and candidates == "dpr":
             raise ConfigError(
@@ -86,3 +120,15 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
             )
         if widths is not None and (not widths or len(set(widths)) < len(widths)):
             raise ConfigError(f"{prefix}dimensions={widths} is empty or names a number twice")
+
+
+def _entry(given: Any) -> TermEntry:
+    name, arguments = split_entry(given, setting="loss.terms")
+    weight = arguments.pop("weight", 1.0)
+    if name not in TERMS and ":" not in name:
+        raise ConfigError(f"loss.terms={name} is not known; choose of {', '.join(TERMS)}, or module:Class")
+    if type(weight) not in (int, float) or not 0 < weight < float("inf"):
+        raise ConfigError(f"loss.terms: the weight of {name} is {weight!r}; it must be a number above 0")
+    if name in TERMS and arguments:
+        raise ConfigError(f"loss.terms: {name} takes no {next(iter(arguments))}; its other settings are keys of loss")
+    return TermEntry(name, float(weight), arguments)

@@ -92,18 +92,18 @@ def run_identity(
     Both are the settings of these roles, except where the data, the model or the process group decide what is in effect, and the content of
     all files that are read: those of train and dev sets, and what validations and callbacks state as theirs.
     """
-    options, device = flat_values(model.options, (IDENTITY, WARNED)), model.device
-    files = [source.fingerprint for source in plan.dataset.sources]
-    sets = [_stated(each) for each in plan.dataset.options]
+    options, files = flat_values(model.options, (IDENTITY, WARNED)), [source.fingerprint for source in plan.dataset.sources]
     identity = RunIdentity(
         fixed=flat_values(settings, (IDENTITY,))
         | {
             "train_datasets": files,
-            "datasets": sets,
+            "datasets": list(map(_stated, plan.dataset.options)),
             "train_sampling_rates": plan.dataset.iterator.identity(),
             "train.global_batch_size": plan.pool_size,
             "local_shards_dataloader": ranks.world_size if settings.local_shards_dataloader else 0,
             "loss.candidates": loss.candidates,
+            "loss.guide.content": None,
+            **{f"loss.{key}.content": content for key, content in loss.content().items()},
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
             "encoder": {**model.settings.as_dict(), "fix_ctx_encoder": options["fix_ctx_encoder"]},
@@ -128,11 +128,7 @@ def run_identity(
             "encoder.attention": options["attention"],
             "encoder.lora_dropout": options["lora_dropout"],
             **dropout_of(model.question_model.config),
-            "environment.world_size": ranks.world_size,  # the last bits of a sum depend on these: another run is right, but not equal
-            "environment.threads": torch.get_num_threads(),
-            "environment.torch": torch.__version__,
-            "environment.numpy": np.__version__,  # it draws the order of samples
-            "environment.device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            **_environment(ranks, model.device),
         },
     )
     if not (settings.train.stop_at_epoch or settings.continued_run()):
@@ -140,6 +136,17 @@ def run_identity(
     # The negatives of such a run may be renewed later, on the same questions.
     questions = list(map(questions_fingerprint, plan.dataset.sources))
     return replace(identity, lineage={"questions": questions, "rounds": [{"from_step": 0, "train_datasets": files}]})
+
+
+def _environment(ranks: Ranks, device: torch.device) -> dict[str, Any]:
+    """What the last bits of a sum depend on: in another one a run is right, but not equal."""
+    return {
+        "environment.world_size": ranks.world_size,
+        "environment.threads": torch.get_num_threads(),
+        "environment.torch": torch.__version__,
+        "environment.numpy": np.__version__,  # it draws the order of samples
+        "environment.device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+    }
 
 
 def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:

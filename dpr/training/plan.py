@@ -97,7 +97,8 @@ def require_teacher_scores(sets: Sequence[SampleSource], settings: TrainingSetti
     loss = settings.loss
     if not loss.uses_teacher or any(map(_has_teacher_scores, sets)):
         return
-    keys = [f"loss.{name}={value:g}" for name in ("kl_weight", "margin_mse_weight") if (value := getattr(loss, name))]
+    names = [name for name in ("kl", "margin_mse") if loss.weight_of(name)]
+    keys = [f"loss.{name}_weight={loss.weight_of(name):g}" if loss.terms is None else f"{name} of loss.terms" for name in names]
     raise ConfigError(
         f"{' and '.join(keys)} learn from a teacher's scores, but no passage of {', '.join(source.name for source in sets)} has one; "
         "add teacher_score to the passages of the data, or leave these settings out"

@@ -34,9 +34,8 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
     def check_together(self, prefix: str) -> None:
         if isinstance(self.name, str) and self.name != "nll" and ":" not in self.name:
             raise ConfigError(f"{prefix}name={self.name} is not known; choose nll, or module:Class")
-        terms = self.terms()
-        if self.name != "nll" and terms:
-            key, value = next(iter(terms.items()))
+        if self.name != "nll" and (changed := self.changed()):
+            key, value = next(iter(changed.items()))
             raise ConfigError(f"{prefix}{key}={value} and a user-defined {prefix}name are mutually exclusive; leave one of them out")
         self.check_objective(prefix, self.candidates)
 

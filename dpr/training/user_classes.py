@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import listed
-from dpr.core.user_classes import call, check_class, create_object, import_object, split_entry
+from dpr.core.hashes import text_sha256
+from dpr.core.records import Passage
+from dpr.core.settings import listed, split_entry
+from dpr.core.user_classes import call, check_class, create_object, import_object
+from dpr.data.collator import judgement_identity
 from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.protocol import GATHERED, Loss
+from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import read_manifest
 from dpr.training.callbacks import Callback, FunctionCallback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
+
+if TYPE_CHECKING:
+    from dpr.losses.guide import Guide
 
 _CALLBACKS = "train.callbacks"
 
@@ -75,31 +84,65 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
     Without ``model``, its vectors are not normalised and of any width; passage ids are unique within ``namespaces``.
 
     Raises:
-        ConfigError: it is neither ``nll`` nor a class that implements the contract, or it needs what is not gathered.
+        ConfigError: it, or a term, is neither known nor a class that implements the contract, or it needs what is not gathered.
+        InputError: the shards of ``loss.guide`` cannot be read, or do not fit together.
     """
-    entry = settings.name
-    if entry == "nll":
-        if not settings.terms():
-            return BiEncoderNllLoss(candidates=candidates)
-        from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
+    if settings.name != "nll":
+        loss: Loss = _user_term(settings.name, Loss, GATHERED, setting="loss.name", candidates=candidates)
+        return loss
+    if not settings.changed():
+        return BiEncoderNllLoss(candidates=candidates)
+    from dpr.losses.objective import Objective  # the terms besides the NLL, which most runs do not have
 
-        settings.check_objective("loss.", candidates)
-        for width in settings.dimensions or ():
-            if model is not None and width > model.dimension:
-                raise ConfigError(f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions; leave it out")
-        guide = None
-        if settings.guide:
-            from dpr.losses.guide import Guide  # it reads vector shards, which no other objective needs
+    settings.check_objective("loss.", candidates)
+    for width in settings.dimensions or ():
+        if model is not None and width > model.dimension:
+            raise ConfigError(f"loss.dimensions names {width}, but the model's vectors have {model.dimension} dimensions; leave it out")
+    kinds = GATHERED | {OWN_SCORES}
+    terms = [
+        (entry.weight, _user_term({"use": entry.name, **entry.arguments}, Term, kinds, setting="loss.terms", candidates=candidates))
+        for entry in settings.entries()
+        if ":" in entry.name
+    ]
+    guide, is_normalized = _read_guide(settings.guide, namespaces), model is not None and model.settings.normalize
+    return Objective(settings, candidates=candidates, normalize=is_normalized, guide=guide, user_terms=terms)
 
-            guide = Guide(settings.guide, namespaces)
-        return Objective(settings, candidates=candidates, normalize=model is not None and model.settings.normalize, guide=guide)
-    loss: Loss = create_object(entry, Loss, setting="loss.name")
-    loss.candidates, path = candidates, split_entry(entry, setting="loss.name")[0]
-    if unknown := sorted(set(loss.needs) - GATHERED):
-        raise ConfigError(f"loss.name={path} needs {', '.join(unknown)}; only {', '.join(sorted(GATHERED))} are gathered")
-    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
-        raise ConfigError(f"loss.name={path} has parameters, which would not be trained or saved")
-    return loss
+
+def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: str, candidates: str) -> Any:
+    """The user-defined loss or term that an entry names; it may need what is ``known``."""
+    term: Term = create_object(entry, kind, setting=setting)
+    term.candidates, path = candidates, split_entry(entry, setting=setting)[0]
+    if unknown := sorted(set(term.needs) - known):
+        raise ConfigError(f"{setting}={path} needs {', '.join(unknown)}; only {', '.join(sorted(known))} are gathered")
+    if isinstance(term, nn.Module) and any(True for _ in term.parameters()):
+        raise ConfigError(f"{setting}={path} has parameters, which would not be trained or saved")
+    return term
+
+
+def _read_guide(patterns: Sequence[str] | None, namespaces: Sequence[str]) -> Guide | None:
+    """The vectors of ``loss.guide``, which stay in the mapped files, by the identities of their passages within each of ``namespaces``.
+
+    Raises:
+        InputError: the shards cannot be read, or do not fit together.
+        ConfigError: they hold no vectors.
+    """
+    if not patterns:
+        return None
+    from dpr.formats.vector_shards import open_shards  # which no other objective needs
+    from dpr.losses.guide import Guide
+
+    shards = open_shards(patterns, verify=False)
+    chunks, keys, size = list[np.ndarray](), list[int](), 0
+    for ids, vectors in (chunk for shard in shards for chunk in shard.chunks()):
+        passages = [Passage("", id=key.decode()) for key in ids]
+        keys += [judgement_identity(passage, namespace)[0] for passage in passages for namespace in namespaces]
+        chunks.append(vectors)
+        size += len(ids)
+    if not size:
+        raise ConfigError(f"loss.guide={list(patterns)} holds no vectors")
+    files = [read_manifest(shard.path)["files"] for shard in shards]
+    fingerprint = text_sha256(json.dumps(files, sort_keys=True))
+    return Guide(chunks, np.array(keys, dtype=np.int64), np.repeat(np.arange(size), len(namespaces)), fingerprint=fingerprint)
 
 
 def user_validation(entry: Any) -> Validation:

@@ -49,7 +49,7 @@ def lines(folder: str) -> list[dict[str, float]]:
 
 
 def test_the_page_has_its_examples_each_under_twenty_lines() -> None:
-    own = ["my_callbacks.py", "my_data.py", "my_loss.py", "my_metrics.py", "my_pooling.py", "my_validation.py"]
+    own = ["my_callbacks.py", "my_data.py", "my_loss.py", "my_metrics.py", "my_pooling.py", "my_terms.py", "my_validation.py"]
     assert sorted(BLOCKS) == ["early_stopping.py", *own]
     for name, code in BLOCKS.items():
         assert len([line for line in code.splitlines() if line.strip()]) < 20, name
@@ -148,3 +148,12 @@ def test_own_data_set_from_the_command_line() -> None:
     # Other rows in the file are other data, so the run is not continued.
     Path("faq.csv").write_text("\n".join([*rows[:-1], "ba cu,be cu,bi cu"]) + "\n")
     assert main([*named, "output_dir=runs/faq", *SMALL[:-1], "train.batch_size=3"]) == 3
+
+
+def test_own_term_beside_those_of_the_toolkit_from_the_command_line() -> None:
+    wanted = "loss.terms=[nll,{use: kl, weight: 0.5},{use: my_terms:Repelled, weight: 0.1, margin: 0.3}]"
+    assert wanted in PAGE
+    terms = wanted.replace("{use: kl, weight: 0.5}", "{use: symmetric, weight: 0.5}")  # no teacher here
+    assert main([terms, "output_dir=runs/terms", *SMALL]) == 0
+    assert main([terms.replace("0.3", "0.2"), "output_dir=runs/terms", *SMALL]) == 3
+    assert [line["step"] for line in lines("runs/terms")] == [1, 2, 3]

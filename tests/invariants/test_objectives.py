@@ -75,7 +75,7 @@ class HandMadeGuide(Guide):
     """A vector for most identities, as a function of them."""
 
     def __init__(self) -> None:
-        self.dimension = 3
+        self.dimension, self.fingerprint = 3, "by hand"
 
     def vectors(self, ids: torch.Tensor) -> torch.Tensor:
         raw = torch.stack([(ids[:, 0] % prime).to(torch.float32) - prime / 2 for prime in (7, 11, 13)], dim=1)

@@ -19,10 +19,11 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row
 from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
-from dpr.losses.protocol import Loss, LossResult, Pool
+from dpr.losses.protocol import Loss, LossResult, Pool, Term
 from dpr.models.biencoder import TowerOptions
 from dpr.training.compute import make_step
-from dpr.training.settings import TrainSettings
+from dpr.training.settings import LossSettings, TrainSettings
+from dpr.training.user_classes import make_loss
 from tests.helpers.adapters import randomize_adapters
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.reference import embed, pool_loss, sample_passages
@@ -56,6 +57,26 @@ class Margin(Loss):
         scores = torch.einsum("bd,bnd->bn", questions, of_question) / pool.temperature
         losses = ((1 - scores + scores[:, :1]).relu() * pool.candidates.counts.view_as(scores)).sum(1)
         return LossResult(losses, (losses == 1).sum())
+
+
+class Crowd(Term):
+    """Of each question the mean squared logit of the passages that count, and of its own slots; as a term it stands beside others."""
+
+    needs = frozenset({"contexts", "own_scores"})
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> torch.Tensor:
+        assert pool.own_scores is not None
+        scores = score_matrix(questions, pool.contexts, pool.temperature) * pool.candidates.counts
+        own = pool.own_scores / pool.temperature * batch.context_valid.view_as(pool.own_scores)
+        return self.scale * scores.square().sum(1) / pool.candidates.counts.sum() + own.square().mean(1)
+
+
+def with_a_term() -> Loss:
+    terms = ["nll", {"use": f"{__name__}:Crowd", "weight": 0.3, "scale": 2.0}, {"use": "symmetric", "weight": 0.5}]
+    return make_loss(LossSettings(terms=terms), candidates="distinct")
 
 
 def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -98,6 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
     "words past the layers, learned weights of tokens": {"settings": {"shared": True, "pooling": "idf", "residual_words": True}},
     "a loss of all questions too": {"loss": Symmetric, "options": {"learn_temperature": True}},
     "a loss of each question by itself": {"loss": Margin},
+    "a user's term": {"loss": with_a_term, "options": {"learn_temperature": True}},
     "two adapters over one backbone": {"settings": {"adapter": "lora", "lora_rank": 4, "projection_dim": 6}, "prepare": randomize_adapters},
 }
 

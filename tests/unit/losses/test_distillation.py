@@ -11,11 +11,10 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError
-from dpr.losses.distillation import kl_divergence, margin_mse
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.teacher import MOST_WITHOUT
+from dpr.losses.terms import MOST_WITHOUT, kl_divergence, margin_mse
 from dpr.training.settings import LossSettings
 from dpr.training.user_classes import make_loss
 from tests.helpers.pools import make_pool

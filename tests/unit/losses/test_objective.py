@@ -17,8 +17,8 @@ from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.collator import judgement_identity
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.losses.guide import Guide
 from dpr.losses.objective import Objective
+from dpr.losses.protocol import Pool, Term
 from dpr.losses.settings import ObjectiveSettings
 from dpr.training.settings import LossSettings
 from dpr.training.user_classes import make_loss
@@ -75,7 +75,10 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path, caplo
         )
         writer.write_chunk(0, [f"p{row}" for row in rows], vectors[rows.start : rows.stop])
         writer.finish(1)
-    guide = Guide([tmp_path / "guide_*"], ["one", "other"])
+    loss = make_loss(LossSettings(guide=[str(tmp_path / "guide_*")]), candidates="distinct", namespaces=["one", "other"])
+    assert isinstance(loss, Objective) and loss.content()["guide"]
+    guide = loss.guide
+    assert guide is not None
     asked = [("other", "p4"), ("one", "p0"), ("third", "p0"), ("one", "p9"), ("one", "p2")]
     ids = torch.tensor([judgement_identity(Passage("any text", id=key), namespace) for namespace, key in asked])
     found = guide.vectors(ids)
@@ -101,6 +104,105 @@ def test_a_guide_finds_vectors_by_passage_id_and_namespace(tmp_path: Path, caplo
 def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LossSettings(**settings).check_together("loss.")
+
+
+def squares(questions: torch.Tensor) -> torch.Tensor:
+    return questions.square().sum(1)
+
+
+class Short(Term):
+    """Pulls question vectors towards zero."""
+
+    def __init__(self, power: float = 1.0) -> None:
+        self.power = power
+
+    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> torch.Tensor:
+        return squares(questions) ** self.power
+
+
+class Scalar(Short):
+    def __call__(self, questions: torch.Tensor, pool: Pool, batch: BiEncoderBatch) -> torch.Tensor:
+        return questions.sum()
+
+
+class Greedy(Short):
+    needs = frozenset({"everything"})
+
+
+HERE = __name__
+
+
+def losses_of(terms: Any = None, **settings: Any) -> torch.Tensor:
+    """The losses of four questions with two slots each, in float64."""
+    chosen = LossSettings(terms=terms, **settings)
+    chosen.check("loss.")
+    loss = make_loss(chosen, candidates="distinct")
+    batch = replace(batch_of(4, 2), teacher_scores=torch.arange(8.0))
+    generator = torch.Generator().manual_seed(3)
+    questions, vectors = (torch.randn(size, 3, dtype=torch.float64, generator=generator) for size in (4, 8))
+    known = torch.cat([batch.known_positive_ids, torch.ones(4, 1, 1, dtype=torch.int64)], dim=2)
+    pool = replace(make_pool(vectors, batch.positive_idx, ids=batch.context_ids), questions=questions, known_positives=known)
+    losses: torch.Tensor = loss(questions, pool, batch).losses
+    return losses
+
+
+def test_terms_are_another_way_to_write_the_weights() -> None:
+    listed = losses_of([{"use": "nll", "weight": 0.5}, "kl", {"use": "margin_mse", "weight": 2}, "symmetric"], hardness=0.3)
+    weights = {"nll_weight": 0.5, "kl_weight": 1.0, "margin_mse_weight": 2.0, "symmetric_weight": 1.0}
+    assert torch.equal(listed, losses_of(**weights, hardness=0.3))
+    assert torch.equal(losses_of("kl"), losses_of(nll_weight=0.0, kl_weight=1.0))
+
+
+def test_a_term_of_the_user_is_added_with_its_weight() -> None:
+    generator = torch.Generator().manual_seed(3)
+    expected = squares(torch.randn(4, 3, dtype=torch.float64, generator=generator)) ** 2
+    torch.testing.assert_close(losses_of({"use": f"{HERE}:Short", "weight": 0.25, "power": 2}), 0.25 * expected, rtol=1e-14, atol=0)
+    both = losses_of(["nll", {"use": f"{HERE}:Short", "weight": 0.25, "power": 2}])
+    torch.testing.assert_close(both, losses_of() + 0.25 * expected, rtol=1e-14, atol=0)
+
+
+def test_a_loss_is_a_term_too() -> None:
+    twice = losses_of(["nll", "dpr.losses.nll:BiEncoderNllLoss"])
+    torch.testing.assert_close(twice, 2 * losses_of(), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        (["nlll"], "loss.terms=nlll is not known; choose of nll, symmetric, kl, margin_mse, or module:Class"),
+        (["nll", {"use": "nll", "weight": 2}], "loss.terms names nll twice"),
+        ([{"use": "kl", "weight": 0}], "the weight of kl is 0; it must be a number above 0"),
+        ([{"use": "kl", "temperature": 2}], "loss.terms: kl takes no temperature; its other settings are keys of loss"),
+        ([{"weight": 1}], "has no import path"),
+        ([], "every term of the objective has weight 0"),
+        ([f"{HERE}:ObjectiveSettings"], "is not a subclass of dpr.losses.protocol.Term"),
+        ([f"{HERE}:Greedy"], "needs everything; only contexts, known_positives, own_scores, questions are gathered"),
+        ([{"use": f"{HERE}:Short", "force": 1}], "arguments given: force"),
+        (["nll", f"{HERE}:Scalar"], r"the term Scalar returned losses of shape \(\); expected one loss per question, \(4,\)"),
+    ],
+)
+def test_what_is_no_term_is_refused(terms: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        losses_of(terms)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"terms": ["nll"], "kl_weight": 0.5}, r"loss\.kl_weight=0\.5 has no effect with loss\.terms="),
+        ({"terms": ["kl"], "guide": ["x"]}, r"loss\.guide=\['x'\] has no effect with loss\.terms="),
+        ({"terms": ["nll"], "kl_temperature": 0.5}, r"loss\.kl_temperature=0\.5 has no effect with loss\.kl_weight=0\.0"),
+        ({"terms": ["nll"], "name": "a:B"}, "mutually exclusive"),
+    ],
+)
+def test_settings_that_have_no_effect_beside_terms_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LossSettings(**settings).check("loss.")
+
+
+def test_settings_of_a_term_that_is_listed_act() -> None:
+    LossSettings(terms=["nll", {"use": "kl", "weight": 0.5}], kl_temperature=0.5, hardness=1.0).check("loss.")
+    LossSettings(terms="symmetric", false_negative_margin=0.1).check("loss.")
 
 
 def test_more_dimensions_than_the_model_has_are_refused(tmp_path: Path) -> None:

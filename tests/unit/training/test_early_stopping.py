@@ -11,7 +11,8 @@ import torch
 
 from dpr.core.errors import ConfigError
 from dpr.formats import checkpoints
-from dpr.training.callbacks import Callback, EarlyStopping, FunctionCallback, LoadBest
+from dpr.training.callbacks import Callback, FunctionCallback
+from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.metrics import Metrics
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpr.core.errors import CheckpointError
 from dpr.formats.training_sets import write_training_set
+from dpr.formats.vector_shards import VectorShardWriter
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.models.settings import TowerSettings
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.identity import _narrowed
-from dpr.training.settings import TrainSettings
+from dpr.training.settings import LossSettings, TrainSettings
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import encoder_folder, make_samples, sentence
 
@@ -40,7 +42,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def job(folder: Path, *, resume: str = "auto", max_steps: int = 2, kind: str = "whole", **validation: Any) -> BiEncoderTrainer:
+def job(
+    folder: Path, *, resume: str = "auto", max_steps: int = 2, kind: str = "whole", loss: LossSettings | None = None, **validation: Any
+) -> BiEncoderTrainer:
     names = ("corpus", "questions", "qrels", "hard_runs") if kind == "sample" else ("corpus", "questions", "qrels")
     entry = {"kind": "retrieval", **{key: str(folder / name) for key, name in zip(names, FILES, strict=False)}, **validation}
     entry |= {"sample": 5, "n_docs": 20} if kind == "sample" else {}
@@ -49,6 +53,7 @@ def job(folder: Path, *, resume: str = "auto", max_steps: int = 2, kind: str = "
         output_dir=str(folder / "run"),
         device="cpu",
         resume=resume,
+        loss=loss or LossSettings(),
         train=TrainSettings(
             **train, batch_size=4, max_steps=max_steps, eval_every_steps=1, num_workers=0, token_store="off", validation=[entry]
         ),
@@ -104,6 +109,21 @@ def test_negatives_are_not_renewed_from_another_corpus(folder: Path, change: str
     with pytest.raises(CheckpointError, match=rf"different run: train\.callbacks\.RenewNegatives\.{change}.* was"):
         job(folder, kind="renewed", **negatives).resume()
     assert job(folder, kind="renewed", resume="force", **negatives).resume().step == 3
+
+
+def test_other_vectors_in_the_guide_are_refused_wherever_they_lie(folder: Path) -> None:
+    def guide(name: str, seed: int) -> list[str]:
+        facts = {"shard_id": 0, "num_shards": 1, "model_fingerprint": "m"}
+        writer = VectorShardWriter(folder / name, metadata=facts, dimension=3)
+        writer.write_chunk(0, ["p0", "p1"], np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32))
+        writer.finish(1)
+        return [str(folder / name)]
+
+    job(folder, loss=LossSettings(guide=guide("first", 0))).train()
+    assert job(folder, loss=LossSettings(guide=guide("copy", 0))).resume().step == 2
+    for loss in (LossSettings(guide=guide("other", 1)), LossSettings()):
+        with pytest.raises(CheckpointError, match=r"different run: loss\.guide\.content was"):
+            job(folder, loss=loss).resume()
 
 
 def test_a_checkpoint_that_does_not_state_contents_is_resumed_as_before(folder: Path) -> None:

@@ -44,6 +44,7 @@ CHANGED: dict[str, Any] = {
     "special_tokens": ["[Q]"],
     "loss.name": {"use": "dpr.losses.nll:BiEncoderNllLoss", "max_scores": 1000},
     "loss.candidates": "dpr",
+    "loss.terms": ["nll", {"use": "symmetric", "weight": 0.5}],
     "loss.temperature": 0.5,
     "loss.positives": "any",
     "loss.dimensions": [8],
@@ -78,7 +79,6 @@ IN_EFFECT = {"train.warmup_ratio": "train.warmup_steps", "loss_scale_factors": "
 """Settings of which what they lead to is compared, by its name."""
 WITH_ANOTHER = {
     "loss.dimension_weights": "needs loss.dimensions too",
-    "loss.guide": "needs vector shards",
     "encoder.attention": "needs a GPU's precision too",
     "encoder.append_eos": "needs a tokenizer with an end token",
     "encoder.residual_words": "needs another pooling too",
