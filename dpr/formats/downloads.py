@@ -139,7 +139,10 @@ def _fetch(url: str, file: IO[bytes], part: Path, timeout_s: float) -> bool:
         tags = (response.headers.get("ETag"), response.headers.get("Last-Modified"))
         version = next((tag for tag in tags if tag and not tag.startswith("W/")), None)
         write_json(_notes_of(part), {"url": url, "version": version, "bytes": expected})
-        _require_space(part, expected, start)
+        free = shutil.disk_usage(part.parent).free
+        if expected is not None and expected - start > free:
+            found = f"{(expected - start) / 1e9:.1f} GB to fetch and {free / 1e9:.1f} GB free"
+            raise InputError(found, file=part, hint="output_dir=FOLDER")
         _copy(response, file, start, expected)
         size = file.seek(0, os.SEEK_END)
         if expected is not None and size != expected:
@@ -155,12 +158,6 @@ def _copy(response: Any, file: IO[bytes], size: int, expected: int | None) -> No
         if time.monotonic() - logged > _LOG_EVERY_S:
             logged = time.monotonic()
             logger.info("%.1f MB%s", size / 1e6, f" of {expected / 1e6:.1f}" if expected else "")
-
-
-def _require_space(part: Path, expected: int | None, start: int) -> None:
-    free = shutil.disk_usage(part.parent).free
-    if expected is not None and expected - start > free:
-        raise InputError(f"{(expected - start) / 1e9:.1f} GB to fetch and {free / 1e9:.1f} GB free", file=part, hint="output_dir=FOLDER")
 
 
 def _check(path: Path, url: str, sha256: str | None) -> None:

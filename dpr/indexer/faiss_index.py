@@ -74,7 +74,10 @@ class FlatIndex(Index):
         for ids, vectors in blocks(corpus, settings.buffer_size):
             check_finite(ids, vectors)
             phi = max(phi, float(_squared_norms(vectors).max()))
-            engine.add(_augmented(vectors, phi) if cls._augments else vectors)
+            if cls._augments:
+                extra = np.sqrt(np.maximum(phi - _squared_norms(vectors), 0.0))
+                vectors = np.hstack([vectors, extra[:, None].astype(np.float32)])
+            engine.add(vectors)
         return cls(engine, PackedIds(pack_ids(lambda: id_chunks(corpus))), settings, float(np.sqrt(phi)))
 
     def search(self, questions: np.ndarray, k: int, *, query_rows: int = 256) -> SearchResult:
@@ -257,8 +260,3 @@ def _ranges(sources: Sequence[VectorSource], buffer_size: int, dimension: int) -
         low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
     low, high = np.append(low, 0.0), np.append(high, np.sqrt(phi - least_norm))
     return phi, np.stack([low, high]).astype(np.float32)
-
-
-def _augmented(vectors: np.ndarray, phi: float) -> np.ndarray:
-    extra = np.sqrt(np.maximum(phi - _squared_norms(vectors), 0.0))
-    return np.hstack([vectors, extra[:, None].astype(np.float32)])
