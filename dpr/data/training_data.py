@@ -12,7 +12,11 @@ from typing import Any, Protocol
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.negatives import AnyPassage, AnySample
+from dpr.formats.token_store import StoredPassage, StoredSample
+
+AnyPassage = Passage | StoredPassage
+"""A passage as text, or its tokens in a token store."""
+AnySample = TrainingSample | StoredSample
 
 
 class SampleSource(Protocol):

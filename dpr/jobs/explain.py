@@ -11,8 +11,8 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
 from dpr.data.loader import PoolDataset
-from dpr.data.negatives import AnyPassage
 from dpr.data.tensorizer import Tensorizer
+from dpr.data.training_data import AnyPassage
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, open_sets
 from dpr.losses.candidates import find_candidates

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger
-from dpr.data.end_token import append_end_token
+from dpr.data.special_tokens import append_end_token
 from dpr.data.tensorizer import Tensorizer, load_tokenizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.models.adapters import BaseModel

@@ -205,7 +205,7 @@ def test_the_two_candidate_rules_differ_on_this_data(tmp_path: Path) -> None:
 
 
 def test_file_order_selection_matches_the_plain_rule() -> None:
-    from dpr.data.negatives import select_passages
+    from dpr.data.collator import select_passages
 
     for sample in make_samples(50):
         chosen = select_passages(sample, num_hard=2, num_other=1)

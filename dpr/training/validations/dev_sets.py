@@ -17,9 +17,8 @@ from dpr.core.precision import autocast
 from dpr.core.temperature import Temperature
 from dpr.data.collator import Collator, Identity, SetOptions, as_encoded, identity_table, judgement_identity
 from dpr.data.loader import data_row
-from dpr.data.negatives import AnyPassage
 from dpr.data.order import rank_slice
-from dpr.data.training_data import SampleSource
+from dpr.data.training_data import AnyPassage, SampleSource
 from dpr.losses.candidates import find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Pool

@@ -8,10 +8,9 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Augmentation, Collator, DataRow, SetOptions, judgement_identity
+from dpr.data.collator import Augmentation, Collator, DataRow, SetOptions, judgement_identity, select_passages
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, PoolOrder, data_row, pool_loader
-from dpr.data.negatives import select_passages
 from dpr.data.tensorizer import Tensorizer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 

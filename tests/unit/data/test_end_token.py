@@ -9,7 +9,7 @@ import pytest
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage
-from dpr.data.end_token import append_end_token
+from dpr.data.special_tokens import append_end_token
 from dpr.data.tensorizer import Tensorizer
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
