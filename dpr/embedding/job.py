@@ -32,7 +32,6 @@ from dpr.embedding.source import PassageSource, with_store
 from dpr.formats.corpus_store import has_places
 from dpr.formats.vector_shards import Metadata, VectorShardWriter
 from dpr.models.biencoder import BiEncoder
-from dpr.models.truncation import keep_dimensions
 from dpr.storage.checksums import cache_root
 from dpr.storage.outputs import require_writable
 
@@ -71,7 +70,7 @@ def embed_shard(model: BiEncoder, source: PassageSource, config: EmbedConfig) ->
     """
     folder = Path(f"{config.out_file}_{config.shard_id}")
     on_main(lambda: require_writable(folder if folder.is_dir() else folder.parent, folder=True))
-    keep_dimensions(model, config.dimensions)
+    model.keep_dimensions(config.dimensions)
     source = source.agreed(model.tensorizer.text)
     rows = shard_range(_count(source, config.num_shards), config.shard_id, config.num_shards)
     source = _stored(source, config.num_shards)

@@ -12,6 +12,7 @@ from dpr.core.errors import InputError
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
+from dpr.models.peft_folders import FOLDERS, NAME, WEIGHTS
 from dpr.storage.durable import durable_folder
 
 
@@ -51,22 +52,23 @@ def write_adapters(model: BiEncoder, folder: Path, *, source: str) -> list[Path]
         raise InputError("has no adapters", file=source, hint="to=model writes the whole model")
     if others := [name for name in model.weights() if "lora_" not in name and name != "log_temperature"]:
         raise InputError(f"has other trained weights ({others[0]})", file=source, hint="to=model writes a model that has them all")
-    written = []
+    written, (of_each, of_both) = [], FOLDERS
+    names = of_each if len(model.towers) > 1 else of_both
     with durable_folder(folder) as temporary:
-        for tower in model.towers:
+        for name, tower in zip(names, model.towers, strict=False):
             adapter = tower.adapter
             assert adapter is not None
-            part = temporary / ("adapter" if len(model.towers) == 1 else f"adapter_{adapter.name}")
+            part = temporary / name
             part.mkdir()
             config = copy.deepcopy(adapter.config)
             config.inference_mode = True
             config.save_pretrained(str(part))
             weights = {
-                f"base_model.model.{name}.{kind}.weight": getattr(layer, kind)[adapter.name].weight
-                for name, layer in adapter.layers.items()
+                NAME.format(layer=layer_name, kind=kind): getattr(layer, kind)[adapter.name].weight
+                for layer_name, layer in adapter.layers.items()
                 for kind in ("lora_A", "lora_B")
             }
-            checkpoints.write_tensors(part, "adapter_model.safetensors", weights)
+            checkpoints.write_tensors(part, WEIGHTS, weights)
             model.tensorizer.save(part)
             written.append(folder / part.name)
     return written

@@ -1,9 +1,12 @@
-"""What was exported, opened by the library that it is for: it must give the vectors that the model gives here."""
+"""What each format of another library promises, and the check that it keeps it: what was exported, opened by that library, must give the
+vectors that the model gives here."""
 
 from __future__ import annotations
 
+import importlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +17,13 @@ from dpr.core.lazy import version_of
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
-from dpr.export.registry import Format
+from dpr.export.settings import MODEL_FORMATS
 from dpr.formats.text_input import iter_lines
 from dpr.models.biencoder import BiEncoder
 
 logger = get_logger(__name__)
+
+_BATCH = 8
 
 _SHORT = (
     "what is a dense retriever",
@@ -31,6 +36,36 @@ _SHORT = (
     'an "odd" <tag> & {braces} 1,234.5 % #x@y.z',
     "a",
 )
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is written in a format, and how the library that it is for encodes with what was written."""
+
+    require_sayable: Callable[[BiEncoder, str], None]
+    """``require_sayable(model, source)``: InputError names what the format cannot say; ``source`` is the model's name in messages."""
+    write: Callable[..., None]
+    """``write(model, folder, *, source)`` fills an existing folder, once ``require_sayable`` has passed. ``model`` has no adapters any
+    more."""
+    encode: Callable[[Path, str, Sequence[Any]], np.ndarray]
+    """``encode(folder, side, items)``: vectors (N, D) float32 of questions (``side`` question, texts) or passages (ctx, ``Passage``), by
+    the other library alone."""
+    usage: Callable[[BiEncoder], str]
+    """Lines of Python that load the folder PATH with that library and encode a question and a passage."""
+    library: str
+    """The package that ``encode`` imports."""
+    install: str
+    """What pip installs for it."""
+    sides: tuple[str, ...] = ("question", "ctx")
+    """Those that ``encode`` knows."""
+    bar: float = 1e-5
+    """The largest difference of a number of a vector, in units of the vectors' largest number if that is above 1."""
+
+
+def format_of(name: str) -> Format:
+    """The format of a name, whose module is imported now."""
+    found: Format = importlib.import_module(MODEL_FORMATS[name]).FORMAT
+    return found
 
 
 class Difference(NamedTuple):
@@ -154,12 +189,18 @@ def described(difference: Difference, form: Format) -> str:
     return f"{difference.texts} texts encoded by {library}: vectors differ by at most {sides}"
 
 
-def in_order(passages: Sequence[Passage], encode_texts: Any, encode_pairs: Any) -> np.ndarray:
-    """Vectors of passages, those without a title by ``encode_texts`` and the others by ``encode_pairs``, in their order."""
+def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.ndarray]) -> np.ndarray:
+    """Vectors of passages in their order; ``encode`` gets those without a title, then the others."""
     untitled = [row for row, passage in enumerate(passages) if not passage.title]
     titled = [row for row, passage in enumerate(passages) if passage.title]
-    parts = [(rows, encode([passages[row] for row in rows])) for rows, encode in ((untitled, encode_texts), (titled, encode_pairs)) if rows]
+    parts = [(rows, encode([passages[row] for row in rows])) for rows in (untitled, titled) if rows]
     vectors = np.empty((len(passages), parts[0][1].shape[1]), np.float32)
     for rows, found in parts:
         vectors[rows] = found
     return vectors
+
+
+def token_batches(tokenizer: Any, texts: Sequence[list[str]], **options: Any) -> Iterator[Any]:
+    """What a tokenizer of transformers gives for ``texts`` alone, or for the pairs of two lists, some at a time."""
+    for start in range(0, len(texts[0]), _BATCH):
+        yield tokenizer(*(part[start : start + _BATCH] for part in texts), padding=True, return_tensors="pt", **options)

@@ -15,14 +15,14 @@ import torch
 
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
-from dpr.export.checking import in_order
-from dpr.export.registry import Format
-from dpr.export.tower_files import refuse, refuse_unknown_vectors, write_backbone, write_tokenizer
+from dpr.export.checking import Format, in_order, token_batches
+from dpr.export.tower_files import refuse, refuse_unknown_vectors, sides, write_tower
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
+from dpr.models.foreign_towers import CTX, QUESTION
 
 _TYPES = "embeddings.token_type_embeddings.weight"
-_BATCH = 8
+_CLASSES = {QUESTION: "DPRQuestionEncoder", CTX: "DPRContextEncoder"}
 
 
 def require_sayable(model: BiEncoder, source: str) -> None:
@@ -49,14 +49,9 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         InputError: the classes know no such model.
     """
     require_sayable(model, source)
-    settings = model.settings
-    lengths = (model.tensorizer.question_length, settings.sequence_length)
-    names = (("question_encoder", "DPRQuestionEncoder"), ("ctx_encoder", "DPRContextEncoder"))
-    for (name, class_name), tower, length in zip(names, (model.question_model, model.ctx_model), lengths, strict=True):
-        write_backbone(_wrapped(tower, name, class_name), folder / name)
-        plain = settings.plain_apostrophes and name == "question_encoder"
+    for side in sides(model, apart=True):
         lower = {"do_lower_case": model.tensorizer.do_lower_case}  # for the classes' own tokenizers, which rebuild the rest from it
-        write_tokenizer(model.tensorizer, folder / name, longest=length, plain_apostrophes=plain, **lower)
+        write_tower(model, side, folder, _wrapped(side.tower, side.folder, _CLASSES[side.folder]), **lower)
 
 
 def _wrapped(tower: Encoder, name: str, class_name: str) -> Any:
@@ -79,29 +74,23 @@ def _wrapped(tower: Encoder, name: str, class_name: str) -> Any:
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     """Vectors by the classes and their tokenizers."""
-    from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
+    import transformers
 
-    kind, name = (DPRQuestionEncoder, "question_encoder") if side == "question" else (DPRContextEncoder, "ctx_encoder")
+    name = {"question": QUESTION, "ctx": CTX}[side]
     with no_downloads():
-        model: Any = kind.from_pretrained(str(folder / name)).eval()
-        tokenizer = AutoTokenizer.from_pretrained(str(folder / name))
+        model: Any = getattr(transformers, _CLASSES[name]).from_pretrained(str(folder / name)).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder / name))
 
+    @torch.no_grad()
     def vectors(*texts: list[str]) -> np.ndarray:
-        parts = []
-        for start in range(0, len(texts[0]), _BATCH):
-            rows = [part[start : start + _BATCH] for part in texts]
-            tokens = tokenizer(*rows, padding=True, truncation="longest_first", return_tensors="pt")
-            with torch.no_grad():
-                parts.append(model(**tokens).pooler_output)
+        parts = [model(**tokens).pooler_output for tokens in token_batches(tokenizer, texts, truncation="longest_first")]
         return np.asarray(torch.cat(parts), np.float32)
 
-    if side == "question":
-        return vectors(list(items))
+    def of_passages(passages: list[Passage]) -> np.ndarray:
+        titles, texts = [passage.title for passage in passages], [passage.text for passage in passages]
+        return vectors(titles, texts) if titles[0] else vectors(texts)
 
-    def titled(passages: list[Passage]) -> np.ndarray:
-        return vectors([passage.title for passage in passages], [passage.text for passage in passages])
-
-    return in_order(items, lambda passages: vectors([passage.text for passage in passages]), titled)
+    return vectors(list(items)) if side == "question" else in_order(items, of_passages)
 
 
 def usage(model: BiEncoder) -> str:

@@ -20,9 +20,8 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
-from dpr.export.checking import Texts
+from dpr.export.checking import Format, Texts
 from dpr.export.onnx_graph import EXTRA, GraphEncoder, file_size, overlap, tokenizer_for_serving, write_graph, write_lower
-from dpr.export.registry import Format
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
 from dpr.models.trials import pad_id

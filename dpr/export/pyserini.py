@@ -13,15 +13,15 @@ import numpy as np
 
 from dpr.core.offline import no_downloads
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
-from dpr.export.registry import Format
+from dpr.export.checking import Format
 from dpr.export.tower_files import (
     refuse,
     refuse_token_weights,
     refuse_unknown_vectors,
+    sides,
     standard_backbone,
     standard_pooling,
-    write_backbone,
-    write_tokenizer,
+    write_tower,
 )
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
@@ -54,10 +54,8 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         InputError: Pyserini's encoder cannot give the model's vectors of questions.
     """
     require_sayable(model, source)
-    settings = model.settings
-    write_backbone(standard_backbone(model.question_model, model.tensorizer.question_length), folder)
-    plain = settings.plain_apostrophes
-    write_tokenizer(model.tensorizer, folder, longest=model.tensorizer.question_length, plain_apostrophes=plain)
+    side = sides(model, apart=True)[0]
+    write_tower(model, side._replace(folder=""), folder, standard_backbone(side.tower, side.longest))
     write_json_file(folder, ARGUMENTS, _arguments(model))
 
 

@@ -20,10 +20,10 @@ from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
 from dpr.data.presentation import presented
 from dpr.data.settings import TextSettings
-from dpr.export.checking import in_order
+from dpr.export.checking import Format, in_order
 from dpr.export.onnx_graph import write_states_graph
-from dpr.export.registry import Format
 from dpr.export.tower_files import (
+    Side,
     refuse,
     refuse_one_sided_apostrophes,
     refuse_unknown_vectors,
@@ -31,27 +31,35 @@ from dpr.export.tower_files import (
     standard_backbone,
     standard_pooling,
     static_rows,
-    write_backbone,
     write_tokenizer,
+    write_tower,
 )
-from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.pooling import IdfPooling
+from dpr.models.sentence_modules import write_dense, write_module, write_table
+from dpr.models.sentence_transformers import (
+    DENSE,
+    NORMALIZE,
+    OF_PASSAGES,
+    POOLING,
+    SIDES,
+    STATIC,
+    TRANSFORMER,
+    own_text,
+    pooling_settings,
+    type_of,
+    write_body_settings,
+    write_library_settings,
+    write_modules,
+)
 from dpr.models.trials import is_static
-from dpr.storage.durable import durable_file, read_json
+from dpr.storage.durable import durable_file
 
-LIBRARY = "config_sentence_transformers.json"
-OWN = "dpr"
-"""Under this key the library's file states what it has no place for: the title template, and that questions' apostrophes become plain."""
-_MODULES = "sentence_transformers.models"  # names that all versions know; later ones have others besides
-_POOLINGS = {"cls": "cls", "mean": "mean", "weighted_mean": "weightedmean", "max": "max", "last": "lasttoken"}
-_OLD_POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 ROOT_MODULE = "root_static_embedding"
 """Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
 _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
-_NAMES = ("query", "document", "passage", "corpus")
 
 
 def require_sayable(model: BiEncoder, source: str) -> None:
@@ -59,7 +67,8 @@ def require_sayable(model: BiEncoder, source: str) -> None:
     refuse_unknown_vectors(model, source)
     refuse_one_sided_apostrophes(model, source)
     settings = model.settings
-    refuse({f"it has a prompt called {name}": name in settings.prompts for name in _NAMES}, source, hint="the library's own names")
+    own_names = {f"it has a prompt called {name}": name in settings.prompts for name in (*SIDES, *OF_PASSAGES)}
+    refuse(own_names, source, hint="the library's own names")
     differ = _is_bag(model) and settings.shared and model.tensorizer.question_length != settings.sequence_length
     refuse({"one tokenizer for texts of two lengths": differ}, source, hint="give encoder.question_length the value of sequence_length")
     is_scaled = settings.normalize and not settings.projection_dim  # a projection has a bias, to which the scale before it matters
@@ -78,51 +87,22 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         InputError: what decides its vectors cannot be said there.
     """
     require_sayable(model, source)
-    settings = model.settings
-    routes = [_write_route(model, folder, *side) for side in sides(model)]
+    write_modules(folder, [_write_route(model, folder, side) for side in sides(model)])
     if needs_own_code(model):
         with durable_file(folder / _CODE.name, "wb") as file:
             file.write(_CODE.read_bytes())
-    if settings.shared:
-        modules = [(kind, path) for path, kind in routes[0].items()]
-    else:
-        modules = [("Router", "")]
-        structure = {"query": list(routes[0]), "document": list(routes[1])}
-        types = {name: _type(kind) for route in routes for name, kind in route.items()}
-        parameters = {"default_route": "document", "allow_empty_key": True}
-        checkpoints.write_json_file(folder, "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    listed = [{"idx": row, "name": str(row), "path": path, "type": _type(kind)} for row, (kind, path) in enumerate(modules)]
-    checkpoints.write_json_file(folder, "modules.json", listed)
-    checkpoints.write_json_file(folder, LIBRARY, _library(model))
-
-
-def _type(kind: str) -> str:
-    """What the library imports for a module."""
-    return f"{ROOT_MODULE}.{kind}" if kind == "RootStaticEmbedding" else f"{_MODULES}.{kind}"
+    versions = {name: version_of(package) for name, package in (("transformers", "transformers"), ("pytorch", "torch"))}
+    versions["sentence_transformers"] = version_of("sentence-transformers") or "5.4.0"
+    others: dict[str, Any] = {"model_type": "SentenceTransformer", "__version__": versions}
+    if _has_two_lengths(model):
+        others["requirements"] = {"sentence-transformers": {"specifier": ">=6.0", "reason": "queries and documents have different lengths"}}
+    width = model.dimension if _truncates(model) else None
+    write_library_settings(folder, model.settings, similarity=model.similarity, width=width, others=others)
 
 
 def needs_own_code(model: BiEncoder) -> bool:
     """Whether the library has no module for it, so that the folder holds one."""
     return model.settings.pooling == "idf_sqrt"
-
-
-def _library(model: BiEncoder) -> dict[str, Any]:
-    settings = model.settings
-    versions = {name: version_of(package) for name, package in (("transformers", "transformers"), ("pytorch", "torch"))}
-    versions["sentence_transformers"] = version_of("sentence-transformers") or "5.4.0"
-    found: dict[str, Any] = {
-        "model_type": "SentenceTransformer",
-        "__version__": versions,
-        "prompts": {"query": settings.query_prompt, "document": settings.passage_prompt, **settings.prompts},
-        "default_prompt_name": None,
-        "similarity_fn_name": model.similarity,
-        OWN: {"title_template": settings.title_template, "plain_apostrophes": settings.plain_apostrophes and not settings.shared},
-    }
-    if _truncates(model):
-        found["truncate_dim"] = model.dimension
-    if _has_two_lengths(model):
-        found["requirements"] = {"sentence-transformers": {"specifier": ">=6.0", "reason": "queries and documents have different lengths"}}
-    return found
 
 
 def _has_two_lengths(model: BiEncoder) -> bool:
@@ -141,46 +121,30 @@ def _is_bag(model: BiEncoder) -> bool:
     return is_static(model.question_model.backbone) and (is_mean or needs_own_code(model))
 
 
-def _write_route(model: BiEncoder, folder: Path, name: str, tower: Encoder, longest: int, plain: bool) -> dict[str, str]:
-    """Writes the modules of a tower; returns their kinds by the names of their folders, in order. Routes share what has no weights."""
-    prefix = f"{name}_" if name else ""
-    body = folder / name
-    tokens: dict[str, Any] = {"longest": longest, "plain_apostrophes": plain}
+def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
+    """Writes the modules of a tower; returns their types by the names of their folders, in order. Routes share what has no weights."""
+    tower, settings = side.tower, model.settings
+    prefix = f"{side.folder}_" if side.folder else ""
     if _is_bag(model):
-        route = {name: "RootStaticEmbedding" if needs_own_code(model) else "StaticEmbedding"}
-        write_tokenizer(model.tensorizer, body, truncated=True, **tokens)
-        checkpoints.write_tensors(body, "model.safetensors", {"embedding.weight": static_rows(tower)})
+        route = {side.folder: f"{ROOT_MODULE}.RootStaticEmbedding" if needs_own_code(model) else type_of(STATIC)}
+        write_tokenizer(model.tensorizer, side, folder, truncated=True)
+        write_table(folder / side.folder, static_rows(tower))
     else:
-        route = {name: "Transformer"}
-        backbone = standard_backbone(tower, max(longest, model.settings.sequence_length))
-        write_backbone(backbone, body)
-        write_tokenizer(model.tensorizer, body, **tokens)
-        lengths = {"query_length": model.tensorizer.question_length, "document_length": longest} if _has_two_lengths(model) else {}
-        checkpoints.write_json_file(body, "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False, **lengths})
+        route = {side.folder: type_of(TRANSFORMER)}
+        backbone = write_tower(model, side, folder)
+        lengths = (model.tensorizer.question_length, side.longest) if _has_two_lengths(model) else ()
+        write_body_settings(folder / side.folder, side.longest, lengths)
         if isinstance(tower.pooling, IdfPooling) and not is_static(tower.backbone):
-            route[_written(folder, f"{prefix}1_WordWeights", *_word_weights(model, tower.pooling))] = "WordWeights"
-        route[_written(folder, f"{len(route)}_Pooling", _pooling(model, backbone.config.hidden_size))] = "Pooling"
+            route[name := f"{prefix}1_WordWeights"] = type_of("WordWeights")
+            write_module(folder / name, *_word_weights(model, tower.pooling))
+        route[name := f"{len(route)}_{POOLING}"] = type_of(POOLING)
+        write_module(folder / name, pooling_settings(standard_pooling(model), backbone.config.hidden_size), {})
     if (dense := _dense(model, tower)) is not None:
-        route[_written(folder, f"{prefix}{len(route)}_Dense", *dense)] = "Dense"
-    if model.settings.normalize:
-        route[f"{len(route)}_Normalize"] = "Normalize"
+        route[name := f"{prefix}{len(route)}_{DENSE}"] = type_of(DENSE)
+        write_dense(folder / name, *dense, settings.projection_activation)
+    if settings.normalize:
+        route[f"{len(route)}_{NORMALIZE}"] = type_of(NORMALIZE)
     return route
-
-
-def _written(folder: Path, name: str, config: dict[str, Any], weights: dict[str, torch.Tensor] | None = None) -> str:
-    """The name of a module whose files are written."""
-    (folder / name).mkdir(exist_ok=True)
-    checkpoints.write_json_file(folder / name, "config.json", config)
-    if weights is not None:
-        checkpoints.write_tensors(folder / name, "model.safetensors", weights)
-    return name
-
-
-def _pooling(model: BiEncoder, width: int) -> dict[str, Any]:
-    """With the keys of the library's newest versions and of those before, which other programs read."""
-    mode = _POOLINGS[standard_pooling(model)]
-    old = {f"pooling_mode_{name}": name.removesuffix("_tokens").removesuffix("_token") == mode for name in _OLD_POOLINGS}
-    return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}
 
 
 def _word_weights(model: BiEncoder, pooling: IdfPooling) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -193,18 +157,15 @@ def _word_weights(model: BiEncoder, pooling: IdfPooling) -> tuple[dict[str, Any]
     return config, {"emb_layer.weight": weights[:, None].contiguous()}
 
 
-def _dense(model: BiEncoder, tower: Encoder) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-    """The linear layer behind the pooling, with the rows of the dimensions that are kept: the projection, or what cuts before scaling."""
+def _dense(model: BiEncoder, tower: Encoder) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Matrix and bias of the linear layer behind the pooling, with the rows of the dimensions that are kept: the projection, or what cuts
+    before scaling."""
     if tower.encode_proj is not None:
-        layer = {"linear.weight": tower.encode_proj.weight, "linear.bias": tower.encode_proj.bias}
-        weights = {name: tensor[: tower.dimension].detach().float() for name, tensor in layer.items()}
-    elif model.settings.dimensions and not _truncates(model):
-        weights = {"linear.weight": torch.eye(tower.dimension, int(tower.config.hidden_size))}
-    else:
-        return None
-    rows, columns = weights["linear.weight"].shape
-    activation = f"torch.nn.modules.{'activation.Tanh' if model.settings.projection_activation == 'tanh' else 'linear.Identity'}"
-    return {"in_features": columns, "out_features": rows, "bias": "linear.bias" in weights, "activation_function": activation}, weights
+        layer = tower.encode_proj
+        return layer.weight[: tower.dimension].detach().float(), layer.bias[: tower.dimension].detach().float()
+    if model.settings.dimensions and not _truncates(model):
+        return torch.eye(tower.dimension, int(tower.config.hidden_size)), None
+    return None
 
 
 def write_graphs(model: BiEncoder, folder: Path, *, source: str) -> None:
@@ -215,9 +176,9 @@ def write_graphs(model: BiEncoder, folder: Path, *, source: str) -> None:
         InputError: there is no transformer, or it cannot be traced.
     """
     refuse({"it has no transformer for a graph of ONNX": _is_bag(model)}, source, hint="leave out onnx=true; to=onnx has its vectors")
-    for name, tower, longest, _ in sides(model):
-        (folder / name / "onnx").mkdir()
-        write_states_graph(standard_backbone(tower, longest), folder / name / "onnx" / "model.onnx", source=source)
+    for side in sides(model):
+        (graphs := folder / side.folder / "onnx").mkdir()
+        write_states_graph(standard_backbone(side.tower, side.longest), graphs / "model.onnx", source=source)
 
 
 def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:
@@ -245,21 +206,17 @@ def _loaded(folder: Path) -> Any:
 
 def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     """Vectors by the library alone; passages as its users give them."""
-    model = _loaded(folder)
+    model, text = _loaded(folder), TextSettings(**own_text(folder))
+    options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
+
+    def of_passages(passages: list[Passage]) -> np.ndarray:
+        shown = [presented(passage, text) for passage in passages]
+        given = [(part.title, part.text) if part.title else part.text for part in shown]
+        return np.asarray(model.encode_document(given, **options), np.float32)
+
     if side == "question":
-        return np.asarray(model.encode_query(list(items), batch_size=_BATCH, show_progress_bar=False), np.float32)
-    template = read_json(folder / LIBRARY)[OWN]["title_template"]
-
-    def document(passage: Passage) -> Any:
-        shown = presented(passage, TextSettings(title_template=template))
-        return (shown.title, shown.text) if shown.title else shown.text
-
-    def encoded(passages: list[Passage]) -> np.ndarray:
-        return np.asarray(
-            model.encode_document([document(each) for each in passages], batch_size=_BATCH, show_progress_bar=False), np.float32
-        )
-
-    return in_order(items, encoded, encoded)
+        return np.asarray(model.encode_query(list(items), **options), np.float32)
+    return in_order(items, of_passages)
 
 
 def usage(model: BiEncoder) -> str:

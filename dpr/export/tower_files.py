@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
+from dpr.models.foreign_towers import CTX, QUESTION
 from dpr.models.pooling import IdfPooling, is_user_defined
 from dpr.models.trials import is_static
 
@@ -67,20 +68,37 @@ def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
         refuse(found, source, hint=hint)
     if not model.settings.shared and model.settings.plain_apostrophes:
         prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
-        refuse({"its prompts have typographic apostrophes, and those of questions become plain": any(map(_has_one, prompts))}, source)
+        has_one = any(TYPOGRAPHIC_APOSTROPHE in prompt for prompt in prompts)
+        refuse({"its prompts have typographic apostrophes, and those of questions become plain": has_one}, source)
 
 
-def _has_one(text: str) -> bool:
-    return TYPOGRAPHIC_APOSTROPHE in text
+class Side(NamedTuple):
+    """A tower as it is written: to which folder, and what its tokenizer does."""
+
+    folder: str
+    """Empty: the exported folder itself."""
+    tower: Encoder
+    longest: int
+    """Tokens at which texts are cut."""
+    plain_apostrophes: bool
 
 
-def sides(model: BiEncoder) -> list[tuple[str, Encoder, int, bool]]:
-    """Of each tower: the name of its folder, the tower, its longest sequence, and whether its tokenizer makes apostrophes plain."""
+def sides(model: BiEncoder, *, apart: bool = False) -> list[Side]:
+    """The towers; a shared one once, unless each side has to be a folder (``apart``)."""
     settings = model.settings
-    if settings.shared:
-        return [("", model.question_model, settings.sequence_length, False)]
-    question = ("question_encoder", model.question_model, model.tensorizer.question_length, settings.plain_apostrophes)
-    return [question, ("ctx_encoder", model.ctx_model, settings.sequence_length, False)]
+    if settings.shared and not apart:
+        return [Side("", model.question_model, settings.sequence_length, plain_apostrophes=False)]
+    question = Side(QUESTION, model.question_model, model.tensorizer.question_length, settings.plain_apostrophes)
+    return [question, Side(CTX, model.ctx_model, settings.sequence_length, plain_apostrophes=False)]
+
+
+def write_tower(model: BiEncoder, side: Side, target: Path, backbone: Any = None, **tokenizer_config: Any) -> Any:
+    """Writes config, weights and tokenizer of a side; returns the backbone that was written, by default the side's as transformers knows
+    it."""
+    backbone = backbone or standard_backbone(side.tower, max(side.longest, model.settings.sequence_length))
+    write_backbone(backbone, target / side.folder)
+    write_tokenizer(model.tensorizer, side, target, **tokenizer_config)
+    return backbone
 
 
 def write_backbone(backbone: Any, folder: Path) -> None:
@@ -148,24 +166,22 @@ def static_rows(tower: Encoder) -> Tensor:
     return rows * tower.pooling.token_weights.detach().cpu()[:, None] if isinstance(tower.pooling, IdfPooling) else rows
 
 
-def write_tokenizer(
-    tensorizer: Tensorizer, folder: Path, *, longest: int, plain_apostrophes: bool, truncated: bool = False, **config: Any
-) -> None:
-    """Writes tokenizer.json and tokenizer_config.json; ``config`` adds to the latter.
+def write_tokenizer(tensorizer: Tensorizer, side: Side, target: Path, *, truncated: bool = False, **config: Any) -> None:
+    """Writes tokenizer.json and tokenizer_config.json of a side; ``config`` adds to the latter.
 
     The class is the general one, which takes tokenizer.json as it is: that of a family rebuilds parts of it. Token types are left out.
     ``truncated`` also writes the length into tokenizer.json, for libraries that read nothing else.
     """
-    tokenizer = tensorizer.tokenizer
+    tokenizer, folder = tensorizer.tokenizer, target / side.folder
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["padding"], state["truncation"] = None, None
-    if plain_apostrophes:
+    if side.plain_apostrophes:
         plain = {"type": "Replace", "pattern": {"String": TYPOGRAPHIC_APOSTROPHE}, "content": "'"}
         own = [state["normalizer"]] if state.get("normalizer") else []
         state["normalizer"] = {"type": "Sequence", "normalizers": [plain, *own]}
     if truncated:
         direction = tokenizer.truncation_side.capitalize()
-        state["truncation"] = {"direction": direction, "max_length": longest, "strategy": "LongestFirst", "stride": 0}
+        state["truncation"] = {"direction": direction, "max_length": side.longest, "strategy": "LongestFirst", "stride": 0}
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints.write_json_file(folder, "tokenizer.json", state)
     special = {name: str(token) for name in _SPECIAL if (token := getattr(tokenizer, name)) is not None}
@@ -174,7 +190,7 @@ def write_tokenizer(
         raise InputError("its tokenizer has no special token to fill batches up with", expected="a pad_token", file=folder.name)
     stated = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": longest,
+        "model_max_length": side.longest,
         "model_input_names": ["input_ids", "attention_mask"],
         "padding_side": "right",
         "truncation_side": tokenizer.truncation_side,

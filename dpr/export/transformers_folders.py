@@ -16,8 +16,7 @@ from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
 from dpr.data.presentation import presented
 from dpr.data.settings import TextSettings
-from dpr.export.checking import in_order
-from dpr.export.registry import Format
+from dpr.export.checking import Format, in_order, token_batches
 from dpr.export.tower_files import (
     refuse,
     refuse_one_sided_apostrophes,
@@ -26,16 +25,15 @@ from dpr.export.tower_files import (
     sides,
     standard_backbone,
     standard_pooling,
-    write_backbone,
-    write_tokenizer,
+    write_tower,
 )
 from dpr.formats import checkpoints
 from dpr.models.backbones import auto_class
 from dpr.models.biencoder import BiEncoder
+from dpr.models.foreign_towers import CTX, QUESTION
 from dpr.storage.durable import read_json
 
 VECTORS = "vectors.json"
-_BATCH = 8
 _POOLED = {
     "cls": "states[:, 0]",
     "last": "states[range(len(states)), tokens.attention_mask.sum(1) - 1]",
@@ -62,9 +60,8 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
     """
     require_sayable(model, source)
     settings = model.settings
-    for name, tower, longest, plain in sides(model):
-        write_backbone(standard_backbone(tower, max(longest, settings.sequence_length)), folder / name)
-        write_tokenizer(model.tensorizer, folder / name, longest=longest, plain_apostrophes=plain)
+    for side in sides(model):
+        write_tower(model, side, folder)
     stated = {
         "class": _class(model),
         "pooling": standard_pooling(model),
@@ -92,34 +89,30 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
 
     stated = read_json(folder / VECTORS)
     loads: Any = AutoModelForTextEncoding if stated["class"] == "AutoModelForTextEncoding" else AutoModel
-    body = folder / {"question": "question_encoder", "ctx": "ctx_encoder"}[side]
+    body = folder / {"question": QUESTION, "ctx": CTX}[side]
     with no_downloads():
         place = str(body if body.is_dir() else folder)
         model, tokenizer = loads.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
     length = stated["question_length" if side == "question" else "sequence_length"]
     text = TextSettings(passage_prompt=stated["passage_prompt"], title_template=stated["title_template"])
 
-    def vectors(texts: list[str], pairs: list[str] | None) -> np.ndarray:
+    @torch.no_grad()
+    def vectors(*texts: list[str]) -> np.ndarray:
         parts = []
-        for start in range(0, len(texts), _BATCH):
-            rows = slice(start, start + _BATCH)
-            given = (texts[rows],) if pairs is None else (texts[rows], pairs[rows])
-            tokens = tokenizer(*given, padding=True, truncation=True, max_length=length, return_tensors="pt")
-            with torch.no_grad():
-                states = model(**tokens).last_hidden_state
+        for tokens in token_batches(tokenizer, texts, truncation=True, max_length=length):
+            states = model(**tokens).last_hidden_state
             parts.append(_pooled(states, tokens["attention_mask"], stated["pooling"])[:, : stated["dimensions"]])
         found = torch.cat(parts)
         return np.asarray(torch.nn.functional.normalize(found, dim=-1) if stated["normalize"] else found, np.float32)
 
+    def of_passages(passages: list[Passage]) -> np.ndarray:
+        shown = [presented(passage, text) for passage in passages]
+        titles, texts = [part.title for part in shown], [part.text for part in shown]
+        return vectors(titles, texts) if titles[0] else vectors(texts)
+
     if side == "question":
-        return vectors([stated["query_prompt"] + question for question in items], None)
-
-    def shown(passages: list[Passage]) -> np.ndarray:
-        parts = [presented(passage, text) for passage in passages]
-        is_pair = bool(parts[0].title)
-        return vectors([part.title for part in parts], [part.text for part in parts]) if is_pair else vectors([p.text for p in parts], None)
-
-    return in_order(items, shown, shown)
+        return vectors([stated["query_prompt"] + question for question in items])
+    return in_order(items, of_passages)
 
 
 def _pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) -> torch.Tensor:
@@ -137,7 +130,7 @@ def _pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) ->
 def usage(model: BiEncoder) -> str:
     """How it is loaded."""
     settings = model.settings
-    of_question, of_passage = ("PATH", "PATH") if settings.shared else ("PATH/question_encoder", "PATH/ctx_encoder")
+    of_question, of_passage = ("PATH", "PATH") if settings.shared else (f"PATH/{QUESTION}", f"PATH/{CTX}")
     title, text = repr(f"{settings.passage_prompt}A title"), '"A text."'
     if settings.title_template:
         title, text = repr(settings.passage_prompt + settings.title_template.format(title="A title", text="A text.")), ""

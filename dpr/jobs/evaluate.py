@@ -33,7 +33,6 @@ from dpr.indexer.ranking import Ranking
 from dpr.integrations.mteb import task_sets
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder
-from dpr.models.truncation import keep_dimensions
 from dpr.retrieval.judging import example_rows, first_hits, judge_by_qrels, relevant_ids, write_report
 from dpr.retrieval.passages import find_passages
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
@@ -91,7 +90,7 @@ class _Suite:
         self.model: BiEncoder | None = None
         if config.needs_model:
             self.model = BiEncoder.load(str(config.model_file), device=self.device, **config.encoder.arguments())
-            keep_dimensions(self.model, config.dimensions)
+            self.model.keep_dimensions(config.dimensions)
         self.fingerprint = None if self.model is None else self.model.fingerprint
 
     def evaluate(self, test_set: TestSet) -> None:

@@ -15,7 +15,6 @@ from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
 from dpr.jobs.model_card import card_facts
 from dpr.jobs.stores import fill_store
 from dpr.models.biencoder import BiEncoder
-from dpr.models.truncation import keep_dimensions
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
@@ -30,7 +29,7 @@ def run(config: ExportConfig) -> None:
     require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
     more = None if config.check_texts is None else read_texts(Path(config.check_texts))
     model = BiEncoder.load(str(config.model_file), **config.encoder.arguments())
-    keep_dimensions(model, config.dimensions)
+    model.keep_dimensions(config.dimensions)
     if config.to in MODEL_FORMATS:
         facts = card_facts(str(config.model_file), target.name, license_name=config.license, results=config.results or ())
         graphs: dict[str, Any] = {"precisions": config.precisions or (), "onnx": config.onnx}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError
 from dpr.embedding.settings import CheckpointEncoderConfig
+from dpr.export.checking import format_of
 from dpr.export.folders import export_folder
-from dpr.export.registry import format_of
 from dpr.export.settings import MODEL_FORMATS
 from dpr.jobs.model_card import card_facts
 from dpr.models.biencoder import BiEncoder

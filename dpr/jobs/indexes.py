@@ -26,7 +26,6 @@ from dpr.indexer.store import IndexStore
 from dpr.indexer.vectors import PrefixedSource, RowSource
 from dpr.integrations.ray_search import ClusterIndex, ClusterSearch
 from dpr.models.biencoder import BiEncoder
-from dpr.models.truncation import keep_dimensions
 from dpr.retrieval.passages import lexical_texts
 from dpr.retrieval.retrievers import (
     DenseRetriever,
@@ -61,7 +60,7 @@ def build_retriever(
     if not config.model_file:
         raise ConfigError(f"model_file is not set; indexer={choice.kind} searches vectors, e.g. model_file=runs/first")
     model = BiEncoder.load(str(config.model_file), device=device, **config.encoder.arguments())
-    keep_dimensions(model, config.dimensions)
+    model.keep_dimensions(config.dimensions)
     agreed = (form or QuestionForm()).agreed(model.tensorizer.text)
     some = [questions[row] for row in held_back(len(questions))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpr.core.logs import get_logger
-from dpr.export.hub import files_to_push, push
+from dpr.export.folders import files_to_push, push
 from dpr.export.settings import PushConfig
 
 logger = get_logger(__name__)

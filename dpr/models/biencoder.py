@@ -154,6 +154,19 @@ class BiEncoder(TextEncoding):
         """The frozen model that the towers' adapters belong to; None without adapters."""
         return None if self.question_model.adapter is None else self.question_model.adapter.base
 
+    def keep_dimensions(self, dimensions: int) -> None:
+        """Cuts vectors to their first ``dimensions`` numbers (Matryoshka) from now on; 0 leaves them as they are.
+
+        It is part of the model's settings, so its fingerprint differs for every width and a saved model keeps it.
+
+        Raises:
+            ConfigError: the vectors have fewer dimensions.
+        """
+        if dimensions and dimensions != self.dimension:
+            for tower in self.towers:
+                tower.keep(dimensions)
+            self.settings = replace(self.settings, dimensions=dimensions)
+
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
         """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed temperature.
 

@@ -13,7 +13,6 @@ from dpr.core.errors import ConfigError
 from dpr.models.adapters import Adapter
 from dpr.models.fast import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
-from dpr.models.residual import add_residual_words
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 from dpr.models.trials import LENGTHS, check_vectors, first_position, is_static, longest_sequence, pad_id, steady_length
 
@@ -37,7 +36,7 @@ class Encoder(nn.Module):
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path (``dpr.models.pooling``). With
     ``packed``, if the backbone supports it, no padding is computed; otherwise sequences are padded to the longest of the batch.
     ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``residual_words`` adds the words to the states
-    (``dpr.models.residual``). ``attend_to_last`` adds the original's stray [SEP], which poolings never read. A second tower over the same
+    (``add_residual_words``). ``attend_to_last`` adds the original's stray [SEP], which poolings never read. A second tower over the same
     backbone gets ``fast`` from the first; each has its ``adapter``. ``dimensions`` cuts the vectors, 0 does not.
 
     Raises:
@@ -166,3 +165,26 @@ class Encoder(nn.Module):
             vectors = vectors[:, : self.dimension]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+
+
+def add_residual_words(backbone: Any) -> None:
+    """The start of a transformer from scratch: words reach the pooling past all layers, whose own part begins at zero.
+
+    From now on ``backbone`` gives E x + s W h in place of h: x the token, E the word table, W (D, D) zero at first, so that an untrained
+    tower gives the vectors of a static encoder with the same table and pooling, and training adds what the layers know.
+    s = ``initializer_range`` / sqrt(D) brings W h, as W grows, to the size of the words: AdamW moves all entries of W at once, and h, which
+    layers normalise, has length sqrt(D).
+    """
+    width = backbone.config.hidden_size
+    backbone.word_residual = nn.Linear(width, width, bias=False)
+    nn.init.zeros_(backbone.word_residual.weight)
+    backbone.register_forward_hook(_add_words, with_kwargs=True)
+
+
+def _add_words(backbone: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
+    words = options.get("inputs_embeds")
+    if words is None:
+        words = backbone.get_input_embeddings()(options["input_ids"])
+    scale = getattr(backbone.config, "initializer_range", 0.02) / backbone.config.hidden_size**0.5
+    output.last_hidden_state = words + scale * backbone.word_residual(output.last_hidden_state)
+    return output

@@ -1,9 +1,13 @@
-"""A tower as another library wrote it, and two of them, or one for both sides, as the parts of a bi-encoder."""
+"""A tower as another library wrote it, and two of them, or one for both sides, as the parts of a bi-encoder.
+
+Read here: a plain encoder, and the DPR classes of transformers, two BERTs read at their first token.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,20 +16,27 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from dpr.core.errors import CheckpointError
+from dpr.core.errors import CheckpointError, InputError
 from dpr.core.logs import get_logger
 from dpr.data.special_tokens import append_end_token
 from dpr.data.tensorizer import Tensorizer, load_tokenizer
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
+from dpr.data.tokenizer_files import check_files
+from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import distinct_weights, load_backbone
 from dpr.models.parts import ModelParts, present
-from dpr.models.pretrained import check_safetensors
+from dpr.models.pretrained import CONFIG, check_safetensors, read_config, refuse_impossible_sizes, weight_shapes
 from dpr.models.settings import EncoderSettings
 from dpr.models.trials import first_position, steady_length
+from dpr.storage.durable import read_json
 
 logger = get_logger(__name__)
 
+QUESTION, CTX = "question_encoder", "ctx_encoder"
+DPR_PAIR = f"a folder that holds both: the folder of the question encoder as {QUESTION}, that of the context encoder as {CTX}"
+# In files of earlier versions: a pooler that no vector passes, and a table of numbers that the model makes itself.
+_UNUSED = ("pooler.", "embeddings.position_ids")
 # Keys of a config that two towers may state differently, since they change no vector.
 _NO_MATTER = re.compile(
     r"_?name_or_path|architectures|(torch_)?dtype|transformers_version|tokenizer_class|use_cache|.*drop.*|.*_token_id|problem_type"
@@ -76,6 +87,63 @@ def backbone_facts(backbone: Any) -> tuple[int | None, bool]:
             logger.warning(found, backbone.name_or_path or type(backbone).__name__, steady)
             longest = steady
     return longest, "token_type_ids" in inspect.signature(backbone.forward).parameters
+
+
+def is_dpr(folder: Path) -> bool:
+    """Whether a folder is that of one of these classes."""
+    if not (folder / CONFIG).is_file():
+        return False
+    config = read_json(folder / CONFIG)
+    return isinstance(config, dict) and config.get("model_type") == "dpr"
+
+
+def is_dpr_pair(folder: Path) -> bool:
+    """Whether a folder holds that of a question encoder and that of a context encoder."""
+    return all(is_dpr(folder / name) for name in (QUESTION, CTX))
+
+
+def dpr_towers(folder: Path) -> tuple[ForeignTower, ForeignTower]:
+    """The question and the context tower.
+
+    Raises:
+        InputError: a file is absent or damaged.
+        CheckpointError: a folder holds the other encoder, or none.
+    """
+    question, ctx = (_dpr_tower(folder / name, name) for name in (QUESTION, CTX))
+    return question, ctx
+
+
+def _dpr_tower(folder: Path, name: str) -> ForeignTower:
+    from transformers import BertConfig
+
+    check_files(folder, within=folder.parent)
+    check_safetensors(folder)
+    given, shapes = read_config(folder), weight_shapes(folder)
+    refuse_impossible_sizes(given, shapes, folder / CONFIG)
+    prefix = f"{name}.bert_model."
+    if not any(weight.startswith(prefix) for weight in shapes):
+        kind = ", ".join(sorted({weight.partition(".")[0] for weight in shapes}))[:100] or "no weights"
+        raise CheckpointError(f"holds {kind}", file=folder, expected=f"{name}; is it the folder of the other encoder?")
+    values: dict[str, Any] = given.to_dict()
+    width = values.pop("projection_dim", 0) or 0
+    config = BertConfig.from_dict({key: value for key, value in values.items() if key not in ("model_type", "architectures")})
+    weights = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for weight, tensor in checkpoints.read_tensors(folder, file.name).items():
+            own = weight.replace(prefix, "backbone.").replace(f"{name}.", "")
+            if not own.removeprefix("backbone.").startswith(_UNUSED):
+                weights[own] = tensor.float()
+    if not isinstance(width, int):
+        raise InputError("projection_dim is no number", file=folder / CONFIG)
+    return ForeignTower(folder, config, _dpr_tokenizer(folder), weights, config.max_position_embeddings, settings={"projection_dim": width})
+
+
+def _dpr_tokenizer(folder: Path) -> Any:
+    """The tokenizer, as BERT's where its class is one of DPR's: some of these lower-case every text, whatever their file says."""
+    file = folder / "tokenizer_config.json"
+    stated = read_json(file) if os.path.lexists(file) else {}
+    kind = stated.get("tokenizer_class", "DPR") if isinstance(stated, dict) else ""
+    return load_tokenizer(folder, **({"tokenizer_type": "bert"} if str(kind).startswith("DPR") else {}))
 
 
 def marks_segments(tower: ForeignTower, *texts: str) -> bool:

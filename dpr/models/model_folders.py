@@ -26,17 +26,14 @@ from dpr.models.adapters import BaseModel, check_start, load_base
 from dpr.models.backbones import backbone_from_config
 from dpr.models.dpr_checkpoint import read_model_parts
 from dpr.models.encoder import Encoder
-from dpr.models.foreign_towers import ForeignTower, backbone_tower, joined, marks_segments
-from dpr.models.hugging_face_dpr import EXPECTED as DPR_EXPECTED
-from dpr.models.hugging_face_dpr import dpr_towers, is_dpr, is_dpr_pair
+from dpr.models.foreign_towers import DPR_PAIR, ForeignTower, backbone_tower, dpr_towers, is_dpr, is_dpr_pair, joined, marks_segments
 from dpr.models.parts import ModelParts, build_towers
 from dpr.models.peft_folders import adapter_folders, adapter_towers
-from dpr.models.pooling import POOLINGS, is_user_defined
+from dpr.models.pooling import is_user_defined
 from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
-from dpr.models.projections import projected
+from dpr.models.sentence_modules import projected, static_tower
 from dpr.models.sentence_transformers import MODULES, SIDES, STATIC, Tower, described_settings, read_towers, stated_length, tokenizer_length
-from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions
-from dpr.models.static_folders import static_tower
+from dpr.models.settings import POOLINGS, EncoderSettings, GivenTextSettings, TowerOptions
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "
@@ -188,7 +185,7 @@ def _foreign_parts(folder: Path, settings: EncoderSettings, base: str | None) ->
     if (adapters := adapter_folders(folder)) is not None:
         return joined(*adapter_towers(adapters, base), settings)
     if is_dpr(folder):
-        raise CheckpointError("is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_EXPECTED)
+        raise CheckpointError("is the folder of one encoder of a Hugging Face DPR pair", file=folder, expected=DPR_PAIR)
     if not (folder / CONFIG).is_file():
         return None
     tower = backbone_tower(folder)

@@ -22,9 +22,13 @@ from dpr.models.backbones import load_backbone
 from dpr.models.foreign_towers import ForeignTower, backbone_facts
 from dpr.storage.durable import read_json
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_FOLDERS = (("adapter_question", "adapter_ctx"), ("adapter", "adapter"))
-_NAME = re.compile(r"base_model\.model\.(?P<layer>.+)\.(?P<kind>lora_[AB])\.weight")
+WEIGHTS = "adapter_model.safetensors"
+NAME = "base_model.model.{layer}.{kind}.weight"
+"""Of a matrix, ``kind`` lora_A or lora_B."""
+FOLDERS = (("adapter_question", "adapter_ctx"), ("adapter", "adapter"))
+"""The names of the adapters of questions and of passages: one for each side, or one for both."""
+_CONFIG = "adapter_config.json"
+_NAME = re.compile(NAME.replace(".", r"\.").format(layer="(?P<layer>.+)", kind="(?P<kind>lora_[AB])"))
 # Settings by which an adapter would be more than two matrices beside every layer of a kind.
 _OTHERS = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "trainable_token_indices", "layer_replication")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
@@ -35,7 +39,7 @@ def adapter_folders(folder: Path) -> tuple[Path, Path] | None:
     check_files(folder)
     if (folder / _CONFIG).is_file():
         return None if list(folder.glob("model*.safetensors")) else (folder, folder)
-    for names in _FOLDERS:
+    for names in FOLDERS:
         if all((folder / name / _CONFIG).is_file() for name in names):
             question, ctx = (folder / name for name in names)
             for each in (question, ctx):
@@ -102,13 +106,13 @@ def _stated(folder: Path) -> dict[str, Any]:
 
 def _weights(folder: Path) -> tuple[set[str], dict[str, Tensor]]:
     """The layers that have an adapter, and its matrices by their names within a tower."""
-    if not (folder / _WEIGHTS).is_file():
-        found = f"has no {_WEIGHTS}" + ("; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else "")
+    if not (folder / WEIGHTS).is_file():
+        found = f"has no {WEIGHTS}" + ("; its adapter_model.bin is a pickle" if (folder / "adapter_model.bin").exists() else "")
         raise InputError(found, file=folder, hint="save it again with save_pretrained of a recent peft")
     layers, weights = set(), {}
-    for name, tensor in checkpoints.read_tensors(folder, _WEIGHTS).items():
+    for name, tensor in checkpoints.read_tensors(folder, WEIGHTS).items():
         if (parts := _NAME.fullmatch(name)) is None or tensor.dim() != 2:
-            raise CheckpointError(f"holds {name}", file=folder / _WEIGHTS, expected="lora_A and lora_B of linear layers")
+            raise CheckpointError(f"holds {name}", file=folder / WEIGHTS, expected="lora_A and lora_B of linear layers")
         layers.add(parts["layer"])
         weights[f"backbone.{parts['layer']}.{parts['kind']}.weight"] = tensor.float()
     return layers, weights

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -11,8 +10,9 @@ from torch import Tensor, nn
 
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.logs import get_logger
-from dpr.core.user_classes import create_object
+from dpr.core.user_classes import create_object, load_class
 from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
+from dpr.models.settings import POOLINGS
 
 logger = get_logger(__name__)
 
@@ -185,17 +185,6 @@ def _reduced(hidden: Tensor, lengths: Tensor, how: str) -> Tensor:
     return torch.segment_reduce(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), how, lengths=lengths, unsafe=True)
 
 
-POOLINGS: dict[str, Callable[[int, int], Pooling]] = {
-    "cls": ClsPooling,
-    "mean": MeanPooling,
-    "last": LastPooling,
-    "max": MaxPooling,
-    "weighted_mean": WeightedMeanPooling,
-    "idf": IdfPooling,
-    "idf_sqrt": RootIdfPooling,
-}
-
-
 def is_user_defined(name: str) -> bool:
     """Whether a name is an import path. Such a path must come from configuration, never from a file of unknown origin."""
     return ":" in name
@@ -210,7 +199,7 @@ def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling,
     if not is_user_defined(name):
         if name not in POOLINGS:
             raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class")
-        return POOLINGS[name](hidden_size, vocab_size), hidden_size
+        return load_class(POOLINGS[name].path, Pooling, setting=_SETTING)(hidden_size, vocab_size), hidden_size
     pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size, vocab_size))
     try:
         return pooling, _width(pooling, hidden_size, vocab_size)

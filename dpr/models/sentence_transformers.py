@@ -1,4 +1,5 @@
-"""sentence-transformers folders: the modules that the texts of each side pass, and what the settings beside them say of vectors and texts.
+"""sentence-transformers folders, read and written: the modules that the texts of each side pass, and what the settings beside them say of
+vectors and texts. Those with weights are in ``dpr.models.sentence_modules``.
 
 Each is applied or refused: a folder whose vectors would be others than the library's is not read.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,27 +17,36 @@ from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tokenizer_files import check_files
+from dpr.formats.checkpoints import write_json_file
 from dpr.formats.json_records import describe
 from dpr.models.pretrained import CONFIG
-from dpr.models.settings import EncoderSettings
+from dpr.models.settings import POOLINGS, EncoderSettings
 from dpr.storage.durable import read_json
 
 logger = get_logger(__name__)
 
 MODULES = "modules.json"
 SIDES = ("query", "document")
-TRANSFORMER, STATIC = "Transformer", "StaticEmbedding"
+OF_PASSAGES = ("passage", "corpus")
+"""Prompts that the library documents for passages, but never comes to."""
+TRANSFORMER, STATIC, POOLING, DENSE, NORMALIZE, ROUTER = "Transformer", "StaticEmbedding", "Pooling", "Dense", "Normalize", "Router"
+_OWN = "dpr"
+"""Under this key the library's file states what it has no place for: the title template, and that questions' apostrophes become plain."""
+_PACKAGE = "sentence_transformers."
 _LIBRARY = "config_sentence_transformers.json"
 _ROUTER = "router_config.json"
 _LONGEST_CONTEXT = 1 << 17
-_POOLINGS = {"cls": "cls", "mean": "mean", "weightedmean": "weighted_mean", "max": "max", "lasttoken": "last"}
-_OF_PASSAGES = ("passage", "corpus")  # prompts that the library documents for passages, but never comes to
-_CHAIN = f"{TRANSFORMER}|({TRANSFORMER} Pooling|{STATIC})( Dense)*( Normalize)?"
+_POOLINGS = {kind.sentence_transformers: name for name, kind in POOLINGS.items() if kind.sentence_transformers}
+# The keys of earlier versions, each with a boolean, in place of ``pooling_mode``.
+_OLD_KEY = "pooling_mode_"
+_OLD_POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_CHAIN = f"{TRANSFORMER}|({TRANSFORMER} {POOLING}|{STATIC})( {DENSE})*( {NORMALIZE})?"
 _EXPECTED = (
-    f"Transformer and Pooling ({', '.join(_POOLINGS)}) or StaticEmbedding, then perhaps Dense, and Normalize; "
-    "or a Router with a query and a document route of these"
+    f"{TRANSFORMER} and {POOLING} ({', '.join(_POOLINGS)}) or {STATIC}, then perhaps {DENSE}, and {NORMALIZE}; "
+    f"or a {ROUTER} with a {SIDES[0]} and a {SIDES[1]} route of these"
 )
 # The file with the settings of a Transformer; earlier versions named it after the family.
+_BODY_FILE = "sentence_bert_config.json"
 _BODY = re.compile(r"sentence_(bert|roberta|distilbert|camembert|albert|xlm-roberta|xlnet)_config\.json")
 # What a Transformer's settings say of how it is loaded, not of what it computes.
 _LOADING = {"trust_remote_code", "dtype", "torch_dtype", "attn_implementation", "device_map", "low_cpu_mem_usage", "add_pooling_layer"}
@@ -65,7 +76,7 @@ def read_towers(folder: Path) -> tuple[Tower, Tower]:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError("is not a list of modules", file=file)
     chain = [(str(module.get("type")), _inside(folder, module.get("path"), file)) for module in modules]
-    if not chain or _kind(chain[0][0]) not in ("Router", "Asym"):
+    if not chain or _kind(chain[0][0]) not in (ROUTER, "Asym"):
         return (tower := _tower(chain, file)), tower
     routes = _routes(chain[0][1])
     question, ctx = (_tower([*route, *chain[1:]], file) for route in routes)
@@ -98,13 +109,13 @@ def _tower(chain: list[tuple[str, Path]], file: Path) -> Tower:
         found = ", ".join(kind or name for kind, (name, _) in zip(kinds, chain, strict=True))[:200]
         raise CheckpointError(f"the modules are {found or 'none'}", file=file, expected=_EXPECTED)
     places = [place for _, place in chain]
-    dense = tuple(place for kind, place in zip(kinds, places, strict=True) if kind == "Dense")
-    return Tower(kinds[0], places[0], places[1] if "Pooling" in kinds else None, dense, "Normalize" in kinds)
+    dense = tuple(place for kind, place in zip(kinds, places, strict=True) if kind == DENSE)
+    return Tower(kinds[0], places[0], places[1] if POOLING in kinds else None, dense, NORMALIZE in kinds)
 
 
 def _kind(name: str) -> str:
     """The library's name of a type; empty for a class of anyone else, whose code is not run."""
-    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else ""
+    return name.rpartition(".")[2] if name.startswith(_PACKAGE) else ""
 
 
 def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: EncoderSettings) -> tuple[EncoderSettings, frozenset[str]]:
@@ -121,7 +132,7 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     if poolings[0] != poolings[1] or question.normalize != ctx.normalize:
         found = "pools or normalises questions and passages differently"
         raise CheckpointError(found, file=folder, expected="the same on both sides; the toolkit's towers share these settings")
-    text: dict[str, Any] = _prompts(library, file) | _own_text(library)
+    text: dict[str, Any] = _prompts(library, file) | own_text(folder)
     try:
         TextSettings(**text).check()
     except ConfigError as error:
@@ -150,9 +161,9 @@ def _check_prompts_left_out(text: dict[str, Any], file: Path) -> None:
         logger.warning("%s leaves the tokens of prompts out of the vector, as the toolkit does not; its named prompts are not read", file)
 
 
-def _own_text(library: dict[str, Any]) -> dict[str, Any]:
-    """The title template, which the toolkit's own export states under a key of its own."""
-    own = library.get("dpr")
+def own_text(folder: Path) -> dict[str, Any]:
+    """The title template, where the toolkit wrote the folder."""
+    own = _read_object(folder / _LIBRARY).get(_OWN)
     return {"title_template": own["title_template"]} if isinstance(own, dict) and "title_template" in own else {}
 
 
@@ -220,14 +231,14 @@ def _prompts(library: dict[str, Any], file: Path) -> dict[str, Any]:
         raise CheckpointError(f"prompts is {describe(stated)}", file=file, expected="texts by name")
     texts = {name: value or "" for name, value in stated.items()}
     default = library.get("default_prompt_name") or None
-    if default is not None and (not isinstance(default, str) or default not in {"query", "document", *texts}):
+    if default is not None and (not isinstance(default, str) or default not in {*SIDES, *texts}):
         raise CheckpointError(f"default_prompt_name is {describe(default)}", file=file, expected="the name of one of its prompts")
-    prompts = {"query_prompt": texts.get("query", ""), "passage_prompt": texts.get("document", "")}
+    prompts = {"query_prompt": texts.get(SIDES[0], ""), "passage_prompt": texts.get(SIDES[1], "")}
     named = {name: text for name, text in sorted(texts.items()) if name not in SIDES and text}
     if not any(prompts.values()) and not named:
         return {}
     for (setting, text), function, others in zip(
-        list(prompts.items()), ("encode_query", "encode_document"), ((), _OF_PASSAGES), strict=True
+        list(prompts.items()), ("encode_query", "encode_document"), ((), OF_PASSAGES), strict=True
     ):
         other = next((name for name in (*others, default) if texts.get(name or "")), None)
         if not text and other is not None:
@@ -253,6 +264,11 @@ def _read_object(file: Path) -> dict[str, Any]:
     return found
 
 
+def _mode(key: str) -> str:
+    """The ``pooling_mode`` that a key of earlier versions stands for."""
+    return re.sub(f"^{_OLD_KEY}|_tokens?$", "", key)
+
+
 def _pooling(tower: Tower, given: str, *, scaled: bool) -> str:
     """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there is no such module.
 
@@ -267,11 +283,54 @@ def _pooling(tower: Tower, given: str, *, scaled: bool) -> str:
     mode = stated.get("pooling_mode")
     chosen = mode if isinstance(mode, list) and mode else [mode]
     if mode is None:
-        chosen = [key for key in stated if key.startswith("pooling_mode_") and stated[key] is True] or ["mean"]
-    names = [re.sub("^pooling_mode_|_tokens?$", "", str(each)) for each in chosen]
+        chosen = [key for key in stated if key.startswith(_OLD_KEY) and stated[key] is True] or ["mean"]
+    names = [_mode(str(each)) for each in chosen]
     kind = _POOLINGS.get("mean" if scaled and names == ["mean_sqrt_len"] else names[0]) if len(names) == 1 else None
     if kind is None:
         found = f"this Pooling joins {', '.join(names)[:100]}" if len(names) > 1 else f"this Pooling is by {names[0][:100]}"
         hint = " (mean_sqrt_len too, where vectors are scaled to length 1 right after it)" if "mean_sqrt_len" in names else ""
         raise CheckpointError(found, file=file, expected=f"one of cls, mean, weighted mean, max and last token{hint}")
     return kind
+
+
+def type_of(kind: str) -> str:
+    """What the library imports for a module of a kind; all versions know the name, later ones have others besides."""
+    return f"{_PACKAGE}models.{kind}"
+
+
+def write_modules(folder: Path, routes: Sequence[Mapping[str, str]]) -> None:
+    """Writes which modules texts pass: of each side, or of both, their types by the names of their folders, in order."""
+    modules = routes[0]
+    if len(routes) > 1:
+        modules = {"": type_of(ROUTER)}
+        structure = {side: list(route) for side, route in zip(SIDES, routes, strict=True)}
+        parameters = {"default_route": SIDES[1], "allow_empty_key": True}
+        types = {name: kind for route in routes for name, kind in route.items()}
+        write_json_file(folder, _ROUTER, {"types": types, "structure": structure, "parameters": parameters})
+    listed = [{"idx": row, "name": str(row), "path": path, "type": kind} for row, (path, kind) in enumerate(modules.items())]
+    write_json_file(folder, MODULES, listed)
+
+
+def write_library_settings(folder: Path, settings: EncoderSettings, *, similarity: str, width: int | None, others: dict[str, Any]) -> None:
+    """Writes what ``described_settings`` reads; ``width``: the dimensions to which the library cuts vectors, None where it does not."""
+    stated: dict[str, Any] = {
+        "prompts": {SIDES[0]: settings.query_prompt, SIDES[1]: settings.passage_prompt, **settings.prompts},
+        "default_prompt_name": None,
+        "similarity_fn_name": similarity,
+        _OWN: {"title_template": settings.title_template, "plain_apostrophes": settings.plain_apostrophes and not settings.shared},
+    }
+    write_json_file(folder, _LIBRARY, stated | ({} if width is None else {"truncate_dim": width}) | others)
+
+
+def write_body_settings(folder: Path, longest: int, of_sides: Sequence[int] = ()) -> None:
+    """Writes the longest text of a Transformer in tokens, or that of each side."""
+    lengths = {f"{side}_length": length for side, length in zip(SIDES, of_sides, strict=False)}
+    write_json_file(folder, _BODY_FILE, {"max_seq_length": longest, "do_lower_case": False, **lengths})
+
+
+def pooling_settings(pooling: str, width: int) -> dict[str, Any]:
+    """Of a Pooling over states of ``width``, with the keys of the library's newest versions and of those before, which other programs
+    read."""
+    mode = POOLINGS[pooling].sentence_transformers
+    old = {f"{_OLD_KEY}{name}": _mode(name) == mode for name in _OLD_POOLINGS}
+    return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}

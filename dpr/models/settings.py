@@ -4,13 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, START, TRAINING, WARNED, Settings, setting
 from dpr.data.settings import TextSettings, check_text
 
 PRETRAINED_MODEL = "bert-base-uncased"
+
+
+class PoolingKind(NamedTuple):
+    """A built-in pooling."""
+
+    path: str
+    """Its class."""
+    sentence_transformers: str | None = None
+    """``pooling_mode`` in folders of sentence-transformers; None: there is no such mode."""
+    needs_end_token: bool = False
+    has_token_weights: bool = False
+    """Every token of the vocabulary has a learned weight."""
+
+
+POOLINGS = {
+    "cls": PoolingKind("dpr.models.pooling:ClsPooling", "cls"),
+    "mean": PoolingKind("dpr.models.pooling:MeanPooling", "mean"),
+    "last": PoolingKind("dpr.models.pooling:LastPooling", "lasttoken", needs_end_token=True),
+    "max": PoolingKind("dpr.models.pooling:MaxPooling", "max"),
+    "weighted_mean": PoolingKind("dpr.models.pooling:WeightedMeanPooling", "weightedmean"),
+    "idf": PoolingKind("dpr.models.pooling:IdfPooling", has_token_weights=True),
+    "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling", has_token_weights=True),
+}
+"""Any other pooling is an import path, ``module:Class``."""
+_WITH_TOKEN_WEIGHTS = "pooling=" + "|".join(name for name, kind in POOLINGS.items() if kind.has_token_weights)
 
 
 @dataclass
@@ -26,7 +51,7 @@ class BackboneSettings(Settings):
     """Hugging Face name or local folder. With a checkpoint file of the original DPR: the model whose config and tokenizer it uses."""
     pretrained: bool = setting(True, on_resume=START, excludes="model_file")
     """False: random weights from the folder's config.json."""
-    token_frequencies: str | None = setting(None, on_resume=START, requires="pooling=idf|idf_sqrt", excludes="model_file")
+    token_frequencies: str | None = setting(None, on_resume=START, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file")
     """Folder whose token_frequencies.json the weights of encoder.pooling=idf and idf_sqrt begin with; absent = pretrained_model_cfg."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED, requires=TRAINING)
     """Hidden and attention dropout of both towers; 0 switches it off."""
@@ -36,9 +61,7 @@ class BackboneSettings(Settings):
 class EncoderSettings(TextSettings):
     """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
 
-    pooling: str = setting(
-        "cls", choices=("cls", "mean", "last", "max", "weighted_mean", "idf", "idf_sqrt"), or_class=True, on_resume=IDENTITY
-    )
+    pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
     weighted_mean (token i counts i times), idf (every token has a learned weight), idf_sqrt (the same, with n repeats of a token in a text
     counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""

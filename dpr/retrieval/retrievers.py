@@ -20,7 +20,6 @@ from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear, fuse_reciprocal_rank
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.indexer.registry import Index
 from dpr.models.biencoder import BATCH_TOKENS, BiEncoder
-from dpr.models.truncation import keep_dimensions
 
 
 class Retriever(Protocol):
@@ -162,7 +161,7 @@ def check_vectors_are_of(model: BiEncoder, shards: Sequence[VectorShard], *, mod
     The model's vectors are cut to the width of the passages', unless ``dimensions`` states one.
     """
     if shards and not dimensions and shards[0].dimension < model.dimension:
-        keep_dimensions(model, shards[0].dimension)
+        model.keep_dimensions(shards[0].dimension)
     fingerprint = model.fingerprint
     for shard in shards:
         if dimensions and shard.dimension != dimensions:

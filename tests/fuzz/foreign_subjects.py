@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 
 from dpr.models.foreign_towers import ForeignTower
 from dpr.models.peft_folders import adapter_towers
-from dpr.models.projections import projected
+from dpr.models.sentence_modules import projected, static_tower
 from dpr.models.sentence_transformers import described_settings, read_towers, stated_length
 from dpr.models.settings import EncoderSettings
-from dpr.models.static_folders import static_tower
 from tests.fuzz.mutations import BYTES, JSON, Mutation
 from tests.fuzz.subject import Files, Subject, contents
 from tests.helpers.adapters import base_folder

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch, spread
 from dpr.core.errors import ConfigError
 from dpr.data.packing import plan_packs
 from dpr.models.fast import varlen
 from dpr.models.fast.attention import Layout, PackedLayout, enable_packing, packed_states
-from dpr.models.fast.bags import bag_vectors
 from dpr.models.fast.cpu_modules import replace_dropout, replace_gelu
 from dpr.models.fast.last_layer import ReadLayout, enable_pruning
-from dpr.models.pooling import Pooling
+from dpr.models.pooling import IdfPooling, MeanPooling, Pooling, RootIdfPooling, repeats
 from dpr.models.trials import is_static
 
 # Tokens per forward on a CPU, so that the activations of a layer stay in its cache. A GPU takes a whole batch at once.
@@ -67,7 +66,7 @@ def packed_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling, able: Cap
     ``last`` is a token and its position, which every shorter sequence attends to.
     """
     if not able.has_layers:
-        return bag_vectors(backbone, batch, pooling)
+        return _bag_vectors(backbone, batch, pooling)
     device = batch.tokens.device
     # Lengths stay on the host: what follows from them (order, packs, shapes) must not wait for the device.
     lengths = batch.lengths.cpu()
@@ -116,3 +115,45 @@ def _layout(backbone: Any, lengths: list[int], words: Tensor, attention: str) ->
         return varlen.VarlenLayout.build(lengths, words.device)
     is_unpadded = words.device.type == "cpu" and not backbone.training
     return PackedLayout.build(lengths, words.device, min_unpadded=CPU_UNPADDED if is_unpadded else None)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a table, each at most once and in order, so that their gradient needs no sorting."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
+        ctx.rows, ctx.shape = rows, table.shape
+        return table.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return torch.sparse_coo_tensor(ctx.rows[None], gradients[0], ctx.shape, check_invariants=False, is_coalesced=True), None
+
+
+def _bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
+    """Pooled vectors (N, V) of a backbone without layers, in the order of ``batch``: each distinct token of the batch is looked up once,
+    and a text is the sum over its bag, so that no state is ever made for a token of a text.
+
+    On a GPU it waits once, for the number of distinct tokens.
+    """
+    lengths = batch.lengths.to(batch.tokens.device, non_blocking=True)
+    if isinstance(pooling, RootIdfPooling):
+        return _root_bags(backbone, batch, pooling, lengths)
+    distinct, place = torch.unique(batch.tokens, return_inverse=True)
+    rows: Tensor = _Rows.apply(backbone.get_input_embeddings().weight, distinct)
+    if isinstance(pooling, IdfPooling):
+        rows = rows * pooling.token_weights[distinct][:, None]
+    elif type(pooling) is not MeanPooling:
+        return pooling.packed(rows[place], batch.tokens, lengths, batch.position)
+    return nn.functional.embedding_bag(place, rows, torch.cumsum(lengths, 0) - lengths, mode="mean")
+
+
+def _root_bags(backbone: Any, batch: TokenBatch, pooling: RootIdfPooling, lengths: Tensor) -> Tensor:
+    """The same with each distinct token of a text added once, times the root of how often it occurs there."""
+    vocab_size = len(pooling.token_weights)
+    held, _, counts = repeats(batch.tokens, lengths, vocab_size)
+    distinct, place = torch.unique(held % vocab_size, return_inverse=True)
+    rows: Tensor = _Rows.apply(backbone.get_input_embeddings().weight, distinct) * pooling.token_weights[distinct][:, None]
+    starts = torch.searchsorted(held, torch.arange(len(lengths), device=held.device) * vocab_size)
+    sums = nn.functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=counts.to(rows.dtype).sqrt())
+    return sums / lengths[:, None]

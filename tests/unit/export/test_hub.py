@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from dpr.export.hub import ATTRIBUTES, LARGE_FILES
+from dpr.export.folders import ATTRIBUTES, LARGE_FILES
 from dpr.storage.durable import durable_folder
 from tests.helpers.jobs import push as main
 

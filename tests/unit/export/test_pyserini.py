@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import InputError
-from dpr.export.checking import check
+from dpr.export.checking import check, format_of
 from dpr.export.folders import export_folder
-from dpr.export.registry import format_of
 from tests.helpers.exports import COSINE, MODELS, bert, shared
 
 

@@ -16,9 +16,8 @@ import torch
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, Question
 from dpr.export.adapters import merged
-from dpr.export.checking import check, nasty_texts
+from dpr.export.checking import check, format_of, nasty_texts
 from dpr.export.folders import export_folder
-from dpr.export.registry import format_of
 from dpr.export.sentence_transformers import to_sentence_transformer
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions

@@ -13,9 +13,8 @@ import torch
 
 from dpr.core.errors import InputError
 from dpr.core.records import Passage
-from dpr.export.checking import check, nasty_texts
+from dpr.export.checking import check, format_of, nasty_texts
 from dpr.export.folders import export_folder
-from dpr.export.registry import format_of
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from tests.helpers.exports import COSINE, MODELS, PROMPTS, bert, decoder, shared, static

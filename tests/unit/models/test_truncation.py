@@ -17,7 +17,6 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.vector_shards import open_shards
 from dpr.models.biencoder import BiEncoder
-from dpr.models.truncation import keep_dimensions
 from dpr.retrieval.retrievers import check_vectors_are_of
 from tests.helpers.tiny import sentence, tiny_model
 
@@ -28,19 +27,19 @@ TEXTS = ["ba be bi", "ko ku", "sa"]
 def test_a_cut_vector_is_the_prefix(tmp_path: Path, normalize: bool) -> None:
     model = tiny_model(tmp_path, normalize=normalize, dtype=torch.float32)
     whole, fingerprint = model.encode_passages(TEXTS), model.fingerprint
-    keep_dimensions(model, 16)
+    model.keep_dimensions(16)
     assert model.fingerprint == fingerprint, "all dimensions are those that it has"
-    keep_dimensions(model, 5)
+    model.keep_dimensions(5)
     expected = whole[:, :5] / (np.linalg.norm(whole[:, :5], axis=1, keepdims=True) if normalize else 1)
     np.testing.assert_allclose(model.encode_passages(TEXTS), expected, rtol=1e-5)
     assert model.dimension == 5 and model.fingerprint != fingerprint
     with pytest.raises(ConfigError, match="dimensions=6, but the model's vectors have 5"):
-        keep_dimensions(model, 6)
+        model.keep_dimensions(6)
 
 
 def test_a_saved_model_keeps_its_width(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "encoder", dtype=torch.float32)
-    keep_dimensions(model, 5)
+    model.keep_dimensions(5)
     model.save(tmp_path / "saved")
     loaded = BiEncoder.load(tmp_path / "saved")
     assert loaded.dimension == 5 and loaded.fingerprint == model.fingerprint
