@@ -99,6 +99,7 @@ def _head(facts: CardFacts, to: str) -> str:
 def _what(model: BiEncoder) -> str:
     settings, text = model.settings, model.tensorizer.text
     layers = getattr(model.question_model.config, "num_hidden_layers", 0)
+    millions = sum(tensor.numel() for tensor in model.weights().values()) / 1e6
     towers = "one tower for questions and passages" if settings.shared else "a tower for questions and one for passages"
     lines = [
         f"A bi-encoder for dense retrieval: {towers}. The score of a passage is the dot product of its vector and that of the question"
@@ -106,7 +107,7 @@ def _what(model: BiEncoder) -> str:
         "",
         "| | |",
         "|---|---|",
-        f"| architecture | {model.question_model.config.model_type}, {layers} layers, {_millions(model)} million weights |",
+        f"| architecture | {model.question_model.config.model_type}, {layers} layers, {millions:,.1f} million weights |",
         f"| vectors | {model.dimension} dimensions; pooling: {settings.pooling}" + _more(settings) + " |",
         f"| longest question | {model.tensorizer.question_length} tokens |",
         f"| longest passage | {settings.sequence_length} tokens, title included |",
@@ -123,10 +124,6 @@ def _more(settings: Any) -> str:
     return (f"; projection to {settings.projection_dim}{activation}" if settings.projection_dim else "") + (
         f"; cut to the first {settings.dimensions}" if settings.dimensions else ""
     )
-
-
-def _millions(model: BiEncoder) -> str:
-    return f"{sum(tensor.numel() for tensor in model.weights().values()) / 1e6:,.1f}"
 
 
 def _code(text: str) -> str:

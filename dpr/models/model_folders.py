@@ -124,7 +124,9 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
     base = None if settings.adapter == "none" else _base(stored.get("base"), settings, shapes, file)
     if base is None:
         refuse_impossible_sizes(config, shapes, encoder / CONFIG)
-    tensorizer = _tensorizer(encoder, settings)
+    tensorizer = Tensorizer.load(
+        encoder, sequence_length=settings.sequence_length, question_length=settings.question_length, append_eos=settings.append_eos
+    )
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
     tensorizer.present(part_of(TextSettings, settings))
     learned_temperature = _temperature(learned, folder / checkpoints.MODEL_FILE)
@@ -139,15 +141,6 @@ def _base(stored: Any, settings: EncoderSettings, shapes: Mapping[str, tuple[int
     if settings.lora_rank not in {shape[0] for shape in shapes.values() if shape}:
         raise CheckpointError(f"lora_rank is {settings.lora_rank}", file=file, expected="that of the weights")
     return BaseModel(stored["name"], stored["fingerprint"])
-
-
-def _tensorizer(folder: Path, settings: EncoderSettings) -> Tensorizer:
-    return Tensorizer.load(
-        folder,
-        sequence_length=settings.sequence_length,
-        question_length=settings.question_length,
-        append_eos=settings.append_eos,
-    )
 
 
 def _temperature(value: Any, file: Path) -> float | None:

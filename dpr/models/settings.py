@@ -58,8 +58,8 @@ class BackboneSettings(Settings):
 
 
 @dataclass
-class EncoderSettings(TextSettings):
-    """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
+class VectorSettings(Settings):
+    """What of the towers, besides the config of the backbone, decides the vector of a text."""
 
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
@@ -77,9 +77,8 @@ class EncoderSettings(TextSettings):
     """Longest sequence in tokens, special tokens included; questions and passages."""
     question_length: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)
     """Longest question in tokens; 0 = sequence_length."""
-    dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
-    """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1 that every shorter sequence
-    attends to."""
+    dpr_trailing_sep: bool | None = setting(None, on_resume=IDENTITY)
+    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and with compat=dpr, else off."""
 
     append_eos: bool = setting(False, on_resume=IDENTITY)
     """The tokenizer's end token after every text, if the tokenizer adds none itself; the text is cut to make room for it. Decoders whose
@@ -99,6 +98,15 @@ class EncoderSettings(TextSettings):
 
     dimensions: int = setting(0, unit="dimensions", least=0, on_resume=IDENTITY)
     """A vector is cut to its first so many numbers, as Matryoshka training makes possible (loss.dimensions); 0 = all."""
+
+
+@dataclass
+class EncoderSettings(VectorSettings, TextSettings):
+    """What, besides the config of the backbone, decides the vector of a text. Stored in every checkpoint."""
+
+    dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
+    """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1 that every shorter sequence
+    attends to."""
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only where they are not as usual, so that fingerprints of other models stay the same."""
@@ -196,11 +204,8 @@ class TowerOptions(TemperatureSettings, RunningSettings):
 
 
 @dataclass
-class TowerSettings(GivenTextSettings, RunningSettings, EncoderSettings, BackboneSettings):  # type: ignore[misc]
+class TowerSettings(RunningSettings, VectorSettings, GivenTextSettings, BackboneSettings):
     """The two towers. ``pretrained_model_cfg`` names config, weights and tokenizer of both."""
-
-    dpr_trailing_sep: bool | None = setting(None, on_resume=IDENTITY)  # type: ignore[assignment]
-    """The original's stray [SEP] behind every sequence; absent = on for checkpoint files of the original and with compat=dpr, else off."""
 
     def named_model(self) -> str | None:
         """``pretrained_model_cfg`` unless it is the default, which the user may not have chosen."""
