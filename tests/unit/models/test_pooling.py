@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, ConfigError
+from dpr.core.settings import settings
 from dpr.data.packing import plan_buckets
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder
@@ -174,3 +176,9 @@ def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_nam
     loaded = BiEncoder.load(tmp_path / "model", settings=EncoderSettings(pooling=path)).double()
     assert any(name.endswith("pooling.scorer.weight") for name in loaded.weights())
     assert abs(loaded.encode_questions(["ba be bi", "bo"]) - model.encode_questions(["ba be bi", "bo"])).max() < 1e-6
+
+
+def test_the_help_explains_every_pooling() -> None:
+    (explained,) = (each for each in settings(EncoderSettings) if each.key == "pooling")
+    assert list(explained.rule.choices) == list(POOLINGS)
+    assert set(POOLINGS) <= set(re.findall(r"[a-z_]+", explained.doc))
