@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -73,6 +73,12 @@ class SetOptions:
     def of_questions(self) -> dict[str, str | None]:
         """The arguments of the tensorizer for questions."""
         return {"prompt": self.prompt, "prefix": self.query_prefix, "suffix": self.query_suffix}
+
+    def stored_facts(self, text: TextSettings) -> dict[str, Any]:
+        """What decides the tokens of the set, as a token store states it, beside a model with these text settings."""
+        facts = {"namespace": self.namespace, "query_prefix": self.query_prefix, "query_suffix": self.query_suffix}
+        later = {"passage_prefix": self.passage_prefix} if self.passage_prefix else {}
+        return facts | {"normalize": self.normalize} | later | text.stored_facts(self.prompt)
 
     def agreed(self, text: TextSettings) -> SetOptions:
         """The options beside a model that puts prompts before texts: without a prefix that repeats one of them.
@@ -204,7 +210,9 @@ class Collator:
 
     def _refuse_other_facts(self, sample: StoredSample, options: SetOptions) -> None:
         if options not in self._stored_with:
-            self._stored_with[options] = _stored_with(options, self.tensorizer.text)
+            facts = options.stored_facts(self.tensorizer.text)
+            unstated = ("passage_prefix", *(item.name for item in fields(TextSettings)))  # as usual, where a store does not have them
+            self._stored_with[options] = facts | {name: None for name in unstated if name not in facts}
         for key, asked in self._stored_with[options].items():
             if (stored := sample.facts.get(key)) != asked:
                 raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={stored!r}, not {asked!r}")
@@ -260,13 +268,6 @@ class Collator:
         if prefix not in self._prefix_lengths:
             self._prefix_lengths[prefix] = len(self.tensorizer.bare_tokens([prefix.strip()])[0])
         return self._prefix_lengths[prefix]
-
-
-def _stored_with(options: SetOptions, text: TextSettings) -> dict[str, Any]:
-    """The facts of a token store that fits."""
-    expected = {key: getattr(options, key) for key in ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")}
-    of_model = ("query_prompt", "passage_prompt", "title_template", "plain_apostrophes")
-    return expected | dict.fromkeys(of_model) | text.stored_facts(options.prompt)
 
 
 def one_encoder_type(options: Sequence[SetOptions]) -> str:

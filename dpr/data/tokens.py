@@ -128,12 +128,7 @@ def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) 
         "rows": len(text),
         "vocabulary": tensorizer.vocabulary_fingerprint,
         "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
-        "namespace": options.namespace,
-        "query_prefix": options.query_prefix,
-        "query_suffix": options.query_suffix,
-        "normalize": options.normalize,
-        **({"passage_prefix": options.passage_prefix} if options.passage_prefix else {}),
-        **tensorizer.text.stored_facts(options.prompt),
+        **options.stored_facts(tensorizer.text),
     }
 
 
