@@ -167,6 +167,21 @@ def test_estimated_ranks_are_right_on_average_where_each_passage_drawn_stands_fo
     assert np.abs(list(errors.values())).max() < 0.01
 
 
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
+def test_estimates_are_near_the_truth_where_ranks_are_of_another_distribution(share: float) -> None:
+    rng, errors = np.random.default_rng(0), {20: list[float](), 100: list[float]()}
+    for _ in range(4):
+        above = np.minimum(rng.lognormal(4.0, 1.5, 3000).astype(int), 2299)
+        tendencies = rng.beta(1.5, 1.5, 3000)  # of a question's passages to be in the hard pool, the more the higher they rank
+        hard = np.array([(rng.random(n) < one / (1 + np.arange(n) / 40)).sum() for n, one in zip(above, tendencies, strict=True)])
+        drawn = rng.binomial(above - hard, share)
+        seen = hard + drawn < 200  # the others are below what is searched
+        for k, found in errors.items():
+            within = probabilities_within(k, hard[seen], drawn[seen], share).sum() / len(above)
+            found.append(float(within - (above < k).mean()))
+    assert max(abs(np.mean(found)) for found in errors.values()) < (0.02 if share < 0.2 else 0.01)
+
+
 def test_estimates_of_many_draws_surround_the_truth(folder: Path, tmp_path: Path) -> None:
     exact = measured(folder, tmp_path, {})["eval/own/accuracy@20"]
     draws = [measured(folder, tmp_path, {"sample": 60, "hard_depth": 1, "seed": seed})["eval/own/est_accuracy@20"] for seed in range(5)]
