@@ -41,6 +41,16 @@ class LossSettings(ObjectiveSettings, TemperatureSettings):
 
 
 @dataclass
+class NegativeSettings(Settings, requires=(*TRAINING, "dev_datasets")):
+    """What the data give a pool besides positives, in training and in the validation by NLL."""
+
+    hard_negatives: int = setting(1, unit="passages", least=0, on_resume=IDENTITY)
+    """Hard negatives drawn for each question from those in the data."""
+    other_negatives: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
+    """Negatives of the data's second list (negative_ctxs) drawn for each question."""
+
+
+@dataclass
 class BatchSettings(Settings, requires=TRAINING):
     """What a pool is made of, how batches reach the model, and how long a run is."""
 
@@ -50,10 +60,6 @@ class BatchSettings(Settings, requires=TRAINING):
     """Questions per pool over all ranks; 0 = batch_size x ranks of the first start. Kept when a run is resumed on other ranks."""
     gradient_accumulation_steps: int = setting(1, unit="pools", least=1, on_resume=IDENTITY)
     """Pools per optimizer step. Does not enlarge the pool of negatives."""
-    hard_negatives: int = setting(1, unit="passages", least=0, on_resume=IDENTITY)
-    """Hard negatives drawn for each question from those in the data."""
-    other_negatives: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
-    """Negatives of the data's second list (negative_ctxs) drawn for each question."""
     positives: int = setting(1, unit="passages", least=1, on_resume=IDENTITY)
     """Positives drawn for each question. The further ones do not count against it; they are learned from with loss.positives=any or each,
     and by distillation, and are negatives of other questions."""
@@ -214,7 +220,7 @@ class DevSetSettings(Settings, requires="dev_datasets"):
 
 
 @dataclass
-class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings, BatchSettings):
+class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings, BatchSettings, NegativeSettings):
     """Optimisation, batches, validation and saving."""
 
     precision: str = setting("fp32", choices=tuple(PRECISIONS), on_resume=WARNED)

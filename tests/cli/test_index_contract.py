@@ -127,7 +127,7 @@ def test_retrieval_builds_saves_and_opens_it_and_refuses_other_settings(
 
 
 def test_retrieval_searches_texts_with_it(world: Path, tmp_path: Path) -> None:
-    own = [f"indexer.kind={WORDS}", f"bm25_index_path={tmp_path / 'index'}"]
+    own = [f"indexer.kind={WORDS}", f"index_path={tmp_path / 'index'}"]
     for name in ("built", "opened"):
         assert retrieve(world, tmp_path / f"{name}.run", *own, vectors=False) == 0
     found = read_trec_run(tmp_path / "built.run")

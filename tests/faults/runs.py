@@ -208,13 +208,18 @@ def saved_steps(output_dir: Path) -> list[int]:
     return [int(folder.name.rpartition("step")[2]) for folder in checkpoints.checkpoint_folders(output_dir, NAME)]
 
 
-def state_hash(folder: Path) -> str:
-    """SHA-256 over sorted (name, bytes) of model and optimizer, and the progress that decides the schedule, of one checkpoint."""
+def state_hash(folder: Path, *, best: bool = True) -> str:
+    """SHA-256 over sorted (name, bytes) of model and optimizer, and the progress that decides the schedule, of one checkpoint.
+
+    ``best=False`` leaves out which checkpoint is the best: one whose save failed cannot be it.
+    """
     digest = hashlib.sha256()
     for file in (checkpoints.MODEL_FILE, checkpoints.OPTIMIZER_FILE):
         for name, tensor in sorted(checkpoints.read_tensors(folder, file).items()):
             digest.update(f"{file} {name} {tensor.dtype}".encode() + tensor.numpy().tobytes())
-    digest.update(json.dumps(json.loads((folder / checkpoints.STATE_FILE).read_text())["progress"], sort_keys=True).encode())
+    progress = json.loads((folder / checkpoints.STATE_FILE).read_text())["progress"]
+    kept = {key: value for key, value in progress.items() if best or not key.startswith("best_")}
+    digest.update(json.dumps(kept, sort_keys=True).encode())
     return digest.hexdigest()
 
 

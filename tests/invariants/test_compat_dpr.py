@@ -19,6 +19,7 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from dpr.core.records import Passage, TrainingSample
+from dpr.core.settings import put_back_idle
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
 from dpr.jobs.train import build_model, build_trainer, open_sets, run
@@ -160,6 +161,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
         val_av_rank_hard_neg=2,
         val_av_rank_other_neg=2,
     )
+    changes = changes or {"train_datasets": [str(folder / "train.json")]}
     config = BiEncoderTrainConfig(
         model_file=str(folder / "x.cp"),
         output_dir=str(folder / "run"),
@@ -168,6 +170,7 @@ def config_of(folder: Path, **changes: Any) -> BiEncoderTrainConfig:
         encoder=TowerSettings(pretrained_model_cfg=str(folder / "bert"), dropout=0.0),
         **changes,
     )
+    put_back_idle(config, ())  # without a training set, what is about training
     config.check()
     return config
 
