@@ -3,6 +3,7 @@
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 100 minutes
 # make check        lint, format, types
+# make check-fast   lint, format and the tests of a second or less, for a change in hand: under five minutes
 # make bench        speed against plain loops, sentence-transformers and faiss; half an hour
 # make memory       memory of the jobs that meet the largest files
 #
@@ -15,7 +16,7 @@ WORKERS ?= logical
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test faults fuzz check bench memory gpu format clean
+.PHONY: help install quickstart test faults fuzz check check-fast bench memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -45,6 +46,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check-fast: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --fast -n $(WORKERS) --dist loadfile --timeout 300 $(PYTEST_ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"

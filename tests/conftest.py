@@ -27,6 +27,7 @@ import pytest
 import torch
 
 from tests.helpers.no_network.sitecustomize import block_connections
+from tests.helpers.slow_tests import is_slow
 
 block_connections()  # they leave this machine never
 
@@ -35,7 +36,15 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "tests/helpers/no_network"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out what tests/helpers/slow_tests.py says is slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = [item for item in items if is_slow(item.nodeid)]
+        items[:] = [item for item in items if not is_slow(item.nodeid)]
+        config.hook.pytest_deselected(items=left_out)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -144,7 +144,6 @@ def continued(workplace: Path) -> Ladder:
     return finish(workplace, "continued", "ladder.mode=continue")
 
 
-@pytest.mark.slow
 def test_two_rounds_end_to_end(workplace: Path, fresh: Ladder) -> None:
     stages = ["bm25", "train-1", "embed-1", "evaluate-1", "mine-1", "train-2", "embed-2", "evaluate-2"]
     assert sorted(path.name for path in fresh.folder.iterdir() if path.is_dir()) == sorted(stages)
@@ -160,7 +159,6 @@ def test_two_rounds_end_to_end(workplace: Path, fresh: Ladder) -> None:
         assert sum(len(record["hard_negative_ctxs"]) for record in mined) > 40
 
 
-@pytest.mark.slow
 def test_the_table_has_a_line_for_each_round(fresh: Ladder) -> None:
     summary = json.loads((fresh.folder / "ladder.json").read_text())
     assert [entry["round"] for entry in summary["rounds"]] == [1, 2]
@@ -174,7 +172,6 @@ def test_the_table_has_a_line_for_each_round(fresh: Ladder) -> None:
     assert f"{summary['rounds'][1]['retrieval']['accuracy@20']:.3f}" in table[3]
 
 
-@pytest.mark.slow
 def test_a_rerun_does_nothing_and_changes_no_file(workplace: Path, fresh: Ladder) -> None:
     before = files(fresh.folder)
     again = finish(workplace, "fresh", *EVALUATED)
@@ -183,7 +180,6 @@ def test_a_rerun_does_nothing_and_changes_no_file(workplace: Path, fresh: Ladder
     assert files(fresh.folder) == before
 
 
-@pytest.mark.slow
 def test_a_changed_setting_is_refused_by_name_and_nothing_is_thrown_away(workplace: Path, fresh: Ladder) -> None:
     before = files(fresh.folder)
     refused = Ladder(workplace, "fresh", *EVALUATED, "train.learning_rate=2e-3")
@@ -205,7 +201,6 @@ KILLS: Sequence[tuple[str, Moment]] = [
 ]
 
 
-@pytest.mark.slow
 def test_killed_in_every_stage_it_ends_with_equal_weights(workplace: Path, fresh: Ladder) -> None:
     for what, moment in KILLS:
         ladder = Ladder(workplace, "killed")
@@ -216,7 +211,6 @@ def test_killed_in_every_stage_it_ends_with_equal_weights(workplace: Path, fresh
     assert hashes(workplace / "killed") == hashes(fresh.folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_asked_to_stop_it_ends_with_75_and_resumes(workplace: Path, processes: int) -> None:
     overrides = ("ladder.rounds=2", "ladder.bm25=false", f"ladder.processes={processes}", "train.global_batch_size=8")
@@ -233,7 +227,6 @@ def test_asked_to_stop_it_ends_with_75_and_resumes(workplace: Path, processes: i
     assert summary["rounds"][0]["trained"] == "training on train"  # with the negatives that it has
 
 
-@pytest.mark.slow
 def test_a_stage_ends_with_the_ladder(workplace: Path) -> None:
     ladder = Ladder(workplace, "orphaned", "ladder.rounds=2", "ladder.bm25=false", "train.num_train_epochs=2000")
     ladder.wait_for(lambda: lines_of(ladder.folder / "train-1" / "metrics.jsonl", "train/loss") >= 2)
@@ -247,7 +240,6 @@ def test_a_stage_ends_with_the_ladder(workplace: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_continued_rounds_are_one_run_on_renewed_negatives(workplace: Path, continued: Ladder) -> None:
     assert sorted(path.name for path in continued.folder.iterdir() if path.is_dir()) == ["bm25", "embed-1", "mine-1", "train-1", "train-2"]
     steps = [[record["step"] for record in records(continued.folder / name / "metrics.jsonl") if "train/loss" in record] for name in ROUNDS]
@@ -263,7 +255,6 @@ def test_continued_rounds_are_one_run_on_renewed_negatives(workplace: Path, cont
 ROUNDS = ("train-1", "train-2")
 
 
-@pytest.mark.slow
 def test_a_continued_ladder_killed_in_its_rounds_ends_with_equal_weights(workplace: Path, continued: Ladder) -> None:
     for name, count in (("train-1", 3), ("train-2", 5)):
         ladder = Ladder(workplace, "continued-killed", "ladder.mode=continue")
@@ -273,7 +264,6 @@ def test_a_continued_ladder_killed_in_its_rounds_ends_with_equal_weights(workpla
     assert hashes(workplace / "continued-killed") == hashes(continued.folder)
 
 
-@pytest.mark.slow
 def test_the_negatives_of_a_continued_round_cannot_be_exchanged(
     workplace: Path, continued: Ladder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,7 +347,6 @@ def test_prefixes_are_put_wherever_a_model_encodes(
     assert "datasets.of_the_ladder.prompt=code" in stages["evaluate-1"]
 
 
-@pytest.mark.slow
 def test_what_is_embedded_mined_and_asked_with_prefixes_fits_together(workplace: Path) -> None:
     """Mining refuses vectors with another prefix; the record holds what the questions were asked with."""
     short = ("train_datasets=[web]", "datasets.web.file=train.jsonl", *PREFIXED, "train.num_train_epochs=1", "ladder.bm25=false")

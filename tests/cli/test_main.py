@@ -127,7 +127,6 @@ def test_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'depp' is not a setting; settings read key=value; did you mean deep?" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_doctor_tries_the_whole_way(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["doctor", "--deep"]) == 0
     out = capsys.readouterr().out

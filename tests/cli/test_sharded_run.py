@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 import torch
 
 from dpr.formats import checkpoints
@@ -35,7 +34,6 @@ def kill_while_it_saves(workplace: Path, output_dir: Path) -> None:
     process.wait()
 
 
-@pytest.mark.slow
 def test_a_sharded_run_survives_a_kill_and_ends_as_a_model_for_every_command(tmp_path: Path) -> None:
     workplace = training_folder(tmp_path, train=120, dev=11)
     whole, killed = workplace / "whole", workplace / "killed"

@@ -104,7 +104,6 @@ def test_a_sweep_gets_the_best_value_of_each_job(monkeypatch: pytest.MonkeyPatch
     assert stored[0] != stored[1]
 
 
-@pytest.mark.slow
 def test_a_sweep_from_outside_starts_a_launcher_for_each_value() -> None:
     best = []
     for rate in ("1e-5", "1e-2"):

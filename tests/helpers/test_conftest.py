@@ -6,10 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.helpers import slow_tests
 from tests.helpers.processes import run_on_ranks
 
 
@@ -59,3 +61,11 @@ def test_hugging_face_is_offline() -> None:
 def test_torch_is_handed_on_as_it_was_found(_time: int) -> None:
     assert torch.get_default_dtype() == torch.float32
     torch.set_default_dtype(torch.float64)
+
+
+def test_what_is_listed_as_slow_is_a_test() -> None:
+    for node in slow_tests.FILE.read_text().split():
+        file, _, name = node.partition("::")
+        assert f"def {name}(" in (Path(slow_tests.FILE).parents[1] / file).read_text(), node
+    assert slow_tests.is_slow("tests/cli/test_main.py::test_x[1]")
+    assert not slow_tests.is_slow("tests/unit/test_new.py::test_x")

@@ -103,7 +103,6 @@ def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
     return {"step": torch.tensor(int(newest.name.rpartition("step")[2])), **tensors}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 3])  # with 2, sums do not depend on the order of their terms
 def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_processes: int) -> None:
     whole, killed = workplace / f"whole-{num_processes}", workplace / f"killed-{num_processes}"
@@ -130,7 +129,6 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(workplace: Path, num_pr
     assert [int(number) for number in steps] == list(range(1, 31))
 
 
-@pytest.mark.slow
 def test_dropout_really_was_on_and_the_seed_matters(workplace: Path) -> None:
     for name, override in (("seed", "seed=1"), ("dropout", "encoder.dropout=0")):
         assert run(workplace, workplace / name, 1, override).returncode == 0
@@ -139,7 +137,6 @@ def test_dropout_really_was_on_and_the_seed_matters(workplace: Path) -> None:
         assert not all(torch.equal(weights[0][name], other[name]) for name in other)
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_left_alone(workplace: Path) -> None:
     before = {path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()}
     result = run(workplace, workplace / "whole-1", 1)
@@ -147,7 +144,6 @@ def test_a_finished_run_is_left_alone(workplace: Path) -> None:
     assert {path: path.read_bytes() for path in (workplace / "whole-1").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.slow
 def test_a_different_run_is_refused_and_the_setting_is_named(workplace: Path) -> None:
     result = run(workplace, workplace / "whole-1", 1, "seed=99")
     assert result.returncode == 3
@@ -156,7 +152,6 @@ def test_a_different_run_is_refused_and_the_setting_is_named(workplace: Path) ->
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(workplace: Path) -> None:
     folder = workplace / "damaged"
     shutil.copytree(workplace / "whole-1", folder)

@@ -23,10 +23,7 @@ from tests.helpers.jobs import evaluate
 from tests.unit.retrieval.conftest import World
 from tests.unit.retrieval.conftest import world as world
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="mteb is not installed (extra mteb)"),
-    pytest.mark.slow,  # its import alone
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="mteb is not installed (extra mteb)")
 
 
 @pytest.fixture(scope="module")

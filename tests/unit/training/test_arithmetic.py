@@ -75,7 +75,6 @@ def test_a_backbone_without_that_mode_is_refused(tmp_path: Path, monkeypatch: py
         trainer(tmp_path, gradient_checkpointing=True)
 
 
-@pytest.mark.slow
 def test_compiled_layers_learn_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     encoder_folder(tmp_path / "encoder", num_hidden_layers=2)  # one of which is compiled, which takes half a minute
     job, plain = trainer(tmp_path, dropout=0.0, compile=True, max_steps=2), trainer(tmp_path, name="plain", dropout=0.0)
@@ -90,7 +89,6 @@ def test_compiled_layers_learn_the_same(tmp_path: Path, caplog: pytest.LogCaptur
     job.train()
 
 
-@pytest.mark.slow
 def test_compiled_layers_drop_by_the_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     encoder_folder(tmp_path / "encoder", num_hidden_layers=1)
     job = trainer(tmp_path, dropout=0.1, compile=True, pooling="mean")
