@@ -12,6 +12,7 @@ from dpr.core.settings import CONTENT, IDENTITY, TRAINING, Settings, listed, set
 TERMS = ("nll", "symmetric", "kl", "margin_mse")
 _OF_KL, _OF_MARGINS = ("kl_weight", "terms=kl"), ("margin_mse_weight", "terms=margin_mse")
 _OF_NLL, _OF_RIVALS = ("terms=null", "terms=nll"), ("terms=null", "terms=nll|symmetric")
+_NO_NLL = "nll_weight=0|0.0"
 
 
 class TermEntry(NamedTuple):
@@ -39,12 +40,12 @@ class DistillationSettings(Settings, requires=TRAINING):
 
 
 @dataclass
-class RivalSettings(Settings, requires=TRAINING, excludes="nll_weight=0|0.0"):
-    """What the positive is compared with in the NLL."""
+class RivalSettings(Settings, requires=TRAINING):
+    """What the positive is compared with in the NLL, and what weighs how much in it and in the symmetric term."""
 
-    in_batch_negatives: bool = setting(True, on_resume=IDENTITY, requires=_OF_NLL)
+    in_batch_negatives: bool = setting(True, on_resume=IDENTITY, requires=_OF_NLL, excludes=_NO_NLL)
     """false: a question's positive competes with the question's own negatives only, not with the passages of other questions."""
-    positives: str = setting("one", choices=("one", "any", "each"), on_resume=IDENTITY, requires=_OF_NLL)
+    positives: str = setting("one", choices=("one", "any", "each"), on_resume=IDENTITY, requires=_OF_NLL, excludes=_NO_NLL)
     """one: the positive drawn for the question. any, each: all known positives of the question that are in the pool; any: the sum of their
     softmax shares must rise; each: every one must beat the negatives."""
     hardness: float = setting(0.0, least=0, on_resume=IDENTITY, requires=_OF_RIVALS)
@@ -52,7 +53,7 @@ class RivalSettings(Settings, requires=TRAINING, excludes="nll_weight=0|0.0"):
     false_negative_margin: float | None = setting(None, on_resume=IDENTITY, requires=_OF_RIVALS)
     """Negatives that score higher than the positive by more than this (before loss.temperature) are masked, as likely positives; absent =
     none is."""
-    guide: list[str] | None = setting(None, on_resume=CONTENT, requires=_OF_NLL)
+    guide: list[str] | None = setting(None, on_resume=CONTENT, requires=_OF_NLL, excludes=_NO_NLL)
     """Vector shards of another model (dpr embed) over the passages: those whose cosine with a question's positive exceeds guide_threshold
     are masked for it; absent = none is."""
     guide_threshold: float = setting(0.9, least=-1, most=1, on_resume=IDENTITY, requires="guide")
@@ -108,6 +109,10 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
             raise ConfigError(f"{prefix}terms names {twice} twice; give it one weight: {{use: {twice}, weight: 2}}")
         if not names:
             raise ConfigError(f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or another above 0")
+        of_two = [name for name in ("hardness", "false_negative_margin") if name in self.changed()]
+        if of_two and not (names["nll"] or names["symmetric"]):
+            weights = f"{prefix}nll_weight and {prefix}symmetric_weight are 0"
+            raise ConfigError(f"{prefix}{of_two[0]} has no effect where {weights}; raise one of them, or leave it out")
         if self.positives != "one" and candidates == "dpr":
             raise ConfigError(
                 f"{prefix}positives={self.positives} and {prefix}candidates=dpr are mutually exclusive: dpr counts every slot and has "
