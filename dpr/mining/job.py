@@ -123,12 +123,12 @@ class BlockMiner(BlockWriter):
         results = finish_together(choices, scorer)
         if scorer is not None:
             prepared = scored_by(scorer, prepared)
-        with durable_file(self.part(rows)) as out:
+        with durable_file(self.part(rows), note={}) as out:
             for sample, one, mined in zip(prepared, hits, results, strict=True):
                 in_corpus = any(corpus.row_of(passage) is not None for passage in sample.positives)
                 block_audit.add(sample, mined, one.positive_score, in_corpus=in_corpus)
                 out.write(json.dumps(_record(sample, mined.negatives, self.mined_by), ensure_ascii=False) + "\n")
-        write_json(self.audit(rows), block_audit.record())
+        write_json(self.audit(rows), block_audit.record(), note={})
 
 
 def _record(sample: TrainingSample, negatives: list[Candidate], mined_by: str) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, ove
         size = job.block_rows
         blocks = [range(start, min(start + size, len(train))) for start in range(0, len(train), size)]
         writer = job.prepare(work, blocks)
-        missing = [rows for rows in blocks if not writer.audit(rows).is_file()]
+        missing = [rows for rows in blocks if not writer.is_written(rows)]
         progress = Progress(job.name, len(train), unit="questions", done=len(train) - sum(map(len, missing)))
         for rows in write_blocks(writer, missing, processes=processes, scorer=job.scorer, elsewhere=elsewhere):
             progress.advance(len(rows), 0)

@@ -131,9 +131,9 @@ class BlockScorer(BlockWriter):
             samples = [with_teacher_scores(sample, scores) for sample, scores in zip(samples, found, strict=True)]
         else:
             samples = scored_by(scorer, samples)
-        with durable_file(self.part(rows)) as out:
+        with durable_file(self.part(rows), note={}) as out:
             out.writelines(json.dumps(sample_to_json(sample), ensure_ascii=False) + "\n" for sample in samples)
-        write_json(self.audit(rows), _audit(samples))
+        write_json(self.audit(rows), _audit(samples), note={})
 
 
 def _audit(samples: Sequence[TrainingSample]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dpr.core.errors import LostRankError
 from dpr.formats.training_sets import TrainingSet
 from dpr.mining.corpus import MiningCorpus
 from dpr.mining.negatives import PairScorer
+from dpr.storage.checksums import verify_file
 
 BLOCKS = "blocks"
 
@@ -42,11 +43,15 @@ class BlockWriter(ABC):
         return MiningCorpus(self.source, self.work)
 
     def part(self, rows: range) -> Path:
-        """The records of a block; complete if its audit exists too."""
+        """The records of a block."""
         return self.work / BLOCKS / f"part-{rows.start:09d}-{rows.stop:09d}.jsonl"
 
     def audit(self, rows: range) -> Path:
         return self.work / BLOCKS / f"audit-{rows.start:09d}-{rows.stop:09d}.json"
+
+    def is_written(self, rows: range) -> bool:
+        """Whether records and audit are there, as they were written."""
+        return not (verify_file(self.part(rows)) or verify_file(self.audit(rows)))
 
     @abstractmethod
     def find(self, rows: range) -> Any:
@@ -54,7 +59,7 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def write(self, rows: range, found: Any, scorer: PairScorer | None = None) -> None:
-        """Writes the records of a block and its audit."""
+        """Writes the records of a block and its audit, each with a checksum beside it."""
 
 
 @dataclass(frozen=True)

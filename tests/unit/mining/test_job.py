@@ -97,7 +97,8 @@ def test_positives_of_other_rows_with_the_same_question_are_no_negatives(tmp_pat
     assert [entry["text"] for entry in first["hard_negative_ctxs"]] == ["ba da"] == [e["text"] for e in second["hard_negative_ctxs"]]
 
 
-def test_interrupted_mining_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damaged", ["", "part", "audit"])
+def test_interrupted_mining_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
     data = train_set(tmp_path)
     settings = MiningSettings(pick="sample", per_question=2)
     mine(data, tmp_path / "whole.jsonl", settings)
@@ -113,10 +114,13 @@ def test_interrupted_mining_resumes_to_the_same_bytes(tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         mine(data, tmp_path / "broken.jsonl", settings)
     assert not (tmp_path / "broken.jsonl").exists()
+    if damaged:
+        (file,) = (tmp_path / "broken.jsonl.mining" / "blocks").glob(f"{damaged}-000000007-*[!6]")
+        file.write_bytes(file.read_bytes().replace(b"1", b"2"))
     later: list[int] = []
     monkeypatch.setattr(BlockMiner, "find", lambda miner, rows: later.append(rows.start) or real(miner, rows))
     mine(data, tmp_path / "broken.jsonl", settings)
-    assert (done, later) == ([0, 7, 14], [21, 28])
+    assert (done, later) == ([0, 7, 14], [*([7] if damaged else []), 21, 28])
     assert (tmp_path / "broken.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert (tmp_path / "broken.jsonl.audit.json").read_bytes() == (tmp_path / "whole.jsonl.audit.json").read_bytes()
 
