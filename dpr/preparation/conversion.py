@@ -12,7 +12,7 @@ from dpr.formats.training_files.registry import format_named, format_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_files.usable_rows import Counts, UsableRows
 from dpr.storage.checksums import content_sha256
-from dpr.storage.outputs import output
+from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
@@ -54,6 +54,7 @@ def convert(
         ConfigError: an unknown format, or one that cannot be written.
     """
     writer = format_named(to, to_write=True).write
+    require_writable(out.parent, folder=True)
     made_of = {
         "sources": [[source.name, content_sha256(source, without=out)] for source in sources],
         "corpus": options.corpus and content_sha256(options.corpus),

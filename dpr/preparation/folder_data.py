@@ -33,7 +33,7 @@ from dpr.preparation.question_pairs import GIVEN, KINDS, Asked, made_questions, 
 from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, read_manifest
-from dpr.storage.outputs import output
+from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
@@ -63,6 +63,7 @@ def prepare_folder(
     settings.check()
     if out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"out={out} lies in {folder}, whose files are read; name a folder beside it")
+    require_writable(out, folder=True)
     files = find_documents(folder, settings.types)
     hashes = [[name_in(folder, path), _sha256(path)] for path in files]
     made_of: dict[str, Any] = {"files": hashes, **asdict(settings), "types": list(settings.types)}

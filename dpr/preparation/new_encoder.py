@@ -26,7 +26,7 @@ from dpr.formats.question_sets import read_questions
 from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_folder, read_json, write_json
-from dpr.storage.outputs import output
+from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
@@ -75,6 +75,7 @@ def new_encoder(
         InputError: ``out`` exists, made of something else, and ``overwrite`` is false; or there is no text.
         OutputError: ``out`` cannot be written.
     """
+    require_writable(out, folder=True)
     made_of = {"texts": [content_sha256(file) for file in (corpus, *question_files)], **asdict(shape)}
     made_of |= {} if tokenizer is None else {"tokenizer": tokenizer}
     texts, passages = partial(_texts_of, corpus, question_files), partial(read_passages, corpus)
