@@ -245,10 +245,8 @@ class TrainSettings(DevSetSettings, Periods, ComputeSettings, OptimizerSettings,
             raise ConfigError(f"{prefix}sharding={self.sharding} and {prefix}compile=true are mutually exclusive; leave one of them out")
         for one, unset, other in (("warmup_steps", None, "warmup_ratio"), ("grad_cache_tokens", 0, "memory_budget_gb")):
             if getattr(self, one) != unset and getattr(self, other):
-                raise ConfigError(
-                    f"{prefix}{one}={getattr(self, one)} and {prefix}{other}={getattr(self, other)} are mutually exclusive; "
-                    f"set one of them, {prefix}{one}={'null' if unset is None else unset} to take the other"
-                )
+                both = f"{prefix}{one}={getattr(self, one)} and {prefix}{other}={getattr(self, other)} are mutually exclusive"
+                raise ConfigError(f"{both}; set one of them, {prefix}{one}={'null' if unset is None else unset} to take the other")
 
 
 @dataclass
@@ -338,17 +336,14 @@ class TrainingSettings(Settings):
 
     def check_together(self, prefix: str) -> None:
         if self.train.positives > 1 and self.candidates() == "dpr":
-            raise ConfigError(
-                f"train.positives={self.train.positives} and loss.candidates=dpr are mutually exclusive: dpr would count the further "
-                "positives as negatives; set loss.candidates=distinct, or train.positives=1"
-            )
+            both = f"train.positives={self.train.positives} and loss.candidates=dpr are mutually exclusive"
+            rest = "dpr would count the further positives as negatives; set loss.candidates=distinct, or train.positives=1"
+            raise ConfigError(f"{both}: {rest}")
         self.train.sampling.check_shares(self.train_sampling_rates)
         if self.local_shards_dataloader:
             self.train.sampling.refuse_local_shards()
         if self.init == "scratch" and self.model_file is not None:
-            raise ConfigError(
-                "init=scratch and model_file are mutually exclusive; leave model_file out, or set init=weights to start from it"
-            )
+            raise ConfigError("init=scratch and model_file are mutually exclusive; leave model_file out, or set init=weights")
         if self.init == "continue" and self.model_file is None:
             raise ConfigError("init=continue needs model_file=<the run, or its checkpoint, to continue>")
         if self.init == "resume" and self.resume == "fresh":
