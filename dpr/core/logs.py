@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from functools import cache
+from typing import Any
 
 LOGGER_NAME = "dpr"
 
@@ -28,7 +29,7 @@ _MINUTE = 60.0
 _MOST = 5
 
 
-class _Seldom(logging.Filter):
+class _RateLimit(logging.Filter):
     """Lets few messages of a kind (those of one logger and text, whatever the values in it) through in a minute, and counts the others."""
 
     def __init__(self) -> None:
@@ -48,11 +49,16 @@ class _Seldom(logging.Filter):
         return self._counts[kind] <= _MOST
 
 
-def seldom(logger: logging.Logger) -> None:
+def limit_rate(logger: logging.Logger) -> None:
     """For a service: what others can cause with every request fills no disk. Keeps a few messages of a kind a minute."""
     for carrier in (logger, *logger.handlers):
-        if not any(isinstance(found, _Seldom) for found in carrier.filters):
-            carrier.addFilter(_Seldom())
+        if not any(isinstance(found, _RateLimit) for found in carrier.filters):
+            carrier.addFilter(_RateLimit())
+
+
+def shows_bars(stream: Any) -> bool:
+    """Whether progress bars can be drawn there: on a terminal, or below the cell of a notebook."""
+    return bool(stream.isatty()) or type(stream).__module__.startswith("ipykernel.")
 
 
 class _BesideProgressBars(logging.StreamHandler):
@@ -61,7 +67,7 @@ class _BesideProgressBars(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         tqdm = sys.modules.get("tqdm")
-        if tqdm is None or not self.stream.isatty():
+        if tqdm is None or not shows_bars(self.stream):
             super().emit(record)
         else:
             tqdm.tqdm.write(self.format(record), file=self.stream)

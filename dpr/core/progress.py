@@ -1,11 +1,11 @@
-"""Progress of a long job: a bar on a terminal, a log line every 30 seconds elsewhere."""
+"""Progress of a long job: a bar on a terminal and in a notebook, a log line every 30 seconds elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from dpr.core.logs import get_logger
+from dpr.core.logs import get_logger, shows_bars
 
 logger = get_logger(__name__)
 
@@ -20,7 +20,7 @@ class Progress:
         self._done, self._at_start, self._tokens = done, done, 0
         self._started = self._last_line = time.monotonic()
         self._bar = None
-        if sys.stderr.isatty() and not quiet:
+        if shows_bars(sys.stderr) and not quiet:
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, initial=done, desc=what, unit=unit, dynamic_ncols=True)

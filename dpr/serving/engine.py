@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import DprError, InputError, first_line
-from dpr.core.logs import configure_logging, get_logger, seldom
+from dpr.core.logs import configure_logging, get_logger, limit_rate
 from dpr.core.records import Passage
 from dpr.indexer.ranking import is_among
 from dpr.retrieval.explaining import QuestionWords
@@ -202,7 +202,7 @@ def main() -> int:
         _send(answers, {"error": str(error), "exit_code": code}, [])
         return 0
     engine = Engine(indexes)
-    seldom(get_logger("dpr"))
+    limit_rate(get_logger("dpr"))
     _send(answers, {"indexes": [dict(index.facts) for index in indexes]}, [])
     while (frame := frames.read(sys.stdin.buffer)) is not None:
         found = engine.answer(frame["jobs"])

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from dpr.core.errors import ConfigError, DprError, InputError, first_line
-from dpr.core.logs import get_logger, seldom
+from dpr.core.logs import get_logger, limit_rate
 from dpr.serving.app import make_app
 from dpr.serving.figures import Figures
 from dpr.serving.guard import Guard, is_loopback
@@ -40,7 +40,7 @@ def serve(settings: ServeSettings, command: Sequence[str]) -> int:
         what = "lets other machines search and reload without a token"
         raise ConfigError(f"host={settings.host} {what}; ask for one with token_file=<file>, or allow it with anyone=true")
     for name in ("dpr", "uvicorn.error", "asyncio"):
-        seldom(logging.getLogger(name))
+        limit_rate(logging.getLogger(name))
     listening = listen(settings)
     failures: list[Exception] = []
     figures = Figures()

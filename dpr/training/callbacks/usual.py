@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
+from dpr.core.logs import get_logger, shows_bars
 from dpr.core.precision import dtype_of
 from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
@@ -97,13 +97,13 @@ class LogEvery(Callback):
 
 
 class ProgressLine(Callback):
-    """A progress bar on a terminal, log lines elsewhere. On rank 0."""
+    """A progress bar on a terminal and in a notebook, log lines elsewhere. On rank 0."""
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
 
     def on_train_begin(self, run: Run) -> None:
-        if run.ranks.is_main and sys.stderr.isatty():
+        if run.ranks.is_main and shows_bars(sys.stderr):
             self._bar = tqdm(total=run.last_step, initial=run.progress.step, unit="step", dynamic_ncols=True)
 
     def on_step_end(self, run: Run) -> None:

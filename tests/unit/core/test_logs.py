@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import time
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dpr.core.logs import configure_by_default, configure_logging, seldom
+from dpr.core.logs import configure_by_default, configure_logging, limit_rate, shows_bars
 
 
 @contextmanager
@@ -51,13 +52,13 @@ def test_what_all_ranks_have_to_say_is_said_once(capsys: pytest.CaptureFixture[s
     assert "[rank 1] E broken" in text
 
 
-def test_what_others_can_cause_is_said_seldom(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_can_cause_is_said_a_few_times_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with fresh_logging() as logger:
         configure_logging()
-        seldom(logger)
-        seldom(logger)
+        limit_rate(logger)
+        limit_rate(logger)
         for number in range(1000):
             logger.getChild("guard").warning("odd request %d", number)
         logger.getChild("guard").warning("another")
@@ -86,3 +87,9 @@ def test_logging_that_is_set_up_afterwards_takes_over(capsys: pytest.CaptureFixt
         logger.info("step 1")
         assert records == ["step 1"]
         assert capsys.readouterr().err == ""
+
+
+def test_bars_are_drawn_on_a_terminal_and_in_a_notebook() -> None:
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    assert shows_bars(stream())
+    assert not shows_bars(io.StringIO())
