@@ -19,13 +19,13 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def own_part(tensor: Any) -> Tensor:
+def local_shard(tensor: Any) -> Tensor:
     """What this rank holds of a tensor, in the same memory; gradients pass through."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
-def whole(tensor: Any) -> Tensor:
+def full_tensor(tensor: Any) -> Tensor:
     """The values of all ranks. All ranks must call it together if the tensor is sharded."""
     values: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return values
@@ -42,11 +42,11 @@ def placed_like(values: Tensor, tensor: Any) -> Tensor:
 
 
 @torch.no_grad()
-def whole_on_main(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def full_on_main(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The whole tensors in rank 0's host memory, one after the other; nothing on other ranks. All ranks must call it together."""
     found = {}
     for name, tensor in tensors.items():
-        values = whole(tensor)
+        values = full_tensor(tensor)
         if current_ranks().is_main:
             found[name] = values.detach().cpu()
     return found

@@ -68,7 +68,7 @@ def row_blocks(file: Path, columns: Columns, processes: int) -> Iterator[np.ndar
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _RangeRows:
     """What a process found in a range; it counts lines from the first that it read."""
 
     rows: np.ndarray
@@ -124,14 +124,14 @@ class _Ranges:
         yield np.array(held).reshape(-1, 3)
         return None
 
-    def found(self, number: int) -> _Found | None:
+    def found(self, number: int) -> _RangeRows | None:
         """The rows of a range, if it begins where it seems to begin; None where none could be read from there."""
         blocks, rows = [], self.rows(LinePlace(1, self.start(number) or 0), self.start(number + 1))
         try:
             while True:
                 blocks.append(next(rows))
         except StopIteration as stopped:
-            return _Found(np.concatenate(blocks), stopped.value)
+            return _RangeRows(np.concatenate(blocks), stopped.value)
         except InputError:  # whoever reads the range from its true beginning finds the line
             return None
 
@@ -155,17 +155,17 @@ def _readers(ranges: _Ranges, processes: int) -> Iterator[list[IO[bytes]]]:
             process.communicate()
 
 
-def _received(stream: IO[bytes]) -> _Found | None:
+def _received(stream: IO[bytes]) -> _RangeRows | None:
     """What a process found in its next range; None where it could read none, or has ended."""
     head = stream.read(_HEAD.size)
     num_rows, line, offset = _HEAD.unpack(head) if len(head) == _HEAD.size else (-1, -1, -1)
     content = bytearray(stream.read(24 * max(num_rows, 0)))
     if num_rows < 0 or len(content) < 24 * num_rows:
         return None
-    return _Found(np.frombuffer(content, dtype=np.uint64).reshape(-1, 3), None if line < 0 else LinePlace(line, offset))
+    return _RangeRows(np.frombuffer(content, dtype=np.uint64).reshape(-1, 3), None if line < 0 else LinePlace(line, offset))
 
 
-def _send(found: _Found | None, out: IO[bytes]) -> None:
+def _send(found: _RangeRows | None, out: IO[bytes]) -> None:
     """Writes what ``_received`` reads."""
     if found is None:
         out.write(_HEAD.pack(-1, -1, -1))

@@ -39,7 +39,7 @@ from dpr.training.checkpointing import CALLBACKS_FILE
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-from dpr.training.validations.corpus_pass import Asked, Found
+from dpr.training.validations.corpus_pass import PassResult, QuerySet
 from dpr.training.validations.entries import is_built_in, read_entry, settings_of
 from dpr.training.validations.retrieval import RetrievalValidation, shared_content
 
@@ -75,7 +75,7 @@ class RenewNegatives(Callback):
         self._mining = mining_settings(self._options.negatives, number)
         searches[number].listeners.append(self)
         self._pairs: list[np.ndarray] | None = None
-        self._found: list[Found] = []
+        self._found: list[PassResult] = []
         self._run: Run | None = None
         self._step = 0
 
@@ -89,7 +89,7 @@ class RenewNegatives(Callback):
         if self._step:
             self._use(run)
 
-    def asked(self, model: BiEncoder, corpus: CorpusTokens) -> list[Asked]:
+    def asked(self, model: BiEncoder, corpus: CorpusTokens) -> list[QuerySet]:
         """The questions of all train sets, when their negatives are due."""
         run = self._run
         if run is None or run.progress.validations % self._every or run.progress.step >= run.last_step:
@@ -98,9 +98,9 @@ class RenewNegatives(Callback):
             self._pairs = self._positives(run.output_dir, corpus)
         depth = min(self._mining.to_rank, corpus.num_passages)
         sets = zip(self._texts, self._sets, self._pairs, strict=True)
-        return [Asked(len(text), partial(_tokens, model, text, options), depth, pairs) for text, (_, options), pairs in sets]
+        return [QuerySet(len(text), partial(_tokens, model, text, options), depth, pairs) for text, (_, options), pairs in sets]
 
-    def take(self, found: list[Found]) -> None:
+    def take(self, found: list[PassResult]) -> None:
         self._found = found
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
@@ -179,7 +179,7 @@ def _mine(text: TrainingSet, out: Path, settings: MiningSettings, arguments: Map
 class PassSearch:
     """For ``mine``, what a pass over the corpus has found."""
 
-    found: Found
+    found: PassResult
     model_fingerprint: str
 
     @property

@@ -111,8 +111,8 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
             raise ConfigError(f"every term of the objective has weight 0; set {prefix}nll_weight, {prefix}kl_weight or another above 0")
         of_two = [name for name in ("hardness", "false_negative_margin") if name in self.changed()]
         if of_two and not (names["nll"] or names["symmetric"]):
-            weights = f"{prefix}nll_weight and {prefix}symmetric_weight are 0"
-            raise ConfigError(f"{prefix}{of_two[0]} has no effect where {weights}; raise one of them, or leave it out")
+            off = f"{prefix}nll_weight and {prefix}symmetric_weight are 0"
+            raise ConfigError(f"{prefix}{of_two[0]} has no effect where {off}; raise one of them, or leave it out")
         if self.positives != "one" and candidates == "dpr":
             raise ConfigError(
                 f"{prefix}positives={self.positives} and {prefix}candidates=dpr are mutually exclusive: dpr counts every slot and has "

@@ -21,7 +21,7 @@ _MODELS = ("device", "precision", "batch_tokens")
 
 
 @dataclass
-class AskedModels(Bm25Settings):
+class MiningInputs(Bm25Settings):
     """Training data, and what is asked about its passages: BM25, a bi-encoder or a cross-encoder."""
 
     files: list[str] = setting(list, operand="FILE ...")
@@ -88,7 +88,7 @@ class MiningIndex(Settings):
 
 
 @dataclass
-class MineCommand(AskedModels, MiningSettings):
+class MineCommand(MiningInputs, MiningSettings):
     """Adds hard negatives by BM25, or by a model, to training data of any format that dpr prepare knows, and prints an audit of them.
 
     Rerun the same command to resume a killed run; a finished one is not repeated."""
@@ -120,7 +120,7 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
 
 
 @dataclass
-class ScoreCommand(AskedModels):
+class ScoreCommand(MiningInputs):
     """Adds a teacher_score to every passage of training data of any format that dpr prepare knows, and prints what they are like.
 
     The teacher is a cross-encoder (its log-odds), a bi-encoder (its scores), BM25, or a hybrid of the last two. Rerun the same command to

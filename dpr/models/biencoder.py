@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.batch import TokenBatch
-from dpr.core.sharded import own_part, placed_like, whole
+from dpr.core.sharded import full_tensor, local_shard, placed_like
 from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
@@ -124,7 +124,7 @@ class BiEncoder(TextEncoding):
     def temperature(self) -> Temperature:
         """Losses and validations divide scores by it."""
         if self.log_temperature is not None:
-            return Temperature(own_part(self.log_temperature).exp())
+            return Temperature(local_shard(self.log_temperature).exp())
         return Temperature() if self.options.temperature is None else Temperature(self.options.temperature)
 
     @property
@@ -137,7 +137,7 @@ class BiEncoder(TextEncoding):
         """Changes with any weight of the towers or any setting that changes vectors."""
         digest = sha256(repr(sorted(self.settings.as_dict().items())).encode() + self.tensorizer.fingerprint.encode())
         digest.update(b"" if self.base is None else self.base.fingerprint.encode())
-        update_digest(digest, {name: whole(tensor) for name, tensor in self.weights().items()})
+        update_digest(digest, {name: full_tensor(tensor) for name, tensor in self.weights().items()})
         return digest.hexdigest()[:32]
 
     def token_embeddings(self) -> list[nn.Parameter]:

@@ -29,7 +29,7 @@ from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name
 from dpr.preparation.given_questions import find_answers, read_given
 from dpr.preparation.near_duplicates import find_near_duplicates
 from dpr.preparation.passages import Piece, cut
-from dpr.preparation.question_pairs import GIVEN, KINDS, Asked, made_questions, one_for_each_passage, without_questions
+from dpr.preparation.question_pairs import GIVEN, KINDS, QuestionPair, made_questions, one_for_each_passage, without_questions
 from dpr.preparation.settings import FolderSettings
 from dpr.storage.checksums import content_sha256
 from dpr.storage.durable import durable_file, durable_folder, read_manifest
@@ -122,7 +122,7 @@ def _make(
     }
 
 
-def split_questions(asked: Sequence[Asked], *, seed: int) -> dict[str, list[Asked]]:
+def split_questions(asked: Sequence[QuestionPair], *, seed: int) -> dict[str, list[QuestionPair]]:
     """The questions of train, dev and test; of each held-out passage one question, of train passages all.
 
     What is held out together: a file; where there are few, a part under an outer heading; where these are few, a section; if that leaves
@@ -131,7 +131,7 @@ def split_questions(asked: Sequence[Asked], *, seed: int) -> dict[str, list[Aske
     """
     given = [one for one in asked if one.kind == GIVEN]
     candidates = given or one_for_each_passage(asked)
-    groupings: tuple[Callable[[Asked], str], ...]
+    groupings: tuple[Callable[[QuestionPair], str], ...]
     groupings = (lambda one: one.pieces[0].id, lambda one: one.text) if given else (_file, _outer_heading, _heading, _part)
     for group_of in groupings:
         if group_of is _part:  # what is asked of several parts, of which one may be held out and another not, is left out
@@ -142,7 +142,7 @@ def split_questions(asked: Sequence[Asked], *, seed: int) -> dict[str, list[Aske
         split_of = dict(zip(groups, split_by_group(groups, sizes, seed=seed), strict=True))
         if (given or len(split_of) >= _FEW_GROUPS) and {DEV, TEST, TRAIN} <= set(split_of.values()):
             break
-    found: dict[str, list[Asked]] = {TRAIN: [one for one in asked if one.kind != GIVEN] if given else [], DEV: [], TEST: []}
+    found: dict[str, list[QuestionPair]] = {TRAIN: [one for one in asked if one.kind != GIVEN] if given else [], DEV: [], TEST: []}
     for one in candidates:
         if given or split_of[group_of(one)] != TRAIN:
             found[split_of[group_of(one)]].append(one)
@@ -151,24 +151,24 @@ def split_questions(asked: Sequence[Asked], *, seed: int) -> dict[str, list[Aske
     return found
 
 
-def _file(one: Asked) -> str:
+def _file(one: QuestionPair) -> str:
     return one.file
 
 
-def _outer_heading(one: Asked) -> str:
+def _outer_heading(one: QuestionPair) -> str:
     return str(one.pieces[0].headings[:2][-1][0])
 
 
-def _heading(one: Asked) -> str:
+def _heading(one: QuestionPair) -> str:
     return str(one.pieces[0].headings[-1][0])
 
 
-def _part(one: Asked) -> str:
+def _part(one: QuestionPair) -> str:
     return f"{_heading(one)}, part {one.pieces[0].place // _PART}"
 
 
 def _write(
-    target: Path, pieces: Sequence[Piece], by_split: dict[str, list[Asked]], bad: Sequence[BadFile], settings: FolderSettings
+    target: Path, pieces: Sequence[Piece], by_split: dict[str, list[QuestionPair]], bad: Sequence[BadFile], settings: FolderSettings
 ) -> None:
     write_passages(target / CORPUS, (piece.passage() for piece in pieces))
     with durable_file(target / UNREAD) as out:

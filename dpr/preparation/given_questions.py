@@ -16,7 +16,7 @@ from dpr.formats.documents.registry import decoded
 from dpr.formats.documents.tables import ANSWERS, QUESTIONS, column
 from dpr.formats.json_records import iter_json_objects
 from dpr.preparation.passages import Piece, cut_section, passage_prefix
-from dpr.preparation.question_pairs import GIVEN, Asked, sections_of, words_of
+from dpr.preparation.question_pairs import GIVEN, QuestionPair, sections_of, words_of
 
 logger = get_logger(__name__)
 
@@ -51,7 +51,7 @@ def read_given(path: Path) -> list[GivenRow]:
 
 def find_answers(
     rows: Sequence[GivenRow], pieces: Sequence[Piece], *, name: str, words: int, overlap: int
-) -> tuple[list[Asked], list[Piece]]:
+) -> tuple[list[QuestionPair], list[Piece]]:
     """The questions with the passages that answer them, and the passages that had to be added for answers that the folder does not hold.
 
     An answer is the name of a file (all of its passages answer), ``file#heading``, or a text: the passages that contain it, compared word
@@ -73,7 +73,7 @@ def find_answers(
             )
             total += len(found)
             added[row.answer] = found
-        asked.append(Asked(row.question, GIVEN, found))
+        asked.append(QuestionPair(row.question, GIVEN, found))
     known = len(asked) - sum(one.pieces[0].file == name for one in asked)
     logger.info("%d of %d questions are answered in the folder; the answers of the others become passages", known, len(asked))
     return asked, [piece for group in added.values() for piece in group]

@@ -24,7 +24,7 @@ _HEADING_WORDS, _SENTENCE_WORDS, _MOST_WORDS, _PASSAGE_WORDS = 2, 4, 40, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionPair:
     """A question, and the passages that answer it, best first."""
 
     text: str
@@ -48,18 +48,18 @@ class Asked:
         return self.pieces[0].passage(hidden, hide_first=self.hides_first)
 
 
-def made_questions(pieces: Sequence[Piece]) -> list[Asked]:
+def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
     """All questions that the passages hold, in the order of the passages; none is asked twice, however it is punctuated.
 
     A heading of one word is asked for together with the title ("numpy: installation").
     """
     under = sections_of(pieces)
-    found: list[Asked] = []
+    found: list[QuestionPair] = []
     for piece in pieces:
         if piece.place == 0:
             found += _of_headings(piece, under)
         if len(_WORD.findall(piece.rest)) >= _PASSAGE_WORDS and _is_sentence(piece.first):
-            found.append(Asked(piece.first, SENTENCE, (piece,)))
+            found.append(QuestionPair(piece.first, SENTENCE, (piece,)))
     times = Counter(words_of(asked.text) for asked in found)
     return [asked for asked in found if times[words_of(asked.text)] == 1]
 
@@ -72,7 +72,7 @@ def sections_of(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
     return under
 
 
-def without_questions(pieces: Sequence[Piece], held_out: Iterable[Asked]) -> list[Passage]:
+def without_questions(pieces: Sequence[Piece], held_out: Iterable[QuestionPair]) -> list[Passage]:
     """The corpus in which held-out questions are searched: their headings and first sentences are hidden wherever these stand."""
     asked = list(held_out)
     headings = frozenset(one.hidden_heading for one in asked if one.hidden_heading)
@@ -80,7 +80,7 @@ def without_questions(pieces: Sequence[Piece], held_out: Iterable[Asked]) -> lis
     return [piece.passage(headings, hide_first=piece.id in first) for piece in pieces]
 
 
-def one_for_each_passage(questions: Iterable[Asked]) -> list[Asked]:
+def one_for_each_passage(questions: Iterable[QuestionPair]) -> list[QuestionPair]:
     """At most one question of every passage: of the kind that resembles real ones most."""
     taken: set[str] = set()
     kept = []
@@ -96,23 +96,23 @@ def words_of(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[Asked]:
+def _of_headings(piece: Piece, under: Mapping[int, Sequence[Piece]]) -> list[QuestionPair]:
     """The question of the section that the passage begins, and, where it begins the document, that of the title."""
     number, heading = piece.headings[-1]
     pieces = tuple(under[number])
     if sum(len(_WORD.findall(one.passage().text)) for one in pieces) < _PASSAGE_WORDS:
         return []
     if piece.is_question:
-        return [Asked(heading, FAQ, pieces, number)] if len(_WORD.findall(heading)) >= _HEADING_WORDS else []
+        return [QuestionPair(heading, FAQ, pieces, number)] if len(_WORD.findall(heading)) >= _HEADING_WORDS else []
     if not piece.asks_headings:
         return []
     text = _NUMBERING.sub("", heading).rstrip(":")
     size = len(_WORD.findall(text))
     if len(piece.headings) == 1:
-        return [Asked(text, TITLE, pieces, number)] if _HEADING_WORDS < size <= _MOST_WORDS else []
+        return [QuestionPair(text, TITLE, pieces, number)] if _HEADING_WORDS < size <= _MOST_WORDS else []
     if size == 1:
         text = f"{piece.headings[0][1]}: {text}"
-    return [Asked(text, HEADING, pieces, number)] if 1 <= size <= _MOST_WORDS else []
+    return [QuestionPair(text, HEADING, pieces, number)] if 1 <= size <= _MOST_WORDS else []
 
 
 def _is_sentence(text: str) -> bool:

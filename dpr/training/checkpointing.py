@@ -15,7 +15,7 @@ from torch import Tensor
 from dpr.core.distributed import current_ranks, from_main, gather_rows, largest_over_ranks, on_main
 from dpr.core.errors import CheckpointError, ConfigError, DivergedError, DprError
 from dpr.core.logs import get_logger
-from dpr.core.sharded import is_sharded, whole_on_main
+from dpr.core.sharded import full_on_main, is_sharded
 from dpr.formats import checkpoints
 from dpr.formats.checkpoints import read_parts, stored_shapes, write_parts
 from dpr.models.biencoder import BiEncoder
@@ -291,9 +291,9 @@ class StateOfRun:
         weights, state = self.model.weights(), optimizer_tensors(self.model, self.optimizer)
         if not any(map(is_sharded, weights.values())):
             return lambda folder: self._write(folder, weights, state)
-        whole = whole_on_main(weights)
+        whole = full_on_main(weights)
         if not self.in_parts:
-            whole_state = whole_on_main(state)
+            whole_state = full_on_main(state)
             return lambda folder: self._write(folder, whole, whole_state)
         write_parts(parts, state)
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpr.core.distributed import Ranks, average_gradients, copy_from_main, sum_over_ranks
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.sharded import is_sharded, own_part
+from dpr.core.sharded import is_sharded, local_shard
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, filler_tokens
 from dpr.models.trials import layers_of
@@ -97,7 +97,7 @@ def average(model: BiEncoder, *, by_rows: Sequence[Tensor] = ()) -> None:
 def _average_temperature(model: nn.Module) -> None:
     temperature = model.log_temperature
     if isinstance(temperature, Tensor) and temperature.grad is not None:
-        gradient = own_part(temperature.grad)
+        gradient = local_shard(temperature.grad)
         gradient.copy_(sum_over_ranks(gradient) / temperature.device_mesh.size())  # type: ignore[attr-defined]
 
 
@@ -108,7 +108,7 @@ def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
         return rows.clip_gradients(parameters, limit)
     parts: dict[bool, list[Tensor]] = {True: [], False: []}
     for gradient in gradients:
-        parts[gradient.placements[0].is_shard()].append(own_part(gradient))  # type: ignore[attr-defined]
+        parts[gradient.placements[0].is_shard()].append(local_shard(gradient))  # type: ignore[attr-defined]
     of_parts, of_copies = (torch.nn.utils.get_total_norm(parts[kind]).to(gradients[0].device) for kind in (True, False))
     norm = (sum_over_ranks(of_parts.square()) + of_copies.square()).sqrt()
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)

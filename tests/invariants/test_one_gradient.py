@@ -13,7 +13,7 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, sum_over_ranks
-from dpr.core.sharded import whole
+from dpr.core.sharded import full_tensor
 from dpr.data.collator import Collator, SetOptions
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row
@@ -100,7 +100,7 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
         result = step(dataset[1, pool], num_pools=ACCUMULATION, is_last=pool == ACCUMULATION - 1)
         loss, correct = loss + result.loss_sum, correct + result.num_correct
     gradient = {
-        name: whole(parameter.grad).to_dense().clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        name: full_tensor(parameter.grad).to_dense().clone() for name, parameter in model.named_parameters() if parameter.grad is not None
     }
     return {"loss": sum_over_ranks(loss) / (POOL * ACCUMULATION), "correct": sum_over_ranks(correct), **gradient}
 

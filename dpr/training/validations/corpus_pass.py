@@ -31,7 +31,7 @@ _NO_TOKENS = TokenBatch.from_lists([])
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuerySet:
     """Questions to search the corpus for.
 
     ``tokens`` gives those of a range of questions. ``pairs`` (P, 2) are question numbers and rows of the corpus whose score is wanted.
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class PassResult:
     """Of each question the best passages, on rank 0, and the highest score (Q,) of its pairs, NaN where it has none."""
 
     best: RunningTopK
@@ -66,7 +66,7 @@ class CorpusPass:
         self._model, self._corpus, self._precision = model, corpus, precision
         self.seconds = Seconds()
 
-    def run(self, asked: Sequence[Asked], *, num_chunks: int | None = None) -> list[Found]:
+    def run(self, asked: Sequence[QuerySet], *, num_chunks: int | None = None) -> list[PassResult]:
         """What is found for each set of questions in the first ``num_chunks`` chunks, in all of them by default.
 
         Raises:
@@ -89,7 +89,7 @@ class CorpusPass:
         budget = usual_tokens(self._model.device)
         return encode_tokens(self._model, tokens, encoder_type=encoder_type, batch_tokens=budget, precision=self._precision)
 
-    def _vectors(self, asked: Asked) -> np.ndarray:
+    def _vectors(self, asked: QuerySet) -> np.ndarray:
         """Vectors (Q, D) of all questions, on every rank; blocks of questions are dealt out, so that they do not depend on the ranks."""
         start, ranks = time.perf_counter(), current_ranks()
         vectors = np.zeros((asked.count, self._model.dimension), dtype=np.float32)
@@ -125,7 +125,7 @@ class CorpusPass:
 class _Search:
     """One set of questions in a pass. Chunks are joined into blocks, as a product of many rows is the faster one."""
 
-    def __init__(self, asked: Asked, vectors: np.ndarray, device: str) -> None:
+    def __init__(self, asked: QuerySet, vectors: np.ndarray, device: str) -> None:
         self._vectors = vectors
         self._running = RunningSearch(vectors, asked.depth, device=device, block_rows=BLOCK_ROWS)
         self._held: list[tuple[np.ndarray, np.ndarray]] = []
@@ -146,12 +146,12 @@ class _Search:
             self._running.add(np.concatenate(ids), np.concatenate(vectors))
             self._held = []
 
-    def joined(self) -> Found:
+    def joined(self) -> PassResult:
         """What all ranks have found."""
         self._search_held()
         best = merged_on_main(self._running.best, len(self._vectors))
         scores = gather_rows(torch.from_numpy(self._pair_scores)[None]).amax(dim=0).numpy()
-        return Found(best, np.where(np.isneginf(scores), np.nan, scores))
+        return PassResult(best, np.where(np.isneginf(scores), np.nan, scores))
 
 
 def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:

@@ -24,7 +24,7 @@ from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import content_sha256
 from dpr.training.metrics import Metrics
-from dpr.training.validations.corpus_pass import Asked, CorpusPass, Found
+from dpr.training.validations.corpus_pass import CorpusPass, PassResult, QuerySet
 from dpr.training.validations.estimates import ESTIMATED, Judged, Stratum, estimated
 from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
@@ -39,11 +39,11 @@ _SHOWN = {"accuracy": (1, 5, 20, 100), "recall": (20, 100), "mrr": (10,), "ndcg"
 class PassListener(Protocol):
     """Takes part in the passes over the corpus, with questions of its own."""
 
-    def asked(self, model: BiEncoder, corpus: CorpusTokens) -> list[Asked]:
+    def asked(self, model: BiEncoder, corpus: CorpusTokens) -> list[QuerySet]:
         """What to search for this time, the same on all ranks; empty where nothing is due."""
         ...
 
-    def take(self, found: list[Found]) -> None:
+    def take(self, found: list[PassResult]) -> None:
         """What was found for all that was asked, on all ranks; not called where nothing was."""
         ...
 
@@ -171,7 +171,7 @@ class RetrievalValidation(Validation):
         others = {} if is_trial else {number: each.asked(model, corpus) for number, each in enumerate(self.listeners)}
         # For an estimate deeper, as passages beyond tell how the numbers of those above are distributed.
         depth = self.options.n_docs * (2 if self.options.sample else 1)
-        own = Asked(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
+        own = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
         asked = [own, *(one for part in others.values() for one in part)]
         found = passes.run(asked, num_chunks=num_chunks)
         names = self.names()
