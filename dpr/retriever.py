@@ -210,8 +210,8 @@ class Retriever:
             raise ConfigError("there is an index but not the vectors, which a filter needs; search without where and ids, or add vectors=")
         if isinstance(side, LexicalRetriever):
             return LexicalRetriever(among(index, ids))
-        narrowed = copy.copy(side)
-        narrowed.index = among(index, ids)  # type: ignore[attr-defined]
+        narrowed: Any = copy.copy(side)
+        narrowed.index = among(index, ids)
         return narrowed
 
     def can_filter(self, mode: str) -> bool:

@@ -9,8 +9,8 @@ would have twice the deviation, and a bias where 1 / share is not far below k.
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import minimize  # type: ignore[import-untyped]
-from scipy.special import betainc, gammaln  # type: ignore[import-untyped]
+from scipy.optimize import minimize
+from scipy.special import betainc, gammaln
 
 _FITTED_HARD = 100  # ranks below do not matter to the first 100
 _START = np.array([0.0, 1.0, 0.0, 0.0, 0.0])  # logarithms: of the mean, linear and square in log(1 + hard); of the shape, linear

@@ -108,7 +108,7 @@ def _tar_entries(archive: Path) -> Generator[_Entry]:
         opener = _OPENERS.get(raw.read(2), open)
     with opener(archive, "rb") as stream, tarfile.open(fileobj=cast(IO[bytes], _ShortReads(stream, archive)), mode="r:") as tar:
         for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # otherwise a million headers stay in memory
+            cast(Any, tar).members = []  # otherwise a million headers stay in memory
             is_plain = member.isdir() or (member.isfile() and not member.issparse())
             content = tar.extractfile(member) if is_plain and member.isfile() else None
             yield _Entry(member.name, member.size if content else 0, content, "" if is_plain else "is a link, a device or the like")

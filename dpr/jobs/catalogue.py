@@ -51,11 +51,11 @@ class Catalogue(Generic[Options]):
             if path.is_dir():
                 raise ConfigError(f"{setting}{name} is a folder, expected the file of a {self.what}")
             raise self.unknown(name, entries, setting=setting)
-        options = self.read_entry(name, entries[name])
-        file = options.file  # type: ignore[attr-defined]
+        options: Any = self.read_entry(name, entries[name])
+        file = options.file
         if not file:
             raise ConfigError(f"{self.key}.{name}.file is not set; set {self.key}.{name}.file=<path>")
-        found = published_form(Path(file).expanduser(), options.source)  # type: ignore[attr-defined]
+        found = published_form(Path(file).expanduser(), options.source)
         if found is None:
             raise self.missing(name, file, options)
         return name, found, options

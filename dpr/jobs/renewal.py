@@ -112,7 +112,7 @@ class RenewNegatives(Callback):
             search = PassSearch(one, fingerprint)
             out = self._file(run.output_dir, options)
             arguments: dict[str, Any] = {"search": search, "corpus": Path(self._options.corpus), "overwrite": True}
-            on_main(lambda text=text, out=out, arguments=arguments: _mine(text, out, self._mining, arguments))  # type: ignore[misc]
+            on_main(partial(_mine, text, out, self._mining, arguments))
         self._use(run)
 
     def on_save(self, run: Run, folder: Path) -> None:

@@ -104,7 +104,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:
         question, answer = column(names, QUESTIONS), column(names, ANSWERS + FILES)
         found = [value[names[place]] if place is not None else "" for place in (question, answer)]
         texts = [one[0] if isinstance(one, list) and one else one for one in found]
-        yield line, *(one_line(text) if isinstance(text, str) else "" for text in texts)  # type: ignore[misc]
+        asked, answered = (one_line(text) if isinstance(text, str) else "" for text in texts)
+        yield line, asked, answered
 
 
 def _places(pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:

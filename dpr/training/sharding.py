@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,20 +96,20 @@ def average(model: BiEncoder, *, by_rows: Sequence[Tensor] = ()) -> None:
 
 
 def _average_temperature(model: nn.Module) -> None:
-    temperature = model.log_temperature
-    if isinstance(temperature, Tensor) and temperature.grad is not None:
+    temperature: Any = model.log_temperature
+    if temperature is not None and temperature.grad is not None:
         gradient = local_shard(temperature.grad)
-        gradient.copy_(sum_over_ranks(gradient) / temperature.device_mesh.size())  # type: ignore[attr-defined]
+        gradient.copy_(sum_over_ranks(gradient) / temperature.device_mesh.size())
 
 
 def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
     """``rows.clip_gradients`` for whole and for sharded parameters; the norm, (), is a plain tensor, the same on all ranks."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not any(map(is_sharded, gradients)):
         return rows.clip_gradients(parameters, limit)
     parts: dict[bool, list[Tensor]] = {True: [], False: []}
     for gradient in gradients:
-        parts[gradient.placements[0].is_shard()].append(local_shard(gradient))  # type: ignore[attr-defined]
+        parts[gradient.placements[0].is_shard()].append(local_shard(gradient))
     of_parts, of_copies = (torch.nn.utils.get_total_norm(parts[kind]).to(gradients[0].device) for kind in (True, False))
     norm = (sum_over_ranks(of_parts.square()) + of_copies.square()).sqrt()
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)

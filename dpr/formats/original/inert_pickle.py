@@ -96,6 +96,8 @@ class StructureReader(_Inert, _Unpickler):
         reference: turns a persistent id into a value.
     """
 
+    stack: list[Any]
+
     def __init__(self, stream: io.BytesIO, is_allowed: Callable[[str], bool], reference: Callable[[Any], Any]) -> None:
         super().__init__(stream)
         self._is_allowed, self._found, self._reference = is_allowed, {}, reference
@@ -109,7 +111,7 @@ class StructureReader(_Inert, _Unpickler):
             return super().load()
 
     def _check_keys(self, code: int) -> None:
-        stack: list[Any] = self.stack  # type: ignore[attr-defined]  # after a mark: only what came since
+        stack = self.stack  # after a mark: only what came since
         keys = stack[-2:-1] if code == ord("s") else stack[::2] if code == ord("u") else stack
         for key in keys:
             parts = key if type(key) is tuple and len(key) <= _MAX_KEY_PARTS else (key,)
