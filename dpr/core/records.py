@@ -1,8 +1,10 @@
-"""The records that data files hold, in the field's words: question, passage, training sample."""
+"""The records that data files hold, in the field's words: question, passage, training sample; and the last two as tokens of a store."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 MAX_ID_BYTES = 1024
 """Longest id of a passage in UTF-8, prefix included: indexes and vector files keep ids in arrays as wide as the longest."""
@@ -68,3 +70,58 @@ class TrainingSample:
     hard_negatives: tuple[Passage, ...] = ()
     other_negatives: tuple[Passage, ...] = ()
     answers: tuple[str, ...] = ()
+
+
+StoreFacts = dict[str, str | int | bool | None]
+"""What a store was made of; it is used only where all of this is equal."""
+
+
+class PassageTokens(NamedTuple):
+    """A passage as it is stored; ``title`` is None where it has none."""
+
+    title: Sequence[int] | None
+    text: Sequence[int]
+    identity: tuple[int, int]
+    has_score: bool
+
+
+class TokenReader(Protocol):
+    """A part of a token store."""
+
+    def passage(self, number: int) -> PassageTokens:
+        """The passage with this number; InputError if the store is damaged."""
+
+
+@dataclass(slots=True, eq=False)
+class StoredPassage:
+    """A passage of a token store, read and checked on first use, with a teacher's score of it for the row's question."""
+
+    part: TokenReader
+    number: int
+    teacher_score: float | None = None
+    _read: PassageTokens | None = None
+
+    @property
+    def has_score(self) -> bool:
+        return self.tokens().has_score
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.tokens().identity
+
+    def tokens(self) -> PassageTokens:
+        """The checked passage; InputError if the store is damaged."""
+        if self._read is None:
+            self._read = self.part.passage(self.number)
+        return self._read
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class StoredSample:
+    """A row of a token store. ``question`` holds token ids, without special tokens and not truncated; ``facts`` are the store's."""
+
+    question: list[int]
+    positives: tuple[StoredPassage, ...]
+    hard_negatives: tuple[StoredPassage, ...]
+    other_negatives: tuple[StoredPassage, ...]
+    facts: StoreFacts

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, StoredPassage, StoredSample
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.presentation import check_room
@@ -22,7 +22,6 @@ from dpr.data.settings import Augmentation, TextSettings, check_selector_type
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.data.training_data import AnyPassage, AnySample
-from dpr.formats.token_store import StoredPassage, StoredSample
 
 Identity = tuple[int, int]
 

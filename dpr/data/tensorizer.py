@@ -14,14 +14,13 @@ import numpy as np
 
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.offline import reading
-from dpr.core.records import Passage
+from dpr.core.records import Passage, StoredPassage
 from dpr.data.joining import JoinRule, crop_window
 from dpr.data.presentation import PresentedPassage, check_room, presented, split_tokens, tokens_before
 from dpr.data.settings import TextSettings, check_selector_type
 from dpr.data.special_tokens import append_end_token, with_special_tokens
 from dpr.data.text import decorate_question
 from dpr.data.tokenizer_files import check_tokenizer_files
-from dpr.formats.token_store import StoredPassage
 
 _IDS_ONLY: dict[str, Any] = {"padding": False, "return_attention_mask": False, "return_token_type_ids": False}
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.

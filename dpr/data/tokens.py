@@ -22,23 +22,11 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.machine import usable_cores
 from dpr.core.progress import Progress
-from dpr.core.records import Passage, TrainingSample
+from dpr.core.records import Passage, PassageTokens, StoredPassage, StoredSample, StoreFacts, TrainingSample
 from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats.token_store import (
-    LAYOUT_VERSION,
-    Facts,
-    PassageTokens,
-    StoredPassage,
-    StoredSample,
-    TokenPartWriter,
-    TokenStore,
-    finish_store,
-    is_finished,
-    part_folder,
-    token_dtype,
-)
+from dpr.formats.token_store import LAYOUT_VERSION, TokenPartWriter, TokenStore, finish_store, is_finished, part_folder, token_dtype
 from dpr.formats.training_sets import TrainingSet
 from dpr.storage.checksums import cache_root
 from dpr.storage.durable import MANIFEST
@@ -54,7 +42,7 @@ _COMPARED_ROWS = 16
 class StoredTokens:
     """A training set whose rows come as tokens, in place of the set it was made of. Pickles as paths."""
 
-    def __init__(self, text: TrainingSet, folder: Path, facts: Facts) -> None:
+    def __init__(self, text: TrainingSet, folder: Path, facts: StoreFacts) -> None:
         self.text, self.name, self.fingerprint = text, text.name, text.fingerprint
         self._folder, self._facts = folder, facts
         self._store = TokenStore(folder, facts)
@@ -119,7 +107,7 @@ def open_tokens(
     return stored
 
 
-def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) -> Facts:
+def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) -> StoreFacts:
     """Everything that decides what a store holds."""
     return {
         "kind": "token store",
@@ -150,7 +138,7 @@ def _lists(sample: TrainingSample | StoredSample) -> tuple[tuple[Any, ...], ...]
     return sample.positives, sample.hard_negatives, sample.other_negatives
 
 
-def _problem_of(facts: Facts, folder: Path) -> str | None:
+def _problem_of(facts: StoreFacts, folder: Path) -> str | None:
     try:
         TokenStore(folder, facts)
     except (InputError, OSError) as error:
@@ -158,7 +146,7 @@ def _problem_of(facts: Facts, folder: Path) -> str | None:
     return None
 
 
-def _build(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: Facts, folder: Path) -> None:
+def _build(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: StoreFacts, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
     parts = _Parts(text, tensorizer, options, facts, folder)
@@ -183,7 +171,7 @@ def _build(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts
 class _Parts(Dataset[tuple[int, int]]):
     """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its tokens."""
 
-    def __init__(self, text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: Facts, folder: Path) -> None:
+    def __init__(self, text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: StoreFacts, folder: Path) -> None:
         self._text, self._tensorizer, self._options, self._facts, self._folder = text, tensorizer, options, facts, folder
         ends = text.block_ends()
         self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
@@ -191,7 +179,7 @@ class _Parts(Dataset[tuple[int, int]]):
     def rows(self, number: int) -> range:
         return range(self.ends[number - 1] if number else 0, self.ends[number])
 
-    def facts(self, number: int) -> Facts:
+    def facts(self, number: int) -> StoreFacts:
         rows = self.rows(number)
         return {**self._facts, "first_row": rows.start, "end_row": rows.stop}
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage, TrainingSample
-from dpr.formats.token_store import StoredPassage, StoredSample
+from dpr.core.records import Passage, StoredPassage, StoredSample, TrainingSample
 
 AnyPassage = Passage | StoredPassage
 """A passage as text, or its tokens in a token store."""

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpr.core.errors import CheckpointError, InputError
 from dpr.core.logs import get_logger
-from dpr.formats.json_records import describe
 from dpr.storage.durable import read_json, verify_folder
+from dpr.storage.strict_json import describe
 
 if TYPE_CHECKING:
     import torch

@@ -17,12 +17,13 @@ import numpy as np
 
 from dpr.core.errors import InputError
 from dpr.core.records import MAX_ID_BYTES, Origin, Passage
-from dpr.formats.json_records import describe, iter_json_objects
+from dpr.formats.json_records import iter_json_objects
 from dpr.formats.origins import origin_of, origin_record
 from dpr.formats.sorted_hashes import repeated_hashes, sorted_parts
 from dpr.formats.text_input import MAX_LINE_BYTES, LinePlace, are_column_names, has_lone_surrogate, iter_lines, located, warn_of_header
 from dpr.formats.training_records import checked_text
 from dpr.storage.durable import durable_file
+from dpr.storage.strict_json import describe
 
 _QUOTE_HINT = 'a field that begins with a quote (") ends with one, and quotes inside it are doubled'
 _HELD_HASHES = 1 << 20

@@ -8,9 +8,10 @@ from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.formats.corpora import has_records, read_records
-from dpr.formats.json_records import describe, is_finite_number
+from dpr.formats.json_records import is_finite_number
 from dpr.formats.origins import field_of
 from dpr.formats.text_input import has_lone_surrogate, located
+from dpr.storage.strict_json import describe
 
 KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 _LARGEST_INT = 2**63 - 1

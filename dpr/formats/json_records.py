@@ -19,7 +19,7 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.formats.text_input import BOM, MAX_LINE_BYTES, LinePlace, NulWarning, decode_line, iter_raw_lines, open_input
-from dpr.storage.strict_json import STRICT, TooDeepError, require_shallow, shallow_part
+from dpr.storage.strict_json import STRICT, TooDeepError, describe, require_shallow, shallow_part
 
 _WINDOW = 2**20
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -127,18 +127,6 @@ def indented_record(value: dict[str, Any]) -> str:
 def is_finite_number(value: Any) -> bool:
     """Whether a JSON value is a number that a float can hold; JSON's integers are unbounded."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def describe(value: Any) -> str:
-    """A value as error messages show it: short, in JSON's words."""
-    if value is None:
-        return "null"
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "an empty list" if not value else "a list"
-    if not isinstance(value, bool | str | int | float):  # of a Parquet column or a Python literal
-        return f"of type {type(value).__name__}"
-    kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
-    return f"the {kind} {str(value)[:40] if len(str(value)) > 40 else value!a}{'...' if len(str(value)) > 40 else ''}"
 
 
 def _line_records(stream: io.BufferedReader, path: Path, place: LinePlace) -> Iterator[JsonRecord]:

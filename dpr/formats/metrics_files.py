@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dpr.core.errors import InputError
-from dpr.formats.json_records import describe, is_finite_number
+from dpr.formats.json_records import is_finite_number
 from dpr.storage.durable import durable_file, json_text, read_json
+from dpr.storage.strict_json import describe
 
 RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dpr.core.errors import InputError
-from dpr.formats.json_records import describe
 from dpr.storage.durable import read_json, write_json
+from dpr.storage.strict_json import describe
 
 TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 

@@ -22,15 +22,15 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from dpr.core.errors import InputError
+from dpr.core.records import PassageTokens, StoredPassage, StoredSample, StoreFacts
 from dpr.formats.arrays import map_array
 from dpr.storage.durable import MANIFEST, describe_file, durable_folder, read_manifest, verify_folder, write_manifest
 
@@ -48,18 +48,6 @@ _CHECK_BYTES = 4
 _SLOT = np.dtype("<u4")
 _SCORE = np.dtype("<f4")
 _FILES = ("tokens.npy", "passages.npy", "rows.npy", "slots.npy", "scores.npy")
-
-Facts = dict[str, str | int | bool | None]
-"""What a store was made of; it is used only where all of this is equal."""
-
-
-class PassageTokens(NamedTuple):
-    """A passage as it is stored; ``title`` is None where it has none."""
-
-    title: Sequence[int] | None
-    text: Sequence[int]
-    identity: tuple[int, int]
-    has_score: bool
 
 
 class TokenPartWriter:
@@ -97,7 +85,7 @@ class TokenPartWriter:
         self._scores.extend(scores or [math.nan] * (len(self._slots) - first_slot))
         self._rows.append((start, first_slot, len(question), len(positives), len(hard), len(other), 0))
 
-    def write(self, folder: Path, facts: Facts) -> None:
+    def write(self, folder: Path, facts: StoreFacts) -> None:
         """Writes the part; it appears at ``folder`` complete or not at all."""
         tokens, slots = np.array(self._tokens, dtype=self._dtype), np.array(self._slots, dtype=_SLOT)
         passages, rows = np.array(self._passages, dtype=_PASSAGE), np.array(self._rows, dtype=_ROW)
@@ -115,45 +103,10 @@ class TokenPartWriter:
                 np.save(temporary / name, content, allow_pickle=False)
 
 
-@dataclass(slots=True, eq=False)
-class StoredPassage:
-    """A passage of a token store, read and checked on first use, with a teacher's score of it for the row's question."""
-
-    part: TokenPart
-    number: int
-    teacher_score: float | None = None
-    _read: PassageTokens | None = None
-
-    @property
-    def has_score(self) -> bool:
-        return self.tokens().has_score
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        return self.tokens().identity
-
-    def tokens(self) -> PassageTokens:
-        """The checked passage; InputError if the store is damaged."""
-        if self._read is None:
-            self._read = self.part.passage(self.number)
-        return self._read
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class StoredSample:
-    """A row of a token store. ``question`` holds token ids, without special tokens and not truncated; ``facts`` are the store's."""
-
-    question: list[int]
-    positives: tuple[StoredPassage, ...]
-    hard_negatives: tuple[StoredPassage, ...]
-    other_negatives: tuple[StoredPassage, ...]
-    facts: Facts
-
-
 class TokenPart:
     """One part, mapped."""
 
-    def __init__(self, folder: Path, num_rows: int, facts: Facts) -> None:
+    def __init__(self, folder: Path, num_rows: int, facts: StoreFacts) -> None:
         self._folder, self._facts = folder, facts
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
         self._tokens, passages, rows, self._slots, self._scores = (map_array(folder / name).view(np.ndarray) for name in _FILES)
@@ -208,7 +161,7 @@ class TokenStore:
         InputError: it is unfinished or made of other ``facts``, or files are missing or of another size.
     """
 
-    def __init__(self, folder: Path, facts: Facts) -> None:
+    def __init__(self, folder: Path, facts: StoreFacts) -> None:
         manifest = read_manifest(folder)
         metadata = dict(manifest["metadata"])
         ends = metadata.pop("part_ends", None)
@@ -241,12 +194,12 @@ def part_folder(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}"
 
 
-def is_finished(folder: Path, facts: Facts) -> bool:
+def is_finished(folder: Path, facts: StoreFacts) -> bool:
     """Whether a part exists, is made of ``facts``, and every byte of it is as it was written."""
     return (folder / MANIFEST).is_file() and not verify_folder(folder) and read_manifest(folder)["metadata"] == facts
 
 
-def finish_store(folder: Path, facts: Facts, part_ends: Sequence[int]) -> None:
+def finish_store(folder: Path, facts: StoreFacts, part_ends: Sequence[int]) -> None:
     """Marks a store as complete, once all parts are written; ``part_ends`` are the rows where each ends."""
     files: dict[str, dict[str, Any]] = {}
     for number in range(len(part_ends)):

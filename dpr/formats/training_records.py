@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.formats.json_records import describe, is_finite_number
+from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
+from dpr.storage.strict_json import describe
 
 _ID_KEYS = ("passage_id", "id", "psg_id")
 TEACHER_KEYS = ("teacher_score", "cross_encoder_score")

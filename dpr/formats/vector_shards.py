@@ -30,12 +30,12 @@ from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.records import MAX_ID_BYTES
 from dpr.formats.arrays import DTYPES, PackedIds, array_names, decode, encode, is_coded, map_vectors, pack_ids
-from dpr.formats.json_records import describe
 from dpr.formats.sorted_hashes import first_duplicate
 from dpr.formats.text_input import matching_paths
 from dpr.storage.checksums import file_state, folder_problems, is_remembered, remember, require_unchanged
 from dpr.storage.durable import MANIFEST, read_manifest, verify_folder
 from dpr.storage.steps import StepsInAnyOrder
+from dpr.storage.strict_json import describe
 
 _UNFINISHED = "shard.json"
 _CHUNK_FILE = re.compile(r"(?:vectors|scales|ids)-(\d{5,})\.npy")

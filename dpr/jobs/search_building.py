@@ -19,7 +19,6 @@ from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import durable_text, first_id, has_records, read_passages, read_records
 from dpr.formats.corpus_metadata import checked_field
-from dpr.formats.json_records import describe
 from dpr.formats.origins import field_of, origin_of, origin_record
 from dpr.formats.training_records import checked_text
 from dpr.indexer.bm25 import Bm25Index
@@ -37,6 +36,7 @@ from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES
 from dpr.storage.checksums import content_sha256
 from dpr.storage.leftovers import remove
+from dpr.storage.strict_json import describe
 
 Record = str | Mapping[str, Any] | Passage
 Passages = str | Path | Iterable[Record]

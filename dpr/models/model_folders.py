@@ -21,7 +21,6 @@ from dpr.data.presentation import SPACED_TITLE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
-from dpr.formats.json_records import describe
 from dpr.models.adapters import BaseModel, check_start, load_base
 from dpr.models.backbones import backbone_from_config
 from dpr.models.dpr_checkpoint import read_model_parts
@@ -34,6 +33,7 @@ from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
 from dpr.models.sentence_modules import projected, static_tower
 from dpr.models.sentence_transformers import MODULES, SIDES, STATIC, Tower, described_settings, read_towers, stated_length, tokenizer_length
 from dpr.models.settings import POOLINGS, EncoderSettings, GivenTextSettings, TowerOptions
+from dpr.storage.strict_json import describe
 
 EXPECTED = (
     "a folder with model.safetensors and encoder_settings.json, a run folder, a Hugging Face folder with config.json and "

@@ -16,11 +16,11 @@ from dpr.core.offline import no_downloads
 from dpr.data.tensorizer import load_tokenizer
 from dpr.data.tokenizer_files import check_files
 from dpr.formats import checkpoints
-from dpr.formats.json_records import describe
 from dpr.models.adapters import BaseModel
 from dpr.models.backbones import load_backbone
 from dpr.models.foreign_towers import ForeignTower, backbone_facts
 from dpr.storage.durable import read_json
+from dpr.storage.strict_json import describe
 
 WEIGHTS = "adapter_model.safetensors"
 NAME = "base_model.model.{layer}.{kind}.weight"

@@ -18,8 +18,8 @@ from dpr.core.distributed import current_ranks
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.core.offline import overlapping, reading
 from dpr.data.tokenizer_files import check_files, check_numbers
-from dpr.formats.json_records import describe
 from dpr.storage.durable import read_json
+from dpr.storage.strict_json import describe
 
 CONFIG = "config.json"
 HINT = "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache"

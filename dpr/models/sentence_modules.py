@@ -14,11 +14,11 @@ from torch import Tensor
 from dpr.core.errors import CheckpointError, InputError, first_line
 from dpr.data.tokenizer_files import check_tokenizer_files
 from dpr.formats import checkpoints
-from dpr.formats.json_records import describe
 from dpr.models.foreign_towers import ForeignTower
 from dpr.models.pretrained import CONFIG, check_safetensors
 from dpr.models.static import StaticConfig
 from dpr.storage.durable import read_json
+from dpr.storage.strict_json import describe
 
 LONGEST = 1 << 17
 """The length of texts where the tokenizer's file cuts none: the library reads them to the end."""

@@ -18,10 +18,10 @@ from dpr.core.logs import get_logger
 from dpr.data.settings import TextSettings
 from dpr.data.tokenizer_files import check_files
 from dpr.formats.checkpoints import write_json_file
-from dpr.formats.json_records import describe
 from dpr.models.pretrained import CONFIG
 from dpr.models.settings import POOLINGS, EncoderSettings
 from dpr.storage.durable import read_json
+from dpr.storage.strict_json import describe
 
 logger = get_logger(__name__)
 

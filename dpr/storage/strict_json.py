@@ -57,6 +57,18 @@ def shallow_part(text: str) -> str:
     return text
 
 
+def describe(value: Any) -> str:
+    """A value as error messages show it: short, in JSON's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "an empty list" if not value else "a list"
+    if not isinstance(value, bool | str | int | float):  # of a Parquet column or a Python literal
+        return f"of type {type(value).__name__}"
+    kind = "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+    return f"the {kind} {str(value)[:40] if len(str(value)) > 40 else value!a}{'...' if len(str(value)) > 40 else ''}"
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):

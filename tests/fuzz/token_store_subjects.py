@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dpr.formats.token_store import Facts, PassageTokens, StoredPassage, TokenPartWriter, TokenStore, finish_store, part_folder
+from dpr.core.records import PassageTokens, StoredPassage, StoreFacts
+from dpr.formats.token_store import TokenPartWriter, TokenStore, finish_store, part_folder
 from dpr.storage.durable import MANIFEST, write_manifest
 from tests.fuzz.mutations import BYTES, JSON, Mutation
 from tests.fuzz.subject import Files, Subject, contents
 
-_FACTS: Facts = {"kind": "token store", "rows": 4}
+_FACTS: StoreFacts = {"kind": "token store", "rows": 4}
 _ENDS = [2, 4]
 _PASSAGES = [
     PassageTokens(title, range(8, 8 + size), (-size, 2**62 + size), size == 5) for size, title in ((3, [7, 9]), (5, None), (0, []))

@@ -11,11 +11,12 @@ from typing import Any
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.corpora import durable_text
-from dpr.formats.json_records import describe, indented_record, iter_member_records
+from dpr.formats.json_records import indented_record, iter_member_records
 from dpr.formats.training_files.lookup import Lookup, open_lookup
 from dpr.formats.training_files.rows import KnownKeys, Note, ReadOptions, SourceRow, content_id, json_rows, parsed_row
 from dpr.formats.training_files.values import passages_of, text_of, title_of, with_scores
 from dpr.formats.training_records import checked_answers, sample_from_json, sample_to_json
+from dpr.storage.strict_json import describe
 
 _DPR_KEYS = KnownKeys(("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"))
 _LISTS = ("positive_passages", "negative_passages", "positive_document_ids", "negative_document_ids")

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from dpr.core.records import Passage
-from dpr.formats.json_records import describe, is_finite_number
+from dpr.formats.json_records import is_finite_number
 from dpr.formats.text_input import has_lone_surrogate
 from dpr.formats.training_files.lookup import Lookup
 from dpr.formats.training_records import TEACHER_KEYS, checked_score, teacher_score_in
+from dpr.storage.strict_json import describe
 
 _TEXT_KEYS = ("text", "document_text", "passage", "contents")
 _ID_KEYS = ("_id", "docid", "passage_id", "id", "psg_id", "pid", "document_id")

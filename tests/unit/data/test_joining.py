@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dpr.core.records import Passage
+from dpr.core.records import Passage, PassageTokens, StoredPassage
 from dpr.data.joining import JoinRule
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats.token_store import PassageTokens, StoredPassage
 from tests.helpers.examples import examples
 from tests.helpers.tiny import VOCABULARY, WORDS, encoder_folder
 

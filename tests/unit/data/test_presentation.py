@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage
+from dpr.core.records import Passage, PassageTokens, StoredPassage
 from dpr.data.collator import Augmentation, Collator
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.formats.token_store import PassageTokens, StoredPassage
 from tests.helpers.examples import examples
 from tests.helpers.tiny import WORDS
 from tests.unit.data.test_joining import TOKENIZERS, OnePassage, fast_tokenizer, texts

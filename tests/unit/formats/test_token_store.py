@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpr.core.errors import InputError
-from dpr.formats.token_store import Facts, PassageTokens, StoredPassage, TokenPartWriter, TokenStore, finish_store, part_folder, token_dtype
+from dpr.core.records import PassageTokens, StoredPassage, StoreFacts
+from dpr.formats.token_store import TokenPartWriter, TokenStore, finish_store, part_folder, token_dtype
 from dpr.storage.durable import write_manifest
 from tests.helpers.examples import examples
 
-FACTS: Facts = {"kind": "token store", "prefix": "\N{SNOWMAN}", "rows": 1}
+FACTS: StoreFacts = {"kind": "token store", "prefix": "\N{SNOWMAN}", "rows": 1}
 TOKENS = {bits: st.lists(st.integers(0, 2**bits - 1), max_size=6) | st.just(list(range(3000))) for bits in (16, 32)}
 WORD = st.integers(-(2**63), 2**63 - 1)
 
