@@ -21,9 +21,10 @@ from benchmarks.workload import SHARED, load_texts, write_encoder
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import PoolDataset, cut_into_pools
 from dpr.data.mixing import Sampling
+from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
@@ -72,7 +73,7 @@ def pools(data: Rows, model: BiEncoder, arguments: argparse.Namespace, *, rank: 
     sampling = Sampling(group_by_length=grouped)
     ranks = Ranks(rank=rank, world_size=arguments.ranks)
     return cut_into_pools(
-        [(data, SetOptions(data.name))],
+        [(data, DataSetSettings())],
         collator,
         global_batch_size=arguments.batch * arguments.ranks,
         ranks=ranks,

@@ -15,8 +15,9 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTo
 
 from dpr.core.distributed import current_ranks, process_group
 from dpr.core.records import Passage
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import cut_into_pools
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.embedding.job import embed_shard
 from dpr.embedding.settings import EmbedConfig
@@ -125,7 +126,7 @@ def reading(folder: Path) -> None:
     with process_group("cpu"):
         collator = Collator(Tensorizer.load(folder / "encoder", sequence_length=256), num_hard=1, num_other=1)
         pools = cut_into_pools(
-            [(_open(folder, "train.json"), SetOptions("set"))], collator, global_batch_size=16, ranks=current_ranks(), seed=0
+            [(_open(folder, "train.json"), DataSetSettings())], collator, global_batch_size=16, ranks=current_ranks(), seed=0
         )
         for _ in _batches(pools):
             pass
@@ -137,7 +138,7 @@ def _batches(pools: Any) -> Iterator[Any]:
 
 def average_rank(folder: Path) -> None:
     """The average rank as a validation computes it."""
-    dev = DevSet("dev", _open(folder, "dev.jsonl"), SetOptions("dev"))
+    dev = DevSet("dev", _open(folder, "dev.jsonl"), DataSetSettings())
     settings = TrainingSettings.of(None, val_av_rank_hard_neg=SIZES.passages_per_question - 1, val_av_rank_other_neg=0)
     figures = AverageRankValidation([dev], settings)(BiEncoder.load(folder / "model"))
     assert figures["eval/avg_rank"] > 0

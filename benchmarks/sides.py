@@ -17,8 +17,9 @@ from benchmarks.workload import Texts
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Collator, DataRow, SetOptions
+from dpr.data.collator import Collator, DataRow
 from dpr.data.packing import plan_token_batches
+from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.encoder import EncoderSettings
@@ -48,7 +49,7 @@ def our_batches(model: BiEncoder, texts: Texts, *, batch: int) -> list[BiEncoder
     return [
         collator(
             [
-                DataRow(sample, start + place, sample.positives, SetOptions("bench"))
+                DataRow(sample, start + place, sample.positives, "bench", DataSetSettings())
                 for place, sample in enumerate(samples[start : start + batch])
             ]
         )

@@ -24,14 +24,15 @@ from benchmarks.workload import load_texts, write_encoder
 from dpr.core.distributed import Ranks
 from dpr.core.logs import configure_logging
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Augmentation, Collator, SetOptions
+from dpr.data.collator import Augmentation, Collator
 from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools, pool_loader
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats.training_sets import TrainingSet, open_training_set, write_training_set
 
 NAME, LENGTH, BATCH = "synthetic", 256, 96
-OPTIONS = SetOptions(NAME)
+OPTIONS = DataSetSettings()
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _MODULES
     from dpr.core.records import Passage as Passage
     from dpr.core.records import Question as Question
     from dpr.core.records import TrainingSample as TrainingSample
-    from dpr.data.collator import SetOptions as SetOptions
+    from dpr.data.settings import DataSetSettings as DataSetSettings
     from dpr.data.training_data import TrainingData as TrainingData
     from dpr.evaluation.ranking_metrics import evaluate_questions as evaluate_questions
     from dpr.evaluation.ranking_metrics import format_table as format_table
@@ -61,7 +61,7 @@ _MODULES = {
     "dpr.core.distributed": "process_group",
     "dpr.core.errors": "CheckpointError ConfigError DivergedError DprError InputError LostRankError OutputError StopRequested",
     "dpr.core.records": "Origin Passage Question TrainingSample",
-    "dpr.data.collator": "SetOptions",
+    "dpr.data.settings": "DataSetSettings",
     "dpr.data.training_data": "TrainingData",
     "dpr.evaluation.ranking_metrics": "evaluate_questions format_table mean_metrics",
     "dpr.evaluation.significance": "paired_test",
@@ -91,6 +91,8 @@ __all__ = sorted(_HOME)
 if not TYPE_CHECKING:  # type checkers would take any name for one that is there
 
     def __getattr__(name: str) -> Any:
+        if name == "SetOptions":  # an AttributeError's words would be lost in "from dpr import ..."
+            raise ImportError("SetOptions is dpr.DataSetSettings; it takes no namespace, and query_suffix is query_special_suffix")
         if name not in _HOME:
             raise AttributeError(f"module 'dpr' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_HOME[name]), name)

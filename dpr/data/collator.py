@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from dpr.core.records import Passage, StoredPassage, StoredSample
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.presentation import check_room
-from dpr.data.settings import Augmentation, TextSettings, check_selector_type
+from dpr.data.settings import Augmentation, DataSetSettings, TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_passage, normalize_passage
 from dpr.data.training_data import AnyPassage, AnySample
@@ -41,76 +41,28 @@ def teacher_scores(passages: Sequence[AnyPassage | None]) -> list[float]:
     return [] if all(map(math.isnan, found)) else found
 
 
-@dataclass(frozen=True, slots=True)
-class SetOptions:
-    """How one data set's texts are treated (DPR's per-set options, and more).
-
-    ``query_prefix`` is put before every question as it is; a special token brings its space along.
-    """
-
-    namespace: str
-    query_prefix: str | None = None
-    query_suffix: str | None = None
-    selector: int | str | None = None
-    encoder_type: str = ""
-    shuffle_positives: bool = False
-    normalize: bool = False
-    exclude_gold: bool = False
-    loss_scale: float = 1.0
-    """Multiplies the loss of this set's questions."""
-    passage_prefix: str | None = None
-    """Put before every passage: before its title where it has one."""
-    weight: float | None = None
-    """The set's share of an epoch, relative to those of the others."""
-    prompt: str | None = None
-    """Name of the model's prompt that is put before every question in place of its ``query_prompt``."""
-
-    def __post_init__(self) -> None:
-        check_selector_type(self.selector)
-
-    @property
-    def of_questions(self) -> dict[str, str | None]:
-        """The arguments of the tensorizer for questions."""
-        return {"prompt": self.prompt, "prefix": self.query_prefix, "suffix": self.query_suffix}
-
-    def stored_facts(self, text: TextSettings) -> dict[str, Any]:
-        """What decides the tokens of the set, as a token store states it, beside a model with these text settings."""
-        facts = {"namespace": self.namespace, "query_prefix": self.query_prefix, "query_suffix": self.query_suffix}
-        later = {"passage_prefix": self.passage_prefix} if self.passage_prefix else {}
-        return facts | {"normalize": self.normalize} | later | text.stored_facts(self.prompt)
-
-    def agreed(self, text: TextSettings) -> SetOptions:
-        """The options beside a model that puts prompts before texts: without a prefix that repeats one of them.
-
-        Raises:
-            ConfigError: the set has another prefix, or names a prompt that the model does not have.
-        """
-        key = f"datasets.{self.namespace}"
-        query = text.agreed_prefix(self.query_prefix, text.question_prompt(self.prompt), key=f"{key}.query_prefix")
-        passage = text.agreed_prefix(self.passage_prefix, text.passage_prompt, key=f"{key}.passage_prefix")
-        return replace(self, query_prefix=query, passage_prefix=passage)
-
-
 class DataRow(NamedTuple):
     """A row of a data set on its way into a batch: ``number`` in its set, ``dataset`` the set's number in the run.
 
-    ``known_positives`` are all passages known to answer its question; ``lap`` counts the complete passes over the set before it.
+    ``known_positives`` are all passages known to answer its question; ``namespace`` is the name of its set, within which ids of passages
+    count; ``lap`` counts the complete passes over the set before it.
     """
 
     sample: AnySample
     number: int
     known_positives: tuple[AnyPassage, ...]
-    options: SetOptions
+    namespace: str
+    options: DataSetSettings
     dataset: int = 0
     lap: int = 0
 
 
-def as_encoded(passage: AnyPassage, options: SetOptions) -> AnyPassage:
+def as_encoded(passage: AnyPassage, options: DataSetSettings) -> AnyPassage:
     """The passage as a tower gets it: normalised and with a prefix if the set's options say so. Stored tokens already are."""
     return passage if isinstance(passage, StoredPassage) else encoded_text(passage, options)
 
 
-def encoded_text(passage: Passage, options: SetOptions) -> Passage:
+def encoded_text(passage: Passage, options: DataSetSettings) -> Passage:
     """As ``as_encoded``, for a passage as text."""
     if not (options.normalize or options.passage_prefix):
         return passage
@@ -138,7 +90,7 @@ class Collator:
         self.num_positives = num_positives
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
         self._prefix_lengths: dict[str, int] = {}
-        self._stored_with: dict[SetOptions, dict[str, Any]] = {}
+        self._agreed: dict[int, tuple[Any, ...]] = {}
         if self._augmentation.crop_tokens:
             check_room(tensorizer.tokenizer, tensorizer.text, {"train.augment.crop_tokens": self._augmentation.crop_tokens})
 
@@ -162,10 +114,10 @@ class Collator:
         contexts = self._context_tokens(slots, rows, width)
         distinct: dict[tuple[int, ...], int] = {}
         context_row = [0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts]
-        namespaces = [row.options.namespace for row in rows for _ in range(width)]
+        namespaces = [row.namespace for row in rows for _ in range(width)]
         pairs = zip(slots, namespaces, strict=True)
         identities = [(0, 0) if passage is None else judgement_identity(passage, namespace) for passage, namespace in pairs]
-        known = [[judgement_identity(passage, row.options.namespace) for passage in row.known_positives] for row in rows]
+        known = [[judgement_identity(passage, row.namespace) for passage in row.known_positives] for row in rows]
         known_ids, known_valid = identity_table(known)
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
@@ -176,8 +128,8 @@ class Collator:
             positive_idx=torch.arange(len(rows), dtype=torch.int64) * width,
             known_positive_ids=known_ids,
             known_positive_valid=known_valid,
-            loss_weights=torch.tensor([row.options.loss_scale for row in rows], dtype=torch.float64),
-            encoder_type=one_encoder_type([row.options for row in rows]),
+            loss_weights=torch.tensor([row.options.loss_weight for row in rows], dtype=torch.float64),
+            encoder_type=one_encoder_type([(row.namespace, row.options) for row in rows]),
             datasets=tuple(row.dataset for row in rows),
             rows=tuple(row.number for row in rows),
             teacher_scores=torch.tensor(scores, dtype=torch.float32) if (scores := teacher_scores(slots)) else None,
@@ -192,9 +144,9 @@ class Collator:
         """
         sample, options = row.sample, row.options
         if isinstance(sample, StoredSample):
-            self._refuse_other_facts(sample, options)
+            self._refuse_other_facts(sample, row)
         if not sample.positives:
-            raise InputError(f"{options.namespace}: row {row.number} has no positive passage", expected="at least one in positive_ctxs")
+            raise InputError(f"{row.namespace}: row {row.number} has no positive passage", expected="at least one in positive_ctxs")
         is_drawn = self.width > 1 or options.shuffle_positives  # a generator costs as much as reading a sample
         generator = None if self._seed is None or not is_drawn else generator_for(NEGATIVES, self._seed, row.lap, row.dataset, row.number)
         return select_passages(
@@ -207,21 +159,22 @@ class Collator:
             exclude_gold=options.exclude_gold,
         )
 
-    def _refuse_other_facts(self, sample: StoredSample, options: SetOptions) -> None:
-        if options not in self._stored_with:
-            facts = options.stored_facts(self.tensorizer.text)
-            unstated = ("passage_prefix", *(item.name for item in fields(TextSettings)))  # as usual, where a store does not have them
-            self._stored_with[options] = facts | {name: None for name in unstated if name not in facts}
-        for key, asked in self._stored_with[options].items():
-            if (stored := sample.facts.get(key)) != asked:
-                raise ConfigError(f"the tokens of {options.namespace} were stored with {key}={stored!r}, not {asked!r}")
+    def _refuse_other_facts(self, sample: StoredSample, row: DataRow) -> None:
+        if self._agreed.get(row.dataset) == (asked := (row.namespace, row.options, sample.facts)):  # the same objects for all rows of a set
+            return
+        facts = row.options.stored_facts(row.namespace, self.tensorizer.text)
+        unstated = ("passage_prefix", *(item.name for item in fields(TextSettings)))  # as usual, where a store does not have them
+        for key, value in (dict.fromkeys(unstated) | facts).items():
+            if (stored := sample.facts.get(key)) != value:
+                raise ConfigError(f"the tokens of {row.namespace} were stored with {key}={stored!r}, not {value!r}")
+        self._agreed[row.dataset] = asked
 
     def _question_tokens(self, rows: Sequence[DataRow], width: int) -> tuple[list[list[int]], list[int]]:
         """Token ids of the questions and where the vector of each is read, by the options of each set."""
         questions: list[list[int]] = [[] for _ in rows]
         positions = [0] * len(rows)
-        for options in dict.fromkeys(row.options for row in rows):
-            places = [place for place, row in enumerate(rows) if row.options == options]
+        for options in {id(row.options): row.options for row in rows}.values():
+            places = [place for place, row in enumerate(rows) if row.options is options]
             texts = [rows[place].sample.question for place in places]
             tokens = self.tensorizer.question_tokens(texts, **options.of_questions)
             if probability := self._augmentation.mask_probability:
@@ -269,9 +222,9 @@ class Collator:
         return self._prefix_lengths[prefix]
 
 
-def one_encoder_type(options: Sequence[SetOptions]) -> str:
-    """The ``encoder_type`` of sets whose rows share a batch. Raises ConfigError if they differ."""
-    names = {item.encoder_type: item.namespace for item in options}
+def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
+    """The ``encoder_type`` of sets whose rows share a batch, given by name; "" for none. Raises ConfigError if they differ."""
+    names = {options.encoder_type or "": name for name, options in sets}
     if len(names) > 1:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
         found = f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second}"

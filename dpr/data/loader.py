@@ -17,7 +17,7 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
 from dpr.core.records import Passage, TrainingSample
 from dpr.core.stopping import ignore_in_worker
-from dpr.data.collator import Collator, DataRow, SetOptions, one_encoder_type
+from dpr.data.collator import Collator, DataRow, one_encoder_type
 from dpr.data.iterators import (
     DataIterator,
     LocalShardedDataIterator,
@@ -28,22 +28,24 @@ from dpr.data.iterators import (
     ShardedDataIterator,
 )
 from dpr.data.mixing import Sampling
-from dpr.data.training_data import SampleSource
+from dpr.data.settings import DataSetSettings
+from dpr.data.training_data import OpenedSets, SampleSource
 
 Item = TypeVar("Item")
 _LISTS = ("positives", "hard_negatives", "other_negatives")
 
 
-def data_row(source: SampleSource, number: int, options: SetOptions, *, dataset: int = 0, lap: int = 0) -> DataRow:
+def data_row(source: SampleSource, number: int, options: DataSetSettings, *, dataset: int = 0, lap: int = 0) -> DataRow:
     """Reads one row of a set."""
-    return DataRow(source[number], number, source.known_positives(number), options, dataset, lap)
+    return DataRow(source[number], number, source.known_positives(number), source.name, options, dataset, lap)
 
 
 class PoolDataset(Dataset[BiEncoderBatch]):
     """Maps (epoch, pool) to this rank's batch."""
 
-    def __init__(self, sources: Sequence[SampleSource], options: Sequence[SetOptions], iterator: PoolIterator, collator: Collator) -> None:
-        self.sources, self.options, self.iterator, self.collator = list(sources), list(options), iterator, collator
+    def __init__(self, sets: OpenedSets, iterator: PoolIterator, collator: Collator) -> None:
+        self.sources, self.options = [source for source, _ in sets], [options for _, options in sets]
+        self.iterator, self.collator = iterator, collator
 
     def __getitem__(self, key: tuple[int, int]) -> BiEncoderBatch:
         return self.collator(self.read(self.iterator.pool(*key)))
@@ -55,7 +57,7 @@ class PoolDataset(Dataset[BiEncoderBatch]):
 
 
 def cut_into_pools(
-    sets: Sequence[tuple[SampleSource, SetOptions]],
+    sets: OpenedSets,
     collator: Collator,
     *,
     global_batch_size: int,
@@ -73,7 +75,7 @@ def cut_into_pools(
     sources, options = [source for source, _ in sets], [options for _, options in sets]
     for item in options:
         collator.tensorizer.check_selector(item.selector)
-    sampling = with_weights_of_sets(sampling or Sampling(), options)
+    sampling = with_weights_of_sets(sampling or Sampling(), sets)
     if local_shards:
         sampling.refuse_local_shards()
     num_rows, names = [len(source) for source in sources], [source.name for source in sources]
@@ -84,7 +86,7 @@ def cut_into_pools(
     share: dict[str, Any] = {"global_batch_size": global_batch_size, "seed": seed, "rank": ranks.rank, "world_size": ranks.world_size}
     iterator: PoolIterator
     if sampling.mixed:
-        one_encoder_type(options)
+        one_encoder_type(zip(names, options, strict=True))
         iterator = MixedDataIterator(num_rows, **share, sampling=sampling, names=names, lengths=lengths)
     else:
         parts: list[DataIterator] = [
@@ -94,7 +96,7 @@ def cut_into_pools(
             for number, rows in enumerate(num_rows)
         ]
         iterator = MultiSetDataIterator(parts, seed=seed, sampling=sampling, names=names)
-    return PoolDataset(sources, options, iterator, collator)
+    return PoolDataset(sets, iterator, collator)
 
 
 def row_lengths(source: SampleSource, *, num_hard: int, num_other: int, num_positives: int = 1) -> np.ndarray:
@@ -130,18 +132,18 @@ def _counts_by_row(source: SampleSource) -> tuple[np.ndarray, dict[str, np.ndarr
     return questions, passages
 
 
-def with_weights_of_sets(sampling: Sampling, options: Sequence[SetOptions]) -> Sampling:
+def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
     """``sampling`` with the weights of the sets' options, if they have any.
 
     Raises:
         ConfigError: only some sets have one, or another setting also determines the shares.
     """
-    weights = [item.weight for item in options if item.weight is not None]
+    weights = [options.weight for _, options in sets if options.weight is not None]
     if not weights:
         return sampling
-    name = next(item.namespace for item in options if item.weight is not None)
-    if len(weights) < len(options):
-        other = next(item.namespace for item in options if item.weight is None)
+    name = next(source.name for source, options in sets if options.weight is not None)
+    if len(weights) < len(sets):
+        other = next(source.name for source, options in sets if options.weight is None)
         raise ConfigError(f"datasets.{name}.weight is set, but {other} has none; give every train set a weight")
     if given := sampling.share_settings(sampling.rates):
         found = f"datasets.{name}.weight and {given[0]} are mutually exclusive, both determine what a set gives"

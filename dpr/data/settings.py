@@ -184,6 +184,50 @@ class DataSetSettings(Settings):
     source: str | None = None
     """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
 
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        check_selector_type(self.selector)
+
     def before_questions(self) -> str | None:
         """Special token and prefix as one text."""
         return (f"{self.special_token} " if self.special_token else "") + (self.query_prefix or "") or None
+
+    @property
+    def of_questions(self) -> dict[str, str | None]:
+        """The arguments of the tensorizer for questions."""
+        return {"prompt": self.prompt, "prefix": self.before_questions(), "suffix": self.query_special_suffix}
+
+    @property
+    def loss_weight(self) -> float:
+        return 1.0 if self.loss_scale is None else self.loss_scale
+
+    def agreed(self, name: str, text: TextSettings) -> DataSetSettings:
+        """The options of the set ``name`` beside a model that puts prompts before texts: without a prefix that repeats one of them.
+
+        Raises:
+            ConfigError: the set has another prefix, or names a prompt that the model does not have.
+        """
+        query = text.agreed_prefix(self.before_questions(), text.question_prompt(self.prompt), key=f"datasets.{name}.query_prefix")
+        passage = text.agreed_prefix(self.passage_prefix, text.passage_prompt, key=f"datasets.{name}.passage_prefix")
+        return replace(self, special_token=None, query_prefix=query, passage_prefix=passage)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What decides the batches of the set ``name``, under the names that checkpoints and token stores have for it."""
+        later = {"passage_prefix": self.passage_prefix or None, "weight": self.weight, "prompt": self.prompt}
+        return {
+            "namespace": name,
+            "query_prefix": self.before_questions(),
+            "query_suffix": self.query_special_suffix,
+            "selector": self.selector,
+            "encoder_type": self.encoder_type or "",
+            "shuffle_positives": self.shuffle_positives,
+            "normalize": self.normalize,
+            "exclude_gold": self.exclude_gold,
+            "loss_scale": self.loss_weight,
+            **{key: value for key, value in later.items() if value is not None},  # so that those of earlier versions compare equal
+        }
+
+    def stored_facts(self, name: str, text: TextSettings) -> dict[str, Any]:
+        """What decides the tokens of the set ``name``, as a token store states it, beside a model with these text settings."""
+        facts, stored = self.facts(name), ("namespace", "query_prefix", "query_suffix", "normalize", "passage_prefix")
+        return {key: facts[key] for key in stored if key in facts} | text.stored_facts(self.prompt)

@@ -23,8 +23,9 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import usable_cores
 from dpr.core.progress import Progress
 from dpr.core.records import Passage, PassageTokens, StoredPassage, StoredSample, StoreFacts, TrainingSample
-from dpr.data.collator import SetOptions, as_encoded, encoded_text, judgement_identity, teacher_scores
+from dpr.data.collator import as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.token_store import LAYOUT_VERSION, TokenPartWriter, TokenStore, finish_store, is_finished, part_folder, token_dtype
 from dpr.formats.training_sets import TrainingSet
@@ -68,14 +69,14 @@ class StoredTokens:
 
 
 def open_tokens(
-    text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, *, folder: str | Path | None = None, build: bool = True
+    text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, *, folder: str | Path | None = None, build: bool = True
 ) -> TrainingSet | StoredTokens:
     """The stored tokens of a training set, built first if they are missing, stale or damaged; the text itself where that is impossible.
 
     Args:
         text: what ``open_training_set`` returned.
         tensorizer: of the model that is going to be trained or validated.
-        options: the same that batches are made with; prompt, prefix, suffix, normalisation and namespace are part of what is stored.
+        options: the same that batches are made with; prompt, prefix, suffix, normalisation and the set's name are part of what is stored.
         folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be written is an error.
         build: False uses an existing store and never builds one.
 
@@ -107,7 +108,7 @@ def open_tokens(
     return stored
 
 
-def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) -> StoreFacts:
+def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings) -> StoreFacts:
     """Everything that decides what a store holds."""
     return {
         "kind": "token store",
@@ -116,11 +117,11 @@ def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions) 
         "rows": len(text),
         "vocabulary": tensorizer.vocabulary_fingerprint,
         "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
-        **options.stored_facts(tensorizer.text),
+        **options.stored_facts(text.name, tensorizer.text),
     }
 
 
-def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: SetOptions) -> bool:
+def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: DataSetSettings) -> bool:
     """Compares some rows, spread over the set, with the tokens of their text."""
     for row in np.unique(np.linspace(0, len(stored) - 1, _COMPARED_ROWS).astype(int)).tolist():
         sample, text = stored[row], stored.text[row]
@@ -129,7 +130,7 @@ def _equals_text(stored: StoredTokens, tensorizer: Tensorizer, options: SetOptio
         for ours, theirs in zip(_lists(sample), _lists(text), strict=True):
             if tensorizer.passage_tokens(ours) != tensorizer.passage_tokens([as_encoded(passage, options) for passage in theirs]):
                 return False
-            if [passage.identity for passage in ours] != [judgement_identity(passage, options.namespace) for passage in theirs]:
+            if [passage.identity for passage in ours] != [judgement_identity(passage, stored.name) for passage in theirs]:
                 return False
     return True
 
@@ -146,7 +147,7 @@ def _problem_of(facts: StoreFacts, folder: Path) -> str | None:
     return None
 
 
-def _build(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: StoreFacts, folder: Path) -> None:
+def _build(text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
     parts = _Parts(text, tensorizer, options, facts, folder)
@@ -171,7 +172,7 @@ def _build(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts
 class _Parts(Dataset[tuple[int, int]]):
     """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its tokens."""
 
-    def __init__(self, text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, facts: StoreFacts, folder: Path) -> None:
+    def __init__(self, text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
         self._text, self._tensorizer, self._options, self._facts, self._folder = text, tensorizer, options, facts, folder
         ends = text.block_ends()
         self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
@@ -202,5 +203,5 @@ class _Parts(Dataset[tuple[int, int]]):
     def _add_passages(self, part: TokenPartWriter, numbers: dict[Passage, int], passages: list[Passage]) -> None:
         encoded = [encoded_text(passage, self._options) for passage in passages]
         for passage, (title, text) in zip(passages, self._tensorizer.passage_parts(encoded), strict=True):
-            identity = judgement_identity(passage, self._options.namespace)
+            identity = judgement_identity(passage, self._text.name)
             numbers[passage] = part.add_passage(PassageTokens(title, text, identity, passage.has_score))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from dpr.core.errors import ConfigError
 from dpr.core.records import Passage, StoredPassage, StoredSample, TrainingSample
+from dpr.data.settings import DataSetSettings
 
 AnyPassage = Passage | StoredPassage
 """A passage as text, or its tokens in a token store."""
@@ -34,6 +35,10 @@ class SampleSource(Protocol):
     def known_positives(self, row: int) -> tuple[AnyPassage, ...]:
         """Every passage known to answer the question of this row, its own positives included."""
         ...
+
+
+OpenedSets = list[tuple[SampleSource, DataSetSettings]]
+"""Data sets with their options. Ids of passages count within sets of one name."""
 
 
 def opened_sets(sets: Any, name: str) -> list[Any]:

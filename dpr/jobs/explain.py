@@ -36,7 +36,7 @@ def explain(config: ExplainConfig) -> Iterator[str]:
     # Only the tokenizer is used, so random weights will do.
     tensorizer = build_model(replace(config, encoder=replace(config.encoder, pretrained=False), init=None)).tensorizer
     opened = open_sets(resolve_training_files(config.train_datasets, config.datasets), config, config.loss_scale_factors)
-    sets = [(source, options.agreed(tensorizer.text)) for source, options in opened]
+    sets = [(source, options.agreed(source.name, tensorizer.text)) for source, options in opened]
     stored = stored_pool_size(None if config.output_dir is None else Path(config.output_dir), config)
     pool_size = config.train.global_batch_size or stored or config.train.batch_size
     plan = make_plan(sets, tensorizer, config, pool_size=pool_size, ranks=Ranks())

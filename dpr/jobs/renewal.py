@@ -21,9 +21,9 @@ from dpr.core.distributed import current_ranks, from_main, on_main, sum_over_ran
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.settings import listed
-from dpr.data.collator import SetOptions
+from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens
-from dpr.data.training_data import SampleSource
+from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.embedding.corpus_tokens import CorpusTokens
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import TrainingSet, open_training_set
@@ -45,7 +45,6 @@ from dpr.training.validations.retrieval import RetrievalValidation, shared_conte
 
 logger = get_logger(__name__)
 
-Opened = list[tuple[SampleSource, SetOptions]]
 _FOLDER, _WORK = "negatives", ".tmp-positives"
 
 
@@ -64,8 +63,8 @@ class RenewNegatives(Callback):
     def __init__(
         self,
         config: BiEncoderTrainConfig,
-        train_sets: Opened,
-        reopen: Callable[[Opened], Opened],
+        train_sets: OpenedSets,
+        reopen: Callable[[OpenedSets], OpenedSets],
         searches: Mapping[int, RetrievalValidation],
     ) -> None:
         self._every, self._sets, self._reopen = config.train.renew_negatives, train_sets, reopen
@@ -108,9 +107,9 @@ class RenewNegatives(Callback):
             return
         found, self._found = self._found, []
         self._step, fingerprint = run.progress.step, run.model.fingerprint
-        for text, options, one in zip(self._texts, (options for _, options in self._sets), found, strict=True):
+        for text, one in zip(self._texts, found, strict=True):
             search = PassSearch(one, fingerprint)
-            out = self._file(run.output_dir, options)
+            out = self._file(run.output_dir, text)
             arguments: dict[str, Any] = {"search": search, "corpus": Path(self._options.corpus), "overwrite": True}
             on_main(partial(_mine, text, out, self._mining, arguments))
         self._use(run)
@@ -134,17 +133,17 @@ class RenewNegatives(Callback):
 
     def _use(self, run: Run) -> None:
         """Lets the run read the negatives of the present step."""
-        renewed: Opened = []
+        renewed: OpenedSets = []
         for text, (_, options) in zip(self._texts, self._sets, strict=True):
-            file = self._file(run.output_dir, options)
+            file = self._file(run.output_dir, text)
             if not file.is_file():
                 hint = "restore it, or start again in a new output_dir"
                 raise CheckpointError("the negatives that the run goes on with are missing", file=file, hint=hint)
             renewed.append((open_training_set([file], name=text.name), options))
         run.use_train_sets([source for source, _ in self._reopen(renewed)])
 
-    def _file(self, output_dir: Path, options: SetOptions) -> Path:
-        return output_dir / _FOLDER / f"step{self._step}" / f"{options.namespace}.jsonl"
+    def _file(self, output_dir: Path, text: TrainingSet) -> Path:
+        return output_dir / _FOLDER / f"step{self._step}" / f"{text.name}.jsonl"
 
     def _positives(self, output_dir: Path, corpus: CorpusTokens) -> list[np.ndarray]:
         """The questions of each set with the rows of their positives in the corpus (P, 2), found on rank 0, on every rank."""
@@ -214,15 +213,14 @@ class PassFinder:
         return result
 
 
-def _tokens(model: BiEncoder, text: TrainingSet, options: SetOptions, rows: range) -> TokenBatch:
+def _tokens(model: BiEncoder, text: TrainingSet, options: DataSetSettings, rows: range) -> TokenBatch:
     tensorizer = model.tensorizer
     sequences = tensorizer.question_tokens([text[row].question for row in rows], **options.of_questions)
     return TokenBatch.from_lists(sequences, tensorizer.representation_positions(sequences, options.selector))
 
 
-def _text_of(source: SampleSource, options: SetOptions) -> TrainingSet:
-    text = source.text if isinstance(source, StoredTokens) else source
-    name = options.namespace
+def _text_of(source: SampleSource, options: DataSetSettings) -> TrainingSet:
+    text, name = source.text if isinstance(source, StoredTokens) else source, source.name
     if not isinstance(text, TrainingSet):
         raise ConfigError(f"train.renew_negatives writes files of train sets, but {name} is read by a user-defined class; leave one out")
     if options.encoder_type == "ctx":

@@ -15,15 +15,14 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.seeding import seed_everything
 from dpr.core.settings import part_of
-from dpr.data.collator import SetOptions
 from dpr.data.settings import TextSettings
 from dpr.data.tokens import open_tokens
-from dpr.data.training_data import SampleSource
+from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.evaluation.report.write import write_report
 from dpr.formats.training_sets import TrainingSet, open_training_set
 from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.jobs.export_best import check_formats, check_model, export_best
-from dpr.jobs.renewal import Opened, RenewNegatives, searching_entry
+from dpr.jobs.renewal import RenewNegatives, searching_entry
 from dpr.jobs.sources import NamedSource, resolve_training_files
 from dpr.losses.protocol import Loss
 from dpr.models.backbones import is_without_weights
@@ -174,14 +173,14 @@ def _check_kind(init: str | None, encoder: TowerSettings) -> None:
         logger.warning("%s: its encoder alone is used; model_file=%s takes its pooling, prompts and lengths too", found, folder)
 
 
-def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> Opened:
+def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss_scales: Sequence[float] | None = None) -> OpenedSets:
     """Opens data sets with their options; the first opening of a file reads it once and stores it memory-mapped."""
     if loss_scales is not None:
         if named := next((source.name for source in sources if source.options.loss_scale is not None), None):
             raise ConfigError(f"datasets.{named}.loss_scale and loss_scale_factors are mutually exclusive; leave one of them out")
         if len(loss_scales) != len(sources):
             raise ConfigError(f"loss_scale_factors has {len(loss_scales)} values for {len(sources)} train_datasets; give one for each")
-    opened: Opened = []
+    opened: OpenedSets = []
     bad_rows: dict[str, Any] = {"on_bad_row": config.on_bad_row, "max_bad_rows": config.max_bad_rows}
     scales = [source.options.loss_scale for source in sources] if loss_scales is None else loss_scales
     for source, scale in zip(sources, scales, strict=True):
@@ -194,31 +193,17 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
         if given.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
             keys = f"datasets.{source.name}.encoder_type=ctx and encoder.fix_ctx_encoder=true"
             raise ConfigError(f"{keys} are mutually exclusive; nothing would train")
-        options = SetOptions(
-            namespace=source.name,
-            prompt=given.prompt,
-            query_prefix=given.before_questions(),
-            passage_prefix=given.passage_prefix or None,
-            query_suffix=given.query_special_suffix,
-            selector=given.selector,
-            encoder_type=given.encoder_type or "",
-            shuffle_positives=given.shuffle_positives,
-            normalize=given.normalize,
-            exclude_gold=given.exclude_gold,
-            loss_scale=1.0 if scale is None else scale,
-            weight=given.weight,
-        )
-        opened.append((data, options))
+        opened.append((data, replace(given, file=None, reader=None, source=None, loss_scale=scale)))
     return opened
 
 
-def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> Opened:
+def as_tokens(sets: OpenedSets, config: BiEncoderTrainConfig, model: BiEncoder) -> OpenedSets:
     """The sets with their tokens read from token stores, as ``train.token_store`` says; user-defined sets stay as they are.
 
     Raises:
         ConfigError: a set has another prompt than the model.
     """
-    sets = [(source, options.agreed(model.tensorizer.text)) for source, options in sets]
+    sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
     train, folder = config.train, config.train.token_store_folder()
     if train.token_store == "off":
         return sets
@@ -226,7 +211,7 @@ def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> O
     questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
     sees_most_rows = not train.max_steps or train.max_steps * questions >= sum(len(source) for source, _ in sets) // 2
     build = folder is not None or (sees_most_rows and not train.dry_run)
-    result: Opened = []
+    result: OpenedSets = []
     for source, options in sets:
         if isinstance(source, TrainingSet):
             result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
@@ -239,8 +224,8 @@ def as_tokens(sets: Opened, config: BiEncoderTrainConfig, model: BiEncoder) -> O
 def build_trainer(
     config: BiEncoderTrainConfig,
     model: BiEncoder,
-    train_sets: Opened,
-    dev_sets: Opened,
+    train_sets: OpenedSets,
+    dev_sets: OpenedSets,
     *,
     loss: Loss | None = None,
     named: Named | None = None,
@@ -275,7 +260,7 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     return found
 
 
-def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: Opened, named: Named) -> float:
+def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:
     """Evaluation only, on the objects training uses. Prints a table; output_dir gets metrics.json and a report. Returns the NLL, or without
     dev sets the first metric."""
     sets = [DevSet(source.name, source, options) for source, options in dev_sets]

@@ -55,7 +55,7 @@ class QuestionForm:
 
     @property
     def before_questions(self) -> str | None:
-        """Token and text before each question, as one text; as ``DatasetConfig.before_questions`` puts them in training."""
+        """Token and text before each question, as one text; as ``DataSetSettings.before_questions`` puts them in training."""
         return (f"{self.prefix} " if self.prefix else "") + (self.query_prefix or "") or None
 
     def text(self, question: str) -> str:

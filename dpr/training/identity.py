@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import CheckpointError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, WARNED, flat_values, idle_settings
-from dpr.data.collator import SetOptions
 from dpr.data.training_data import questions_fingerprint
 from dpr.formats import checkpoints
 from dpr.losses.protocol import Loss
@@ -92,12 +91,13 @@ def run_identity(
     Both are the settings of these roles, except where the data, the model or the process group decide what is in effect, and the content of
     all files that are read: those of train and dev sets, and what validations and callbacks state as theirs.
     """
-    options, files = flat_values(model.options, (IDENTITY, WARNED)), [source.fingerprint for source in plan.dataset.sources]
+    options, sources = flat_values(model.options, (IDENTITY, WARNED)), plan.dataset.sources
+    files = [source.fingerprint for source in sources]
     identity = RunIdentity(
         fixed=flat_values(settings, (IDENTITY,))
         | {
             "train_datasets": files,
-            "datasets": list(map(_stated, plan.dataset.options)),
+            "datasets": [options.facts(source.name) for source, options in zip(sources, plan.dataset.options, strict=True)],
             "train_sampling_rates": plan.dataset.iterator.identity(),
             "train.global_batch_size": plan.pool_size,
             "local_shards_dataloader": ranks.world_size if settings.local_shards_dataloader else 0,
@@ -115,7 +115,7 @@ def run_identity(
         free=flat_values(settings, (WARNED,))
         | {
             "dev_datasets.content": [dev_set.source.fingerprint for dev_set in dev_sets],
-            "dev_datasets.options": [_stated(replace(dev_set.options, namespace="")) for dev_set in dev_sets],
+            "dev_datasets.options": [dev_set.options.facts("") for dev_set in dev_sets],
             "train.validation.content": [content for each in validations if (content := dict(each.content()))],
             "train.max_steps": plan.total_steps,
             "train.max_grad_norm": settings.gradient_limit(ranks.world_size),
@@ -134,7 +134,7 @@ def run_identity(
     if not (settings.train.stop_at_epoch or settings.continued_run()):
         return identity
     # The negatives of such a run may be renewed later, on the same questions.
-    questions = list(map(questions_fingerprint, plan.dataset.sources))
+    questions = list(map(questions_fingerprint, sources))
     return replace(identity, lineage={"questions": questions, "rounds": [{"from_step": 0, "train_datasets": files}]})
 
 
@@ -161,12 +161,6 @@ def _narrowed(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
         name = next(name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name))
         return _narrowed(f"{key}.{name}", was.get(name), now.get(name))
     return key, was, now
-
-
-def _stated(options: SetOptions) -> dict[str, Any]:
-    """A set's options; later ones only where they are set, so that older checkpoints compare equal."""
-    later = ("passage_prefix", "weight", "prompt")
-    return {key: value for key, value in asdict(options).items() if value is not None or key not in later}
 
 
 def resumed_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSettings, *, total_steps: int) -> RunIdentity:

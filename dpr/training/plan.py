@@ -11,11 +11,11 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.settings import part_of
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools
 from dpr.data.mixing import Sampling
 from dpr.data.tensorizer import Tensorizer
-from dpr.data.training_data import SampleSource
+from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.models.biencoder import BiEncoder
 from dpr.training.settings import TrainingSettings
 
@@ -57,9 +57,7 @@ class Plan:
         return [(0 if self.repeats_first else epoch, first + number) for number in range(self.accumulation)]
 
 
-def make_plan(
-    sets: Sequence[tuple[SampleSource, SetOptions]], tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks
-) -> Plan:
+def make_plan(sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettings, *, pool_size: int, ranks: Ranks) -> Plan:
     """The train sets cut into pools of ``pool_size`` questions, as this rank sees them, and the steps that they make.
 
     Raises:

@@ -17,10 +17,10 @@ from dpr.core.distributed import current_ranks, from_main, on_main
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
-from dpr.data.collator import SetOptions
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
-from dpr.data.training_data import SampleSource, opened_sets
+from dpr.data.settings import DataSetSettings
+from dpr.data.training_data import OpenedSets, SampleSource, opened_sets
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
@@ -44,14 +44,14 @@ from dpr.training.validations.protocol import QuestionMetric, Validation, higher
 logger = get_logger(__name__)
 
 DataSets = Any
-"""A training set, or a list of them, each alone or with its ``SetOptions`` (``opened_sets`` in dpr/data/training_data.py)."""
+"""A training set, or a list of them, each alone or with its ``DataSetSettings`` (``opened_sets`` in dpr/data/training_data.py)."""
 
 
 class BiEncoderTrainer(Run):
     """Trains a bi-encoder on one or several ranks. To callbacks it is a ``Run``, which documents the methods that callbacks may call.
 
     ``train_sets`` and ``dev_sets`` are one or a list of what ``open_training_set`` takes or returns (files, rows in memory, data sets),
-    or pairs of that and ``SetOptions``. ``settings`` are those of ``dpr train``; each can also be given by its name alone, as
+    or pairs of that and ``DataSetSettings``. ``settings`` are those of ``dpr train``; each can also be given by its name alone, as
     ``batch_size=16`` or ``seed=1``. ``callbacks``, ``validations`` and ``metrics`` are added to the usual ones and to those that
     settings name; with ``usual=False`` they are all that there are besides the validations over dev sets, and nothing validates or saves
     without a callback that does, as those of ``usual_callbacks``. ``loss`` takes the place of ``loss.name``. ``config`` is what
@@ -93,7 +93,7 @@ class BiEncoderTrainer(Run):
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
         own_sets = _with_options(opened_sets(train_sets, "train"), model)
-        namespaces = list(dict.fromkeys(options.namespace for _, options in own_sets))
+        namespaces = list(dict.fromkeys(source.name for source, _ in own_sets))
         loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
         if usual:
             from dpr.training.usual import with_usual  # the report and the search of a corpus: beside the loop, not a part of it
@@ -119,7 +119,7 @@ class BiEncoderTrainer(Run):
         self.metrics = TrainingMetrics(model)
         self._stopping = StopAgreement()
 
-    def _make_plan(self, train_sets: Sequence[tuple[SampleSource, SetOptions]]) -> Plan:
+    def _make_plan(self, train_sets: OpenedSets) -> Plan:
         """The pools of the run; their size is that of the run found in the folder, if any, unless it is set."""
         train, stored = self.settings.train, stored_pool_size(self.output_dir, self.settings)
         pool_size = train.global_batch_size or stored or train.batch_size * self.ranks.world_size
@@ -341,8 +341,10 @@ def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:
         return next(batches)
 
 
-def _with_options(
-    sets: Sequence[SampleSource | tuple[SampleSource, SetOptions]], model: BiEncoder
-) -> list[tuple[SampleSource, SetOptions]]:
-    pairs = [item if isinstance(item, tuple) else (item, SetOptions(namespace=item.name)) for item in sets]
-    return [(source, options.agreed(model.tensorizer.text)) for source, options in pairs]
+def _with_options(sets: Sequence[Any], model: BiEncoder) -> OpenedSets:
+    pairs = [item if isinstance(item, tuple) else (item, DataSetSettings()) for item in sets]
+    for source, options in pairs:
+        options.check(f"datasets.{source.name}.")
+        if options.file or options.reader or options.source:
+            raise ConfigError(f"the options of {source.name} say where to read it, but it is open; leave file, reader and source out")
+    return [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in pairs]

@@ -60,6 +60,8 @@ def test_editors_see_the_names_that_there_are() -> None:
     assert all(getattr(dpr, name).__module__.startswith("dpr.") for name in dpr.__all__)
     with pytest.raises(AttributeError, match="module 'dpr' has no attribute 'Biencoder'"):
         dpr.Biencoder  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match=r"SetOptions is dpr\.DataSetSettings"):
+        from dpr import SetOptions  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_importing_it_loads_nothing_else() -> None:

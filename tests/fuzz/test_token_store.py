@@ -15,7 +15,7 @@ import pytest
 
 from dpr.core.errors import InputError
 from dpr.core.records import TrainingSample
-from dpr.data.collator import SetOptions
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import arrow_batches
@@ -24,7 +24,7 @@ from tests.fuzz.mutations import BYTES, JSON, mutate
 from tests.fuzz.test_readers import CASES, FIRST
 from tests.helpers.tiny import encoder_folder, make_samples
 
-OPTIONS = SetOptions("tiny", query_prefix="ba")
+OPTIONS = DataSetSettings(query_prefix="ba")
 
 
 @pytest.fixture

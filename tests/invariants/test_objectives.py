@@ -14,9 +14,10 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, sum_over_ranks
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
+from dpr.data.settings import DataSetSettings
 from dpr.losses.guide import Guide
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
@@ -95,8 +96,8 @@ def pool_batch(model: BiEncoder, name: str, rank: int, world_size: int) -> BiEnc
     source = ListSource(make_samples(3 * POOL, num_passages=24))
     order = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=rank, world_size=world_size)
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, num_positives=2 if name in TWO_POSITIVES else 1, seed=5)
-    options = [SetOptions("tiny", loss_scale=0.5)]
-    return with_teacher(PoolDataset([source], options, MultiSetDataIterator([order], seed=5), collator)[1, 0])
+    sets = [(source, DataSetSettings(loss_scale=0.5))]
+    return with_teacher(PoolDataset(sets, MultiSetDataIterator([order], seed=5), collator)[1, 0])
 
 
 def make_model(folder: Path, name: str, *, packed: bool = True) -> BiEncoder:

@@ -14,9 +14,10 @@ import torch
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.core.sharded import full_tensor
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, data_row
+from dpr.data.settings import DataSetSettings
 from dpr.losses.candidates import score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Loss, LossResult, Pool, Term
@@ -88,8 +89,8 @@ def gradient_of_a_step(folder: Path, case: dict[str, Any]) -> dict[str, torch.Te
     source = ListSource(make_samples(3 * POOL))
     iterator = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=ranks.rank, world_size=ranks.world_size)
     collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, seed=5)
-    set_options = SetOptions("tiny", encoder_type=case.get("encoder_type", ""), loss_scale=case.get("loss_scale", 1.0))
-    dataset = PoolDataset([source], [set_options], MultiSetDataIterator([iterator], seed=5), collator)
+    set_options = DataSetSettings(encoder_type=case.get("encoder_type"), loss_scale=case.get("loss_scale", 1.0))
+    dataset = PoolDataset([(source, set_options)], MultiSetDataIterator([iterator], seed=5), collator)
     loss_function: Loss = BiEncoderNllLoss(candidates=case.get("candidates", "distinct"), max_scores=case.get("max_scores", 1 << 22))
     if own := case.get("loss"):
         loss_function = own()
@@ -182,7 +183,7 @@ def test_loss_and_gradient_equal_the_slow_truth(tmp_path: Path, candidates: str,
         rows = [int(row) for row in order.pool(1, number).rows]
         passages, positives = [], []
         for row in rows:
-            chosen = collator.select(data_row(source, row, SetOptions("tiny"), lap=1))
+            chosen = collator.select(data_row(source, row, DataSetSettings(), lap=1))
             positives.append(len(passages))
             passages += [chosen.positive, *chosen.other_negatives, *chosen.hard_negatives]
         tokenizer = model.tensorizer.tokenizer

@@ -18,9 +18,10 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, current_ranks, sum_over_ranks
 from dpr.core.errors import CheckpointError, ConfigError
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Augmentation, Collator, SetOptions
+from dpr.data.collator import Augmentation, Collator
 from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools, pool_loader, with_weights_of_sets
 from dpr.data.mixing import Sampling
+from dpr.data.settings import DataSetSettings
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import checkpoints
 from dpr.formats.training_sets import open_training_set, write_training_set
@@ -36,11 +37,11 @@ from tests.helpers.training import make_trainer
 
 POOL, NUM_HARD, NUM_OTHER, ACCUMULATION = 8, 2, 1, 2
 TOLERANCE = 1e-10
-FIRST = SetOptions("first", loss_scale=0.3, shuffle_positives=True)
-SECOND = SetOptions("second", query_prefix="ba be ", query_suffix=" bo", selector=1, loss_scale=1.7, normalize=True)
+FIRST = DataSetSettings(loss_scale=0.3, shuffle_positives=True)
+SECOND = DataSetSettings(query_prefix="ba be ", query_special_suffix=" bo", selector=1, loss_scale=1.7, normalize=True)
 
 
-def two_sets() -> list[tuple[ListSource, SetOptions]]:
+def two_sets() -> list[tuple[ListSource, DataSetSettings]]:
     """Both have passages of the same ids, which are not the same passages, and some of the same text without an id, which are."""
     return [(ListSource(make_samples(30, seed=1), "first"), FIRST), (ListSource(make_samples(22, seed=1), "second"), SECOND)]
 
@@ -81,7 +82,7 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
         positives, questions, texts = [], [], []
         for row in rows:
             positives.append(len(passages))
-            name, chosen = row.options.namespace, dataset.collator.select(row).in_slot_order()
+            name, chosen = row.namespace, dataset.collator.select(row).in_slot_order()
             passages += [(name, passage) for passage in chosen]
             bodies = [passage.text.removeprefix('"') if name == "second" else passage.text for passage in chosen]
             texts += [(passage.title, body) if passage.title else body for passage, body in zip(chosen, bodies, strict=True)]
@@ -93,12 +94,12 @@ def reference(folder: Path) -> dict[str, torch.Tensor]:
         contexts = embed(model.ctx_model.backbone, encode, texts, 24)
         keys = [key(name, passage) for name, passage in passages]
         for place, row in enumerate(rows):
-            answers = {key(row.options.namespace, passage) for passage in row.known_positives}
+            answers = {key(row.namespace, passage) for passage in row.known_positives}
             gold = keys[positives[place]]
             kept = [column for column, own in enumerate(keys) if own not in keys[:column] and (own == gold or own not in answers)]
             scores = torch.stack([questions[place] @ contexts[column] for column in kept])
             loss = -torch.log_softmax(scores, 0)[[keys[column] for column in kept].index(gold)]
-            objective = objective + {"first": 0.3, "second": 1.7}[row.options.namespace] * loss / (POOL * ACCUMULATION)
+            objective = objective + {"first": 0.3, "second": 1.7}[row.namespace] * loss / (POOL * ACCUMULATION)
             plain = plain + loss.detach() / (POOL * ACCUMULATION)
     objective.backward()
     return {"loss": plain, **{name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}}
@@ -139,7 +140,7 @@ def test_weights_really_weigh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_ids_of_two_sets_are_apart_and_equal_texts_are_not(tmp_path: Path) -> None:
     model = tiny_model(encoder_folder(tmp_path / "encoder"))
     same = TrainingSample("ba", (Passage("be", id="7"), Passage("bi")))
-    sets = [(ListSource([same] * 4, name), SetOptions(name, exclude_gold=True)) for name in ("a", "b")]
+    sets = [(ListSource([same] * 4, name), DataSetSettings(exclude_gold=True)) for name in ("a", "b")]
     collator = Collator(model.tensorizer, num_hard=0, num_other=0, seed=0)
     dataset = cut_into_pools(sets, collator, global_batch_size=8, ranks=Ranks(), seed=0, sampling=Sampling(mixed=True))
     batch = dataset[0, 0]
@@ -262,10 +263,31 @@ def test_runs_that_mix_nothing_have_the_identity_they_had(tmp_path: Path) -> Non
     trainer.resume()
     trainer.checkpoints.lock.release()
     assert trainer.identity.fixed["train_sampling_rates"] == [3, 2]
-    assert trainer.identity.fixed["datasets"][0].keys() == {
-        *("namespace", "query_prefix", "query_suffix", "selector", "encoder_type", "shuffle_positives", "normalize", "exclude_gold"),
-        "loss_scale",
-    }
+    assert list(trainer.identity.fixed["datasets"][0].items()) == [
+        ("namespace", "first"),
+        ("query_prefix", None),
+        ("query_suffix", None),
+        ("selector", None),
+        ("encoder_type", ""),
+        ("shuffle_positives", True),
+        ("normalize", False),
+        ("exclude_gold", False),
+        ("loss_scale", 0.3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (DataSetSettings(file="train.json"), "options of tiny say where to read it, but it is open"),
+        (DataSetSettings(weight=-1.0), r"datasets\.tiny\.weight=-1"),
+        (DataSetSettings(selector=""), "selector='' is neither a position"),
+    ],
+)
+def test_options_of_a_set_are_checked(tmp_path: Path, options: DataSetSettings, message: str) -> None:
+    model = tiny_model(encoder_folder(tmp_path / "encoder"))
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(model, [(ListSource(make_samples(8)), options)], [], tmp_path / "run")
 
 
 def test_overfitting_takes_the_first_pools_of_the_mixture_over_and_over(tmp_path: Path) -> None:
@@ -286,9 +308,9 @@ def test_overfitting_takes_the_first_pools_of_the_mixture_over_and_over(tmp_path
 def test_weights_of_sets_are_for_all_sets_and_alone(weights: tuple[float | None, float | None], sampling: Sampling, message: str) -> None:
     sets = [(source, replace(options, weight=weight)) for (source, options), weight in zip(two_sets(), weights, strict=True)]
     with pytest.raises(ConfigError, match=message):
-        with_weights_of_sets(sampling, [options for _, options in sets])
+        with_weights_of_sets(sampling, sets)
 
 
 def test_weights_of_sets_are_the_shares() -> None:
-    options = [replace(item, weight=weight) for (_, item), weight in zip(two_sets(), (1.0, 3.0), strict=True)]
-    assert with_weights_of_sets(Sampling(mixed=True), options) == Sampling(mixed=True, weights=[1.0, 3.0])
+    sets = [(source, replace(options, weight=weight)) for (source, options), weight in zip(two_sets(), (1.0, 3.0), strict=True)]
+    assert with_weights_of_sets(Sampling(mixed=True), sets) == Sampling(mixed=True, weights=[1.0, 3.0])

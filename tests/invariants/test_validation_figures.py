@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpr.data.collator import SetOptions
+from dpr.data.settings import DataSetSettings
 from dpr.training.metrics import Metrics
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.dev_sets import DevSet, dev_validations
@@ -30,7 +30,7 @@ def figures(folder: Path, candidates: str, collapsed: bool = False, **options: i
                 if "LayerNorm" in name:
                     torch.nn.init.constant_(parameter, 1.0 if name.endswith("bias") else 0.0)
     # 13 and 3: neither divides by 2 or 4, and with 4 ranks some have no question of a pool.
-    devs = [DevSet(name, ListSource(make_samples(count, seed=count), name), SetOptions(name)) for name, count in (("a", 13), ("b", 3))]
+    devs = [DevSet(name, ListSource(make_samples(count, seed=count), name), DataSetSettings()) for name, count in (("a", 13), ("b", 3))]
     settings = TrainingSettings.of(None, **{**OPTIONS, **options})
     return run_validations(dev_validations(devs, settings, candidates=candidates), model)
 

@@ -15,9 +15,10 @@ from dpr.core.distributed import current_ranks, gather_uneven_rows, sum_over_ran
 from dpr.core.errors import ConfigError
 from dpr.core.precision import autocast
 from dpr.core.temperature import Temperature
-from dpr.data.collator import Collator, Identity, SetOptions, as_encoded, identity_table, judgement_identity
+from dpr.data.collator import Collator, Identity, as_encoded, identity_table, judgement_identity
 from dpr.data.loader import data_row
 from dpr.data.order import rank_slice
+from dpr.data.settings import DataSetSettings
 from dpr.data.training_data import AnyPassage, SampleSource
 from dpr.losses.candidates import find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
@@ -36,7 +37,7 @@ class DevSet(NamedTuple):
 
     name: str
     source: SampleSource
-    options: SetOptions
+    options: DataSetSettings
 
 
 class DevSetValidation(Validation):
@@ -234,7 +235,7 @@ class _RankPool:
     """
 
     def __init__(self, dev: DevSet, collator: Collator, num_questions: int, rule: str) -> None:
-        ranks, namespace = current_ranks(), dev.options.namespace
+        ranks, namespace = current_ranks(), dev.source.name
         self._dev, self._collator = dev, collator
         self._rows = range(num_questions)[rank_slice(num_questions, ranks.rank, ranks.world_size)]
         positives, identities, known = list[int](), list[Identity](), list[list[Identity]]()

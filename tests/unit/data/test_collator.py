@@ -8,14 +8,15 @@ import torch
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Augmentation, Collator, DataRow, SetOptions, judgement_identity, select_passages
+from dpr.data.collator import Augmentation, Collator, DataRow, judgement_identity, select_passages
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset, PoolOrder, data_row, pool_loader
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples
 
 A, B, C, D = (Passage(text, id=text) for text in ("ba", "be", "bi", "bo"))
-OPTIONS = SetOptions("tiny")
+OPTIONS = DataSetSettings()
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +96,10 @@ def test_gold_without_a_score_is_excluded_unless_nothing_would_remain() -> None:
 def test_negatives_depend_on_seed_epoch_set_and_row_alone(tensorizer: Tensorizer) -> None:
     many = tuple(Passage(f"ba be {number}", id=str(number)) for number in range(30))
     sample = TrainingSample("q", many[:5], many[5:])
-    options = SetOptions("tiny", shuffle_positives=True)
+    options = DataSetSettings(shuffle_positives=True)
 
     def chosen(seed: int | None, *key: int) -> tuple[str | None, ...]:
-        row = DataRow(sample, key[0], (), options, key[2], key[1])
+        row = DataRow(sample, key[0], (), "tiny", options, key[2], key[1])
         selection = Collator(tensorizer, num_hard=4, num_other=0, seed=seed).select(row)
         return tuple(passage.id for passage in (selection.positive, *selection.hard_negatives))
 
@@ -128,7 +129,7 @@ def words_of(tensorizer: Tensorizer, batch: BiEncoderBatch) -> list[str]:
 
 def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer) -> None:
     sample = TrainingSample("ba", (Passage(" be bi"),), (Passage("bo", "bu"),))
-    options = SetOptions("tiny", query_prefix="ca ", passage_prefix="ce-", selector=1)
+    options = DataSetSettings(query_prefix="ca ", passage_prefix="ce-", selector=1)
     batch = Collator(tensorizer, num_hard=1, num_other=0)([data_row(ListSource([sample]), 0, options)])
     assert words_of(tensorizer, batch) == ["[CLS] ce - be bi [SEP]", "[CLS] ce - bu [SEP] bo [SEP]"]
     assert tensorizer.tokenizer.convert_ids_to_tokens(batch.questions.tokens.tolist()) == ["[CLS]", "ca", "ba", "[SEP]"]
@@ -137,7 +138,7 @@ def test_prefixes_stand_before_question_and_title_or_text(tensorizer: Tensorizer
 
 def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> None:
     long = "ca ce ci co cu da de di do du fa fe fi fo fu ga ge gi"
-    options = SetOptions("tiny", passage_prefix="ba be ")
+    options = DataSetSettings(passage_prefix="ba be ")
     source = ListSource([TrainingSample("q", (Passage(f"{long} {long}"),)), TrainingSample("q", (Passage(long, "ka"),))])
     seen = set()
     for seed in range(12):
@@ -151,7 +152,10 @@ def test_a_prefix_stays_where_the_text_is_cropped(tensorizer: Tensorizer) -> Non
 
 def test_rows_of_several_sets_keep_their_own_options(tensorizer: Tensorizer) -> None:
     samples = [TrainingSample("ba be", (Passage("bo"),), (B,)), TrainingSample("bi", (Passage("bo"),), (C,))]
-    sets = [SetOptions("a", query_prefix="ca "), SetOptions("b", query_suffix=" cu", passage_prefix="ce ", selector=2, loss_scale=0.25)]
+    sets = [
+        DataSetSettings(query_prefix="ca "),
+        DataSetSettings(query_special_suffix=" cu", passage_prefix="ce ", selector=2, loss_scale=0.25),
+    ]
     source = ListSource(samples)
     rows = [data_row(source, number % 2, sets[number % 2], dataset=number % 2, lap=number) for number in (1, 0, 3)]
     batch = Collator(tensorizer, num_hard=1, num_other=0)(rows)
@@ -170,7 +174,7 @@ def test_workers_do_not_change_batches_or_their_order(tensorizer: Tensorizer) ->
     source = ListSource(make_samples(40))
     order = MultiSetDataIterator([ShardedDataIterator(40, global_batch_size=8, seed=2)], seed=2)
     collator = Collator(tensorizer, num_hard=2, num_other=1, seed=2, augmentation=Augmentation(0, 0.2))
-    dataset = PoolDataset([source], [OPTIONS], order, collator)
+    dataset = PoolDataset([(source, OPTIONS)], order, collator)
     runs = []
     for workers in (0, 1, 2):
         schedule = PoolOrder(epoch=1, pool=3, num_epochs=3, pools_per_epoch=5)

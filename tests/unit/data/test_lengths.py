@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import SetOptions
 from dpr.data.loader import row_lengths
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import arrow_batches
@@ -41,7 +41,7 @@ def test_text_stored_tokens_and_rows_read_one_by_one_agree(tmp_path: Path, monke
     )
     write_training_set(tmp_path / "train.jsonl", samples)
     text = open_training_set(tmp_path / "train.jsonl", name="tiny")
-    stored = open_tokens(text, Tensorizer.load(encoder_folder(tmp_path / "bert"), sequence_length=12), SetOptions("tiny"))
+    stored = open_tokens(text, Tensorizer.load(encoder_folder(tmp_path / "bert"), sequence_length=12), DataSetSettings())
     assert isinstance(stored, StoredTokens)
     by_row = row_lengths(ListSource([text[row] for row in range(len(text))]), num_hard=2, num_other=1)
     assert by_row[5] == 5 and by_row.dtype == np.int64 and len(set(by_row.tolist())) > 20

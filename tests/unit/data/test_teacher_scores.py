@@ -15,8 +15,9 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks, current_ranks
 from dpr.core.errors import InputError
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import Collator, SetOptions, judgement_identity
+from dpr.data.collator import Collator, judgement_identity
 from dpr.data.loader import cut_into_pools, data_row, pool_loader
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.data.training_data import TrainingData
@@ -28,7 +29,7 @@ from dpr.training.step import DirectStep
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
 
-OPTIONS = SetOptions("tiny")
+OPTIONS = DataSetSettings()
 A, B, C, D = (Passage(text, id=text, teacher_score=score) for text, score in (("ba", 4.0), ("be", -1.5), ("bi", None), ("bo", 1 / 3)))
 
 
@@ -79,7 +80,7 @@ def expected_scores(samples: list[TrainingSample], batch: BiEncoderBatch) -> lis
 
 
 def identity(passage: Passage) -> tuple[int, int]:
-    return judgement_identity(passage, OPTIONS.namespace)
+    return judgement_identity(passage, "tiny")
 
 
 def same(found: torch.Tensor | None, expected: list[float]) -> None:

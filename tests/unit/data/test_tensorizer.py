@@ -11,9 +11,10 @@ import pytest
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import cut_into_pools
 from dpr.data.packing import plan_token_batches
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.text import decorate_question, normalize_passage, normalize_question
 from tests.helpers.tiny import VOCABULARY, ListSource, encoder_folder, make_samples
@@ -112,7 +113,7 @@ def test_a_selector_that_is_no_position_of_a_question_and_no_token_is_refused(fo
     # A data set with it is refused when the pools are planned, before a worker meets it.
     with pytest.raises(ConfigError, match="selector="):
         cut_into_pools(
-            [(ListSource(make_samples(4)), SetOptions("tiny", selector=selector))],
+            [(ListSource(make_samples(4)), DataSetSettings(selector=selector))],
             Collator(small, num_hard=0, num_other=0),
             global_batch_size=2,
             ranks=Ranks(),

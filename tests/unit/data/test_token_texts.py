@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpr.core.records import Passage, TrainingSample
-from dpr.data.collator import SetOptions, as_encoded, judgement_identity
+from dpr.data.collator import as_encoded, judgement_identity
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats.training_sets import open_training_set, write_training_set
@@ -26,7 +27,7 @@ SOLID = TEXT.filter(lambda text: bool(text.strip()))
 LONG = st.sampled_from(WORDS).map(lambda word: f"{word} " * 500)
 PASSAGES = st.lists(st.builds(Passage, SOLID | LONG, st.just("") | TEXT, st.none() | _ODD, st.booleans()), max_size=3).map(tuple)
 SAMPLES = st.lists(st.builds(TrainingSample, SOLID | LONG, PASSAGES.filter(bool), PASSAGES, PASSAGES), min_size=1, max_size=4)
-OPTIONS = st.builds(SetOptions, st.just("t"), st.none() | TEXT, st.none() | _ODD, normalize=st.booleans())
+OPTIONS = st.builds(DataSetSettings, query_prefix=st.none() | TEXT, query_special_suffix=st.none() | _ODD, normalize=st.booleans())
 
 
 def test_stored_texts_have_the_tokens_of_the_text(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +37,7 @@ def test_stored_texts_have_the_tokens_of_the_text(tmp_path_factory: pytest.TempP
 
     @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(samples=SAMPLES, options=OPTIONS, length=st.integers(12, 40))
-    def check(samples: list[TrainingSample], options: SetOptions, length: int) -> None:
+    def check(samples: list[TrainingSample], options: DataSetSettings, length: int) -> None:
         folder = tmp_path_factory.mktemp("set")
         monkeypatch.setenv("DPR_CACHE", str(folder / "cache"))
         write_training_set(folder / "t.jsonl", samples)
@@ -44,7 +45,7 @@ def test_stored_texts_have_the_tokens_of_the_text(tmp_path_factory: pytest.TempP
         tensorizer = Tensorizer(tokenizer, sequence_length=length)
         stored = open_tokens(text, tensorizer, options)
         assert isinstance(stored, StoredTokens)
-        decorated: dict[str, Any] = {"prefix": options.query_prefix, "suffix": options.query_suffix}
+        decorated: dict[str, Any] = {"prefix": options.query_prefix, "suffix": options.query_special_suffix}
         for row, sample in enumerate(samples):
             found = stored[row]
             assert tensorizer.question_tokens([found.question]) == tensorizer.question_tokens([sample.question], **decorated)

@@ -18,8 +18,9 @@ from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage, TrainingSample
 from dpr.data import tokens
-from dpr.data.collator import Augmentation, Collator, SetOptions
+from dpr.data.collator import Augmentation, Collator
 from dpr.data.loader import PoolOrder, cut_into_pools, pool_loader
+from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens, open_tokens
 from dpr.formats import arrow_batches
@@ -27,7 +28,7 @@ from dpr.formats.training_sets import TrainingSet, open_training_set, write_trai
 from dpr.storage.durable import verify_folder
 from tests.helpers.tiny import encoder_folder, make_samples
 
-PLAIN = SetOptions("tiny")
+PLAIN = DataSetSettings()
 
 
 def many_samples(count: int = 60) -> list[TrainingSample]:
@@ -54,7 +55,7 @@ def tensorizer(tmp_path: Path) -> Tensorizer:
     return Tensorizer.load(encoder_folder(tmp_path / "tokenizer"), sequence_length=12, question_length=6)
 
 
-def stored(text: TrainingSet, tensorizer: Tensorizer, options: SetOptions = PLAIN, **more: Any) -> StoredTokens:
+def stored(text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings = PLAIN, **more: Any) -> StoredTokens:
     opened = open_tokens(text, tensorizer, options, **more)
     assert isinstance(opened, StoredTokens)
     return opened
@@ -65,7 +66,7 @@ def store_folder(tmp_path: Path) -> Path:
     return found
 
 
-def batches(source: Any, tensorizer: Tensorizer, options: SetOptions, *, workers: int = 0, **collating: Any) -> list[BiEncoderBatch]:
+def batches(source: Any, tensorizer: Tensorizer, options: DataSetSettings, *, workers: int = 0, **collating: Any) -> list[BiEncoderBatch]:
     collator = Collator(tensorizer, num_hard=2, num_other=1, **collating)
     pools = cut_into_pools([(source, options)], collator, global_batch_size=6, ranks=Ranks(), seed=3)
     order = PoolOrder(epoch=0, pool=0, num_epochs=2, pools_per_epoch=pools.iterator.pools_per_epoch)
@@ -85,16 +86,26 @@ def values(batch: BiEncoderBatch) -> list[Any]:
     [
         (PLAIN, {"seed": 1}),
         (PLAIN, {}),
-        (SetOptions("other", "[unused1]", "?", selector=1, shuffle_positives=True, normalize=True, exclude_gold=True), {"seed": 1}),
-        (SetOptions("tiny", query_prefix="ba bo: ", passage_prefix="be bi: "), {}),
-        (SetOptions("tiny", passage_prefix="be bi: ", normalize=True), {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
+        (
+            DataSetSettings(
+                special_token="[unused1]",
+                query_special_suffix="?",
+                selector=1,
+                shuffle_positives=True,
+                normalize=True,
+                exclude_gold=True,
+            ),
+            {"seed": 1},
+        ),
+        (DataSetSettings(query_prefix="ba bo: ", passage_prefix="be bi: "), {}),
+        (DataSetSettings(passage_prefix="be bi: ", normalize=True), {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
         (PLAIN, {"seed": 1, "augmentation": Augmentation(crop_tokens=8)}),
         (PLAIN, {"seed": 2, "augmentation": Augmentation(crop_tokens=7, mask_probability=0.3)}),
     ],
     ids=["training", "validation", "all options", "prefixes", "prefix, cropped", "cropped", "cropped and masked"],
 )
 def test_batches_are_those_of_the_text(
-    text: TrainingSet, tensorizer: Tensorizer, options: SetOptions, collating: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, collating: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = batches(text, tensorizer, options, **collating)
     source = stored(text, tensorizer, options)
@@ -156,7 +167,7 @@ def test_a_second_opening_tokenises_nothing(text: TrainingSet, tensorizer: Tenso
     assert written == PARTS
 
 
-@pytest.mark.parametrize("change", ["text", "prefix", "passage prefix", "normalize", "namespace", "vocabulary"])
+@pytest.mark.parametrize("change", ["text", "prefix", "passage prefix", "normalize", "name", "vocabulary"])
 def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: Tensorizer, tmp_path: Path, change: str) -> None:
     first = stored(text, tensorizer)
     options = PLAIN
@@ -165,14 +176,11 @@ def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: 
         text = open_training_set(tmp_path / "train.jsonl", name="tiny")
     elif change == "vocabulary":
         tensorizer = Tensorizer.load(tmp_path / "tokenizer", sequence_length=12, question_length=6, special_tokens=["[Q]"])
+    elif change == "name":
+        text = open_training_set(tmp_path / "train.jsonl", name="b")
     else:
-        kwargs = {
-            "prefix": {"query_prefix": "ba"},
-            "passage prefix": {"passage_prefix": "ba "},
-            "normalize": {"normalize": True},
-            "namespace": {"namespace": "b"},
-        }[change]
-        options = SetOptions(**{"namespace": "tiny", **kwargs})  # type: ignore[arg-type]
+        changed = {"prefix": {"query_prefix": "ba"}, "passage prefix": {"passage_prefix": "ba "}, "normalize": {"normalize": True}}
+        options = DataSetSettings(**changed[change])  # type: ignore[arg-type]
     assert not isinstance(open_tokens(text, tensorizer, options, build=False), StoredTokens)
     second = stored(text, tensorizer, options)
     assert first._folder != second._folder
@@ -183,9 +191,9 @@ def test_what_changes_tokens_makes_another_store(text: TrainingSet, tensorizer: 
 
 def test_other_options_than_the_stored_ones_are_refused(text: TrainingSet, tensorizer: Tensorizer) -> None:
     with pytest.raises(ConfigError, match="stored with query_prefix=None, not 'ba'"):
-        batches(stored(text, tensorizer), tensorizer, SetOptions("tiny", query_prefix="ba"))
+        batches(stored(text, tensorizer), tensorizer, DataSetSettings(query_prefix="ba"))
     with pytest.raises(ConfigError, match="stored with passage_prefix=None, not 'ba'"):
-        batches(stored(text, tensorizer), tensorizer, SetOptions("tiny", passage_prefix="ba"))
+        batches(stored(text, tensorizer), tensorizer, DataSetSettings(passage_prefix="ba"))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "other facts", "another's part"])

@@ -15,7 +15,8 @@ import torch
 
 from dpr.core.errors import InputError, OutputError
 from dpr.core.records import Passage
-from dpr.data.collator import SetOptions, encoded_text
+from dpr.data.collator import encoded_text
+from dpr.data.settings import DataSetSettings
 from dpr.embedding import job
 from dpr.embedding.encode import encode_tokens, tokenize_passages
 from dpr.embedding.job import EmbedReport, embed_shard, shard_range
@@ -259,7 +260,7 @@ def test_vectors_of_another_model_or_corpus_are_not_continued(folder: Path, tmp_
 def test_passages_are_embedded_with_their_prefix_as_training_sees_them(folder: Path, tmp_path: Path) -> None:
     embed(folder, tmp_path / "X", source={"passage_prefix": "ba be: "})
     model, source = BiEncoder.load(folder / "model"), PassageSource(folder / "corpus.tsv")
-    options = SetOptions("set", passage_prefix="ba be: ")
+    options = DataSetSettings(passage_prefix="ba be: ")
     seen = [encoded_text(passage, options) for passage in source.read()]
     tokens = tokenize_passages(model.tensorizer, seen)
     found = np.concatenate([vectors for _, vectors in VectorShard(tmp_path / "X_0").chunks()])

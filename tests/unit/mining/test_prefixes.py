@@ -12,7 +12,7 @@ import pytest
 from dpr.cli.main import main
 from dpr.core.batch import TokenBatch
 from dpr.core.records import TrainingSample
-from dpr.data.collator import Collator, DataRow, SetOptions
+from dpr.data.collator import Collator, DataRow
 from dpr.data.settings import DataSetSettings
 from dpr.formats.training_sets import TrainingSet
 from dpr.formats.vector_shards import open_shards
@@ -45,10 +45,9 @@ def sequences(batch: TokenBatch) -> list[list[int]]:
 
 def in_training(model: BiEncoder, samples: list[TrainingSample]) -> tuple[list[list[int]], list[list[int]]]:
     """Tokens of questions and of first positives as training makes them."""
-    config = DataSetSettings(query_prefix=QUERY, passage_prefix=PASSAGE)
-    options = SetOptions("set", query_prefix=config.before_questions(), passage_prefix=config.passage_prefix)
+    options = DataSetSettings(query_prefix=QUERY, passage_prefix=PASSAGE)
     collator = Collator(model.tensorizer, num_hard=0, num_other=0)
-    batch = collator([DataRow(sample, row, sample.positives[:1], options) for row, sample in enumerate(samples)])
+    batch = collator([DataRow(sample, row, sample.positives[:1], "set", options) for row, sample in enumerate(samples)])
     contexts = sequences(batch.contexts)
     return sequences(batch.questions), [contexts[place] for place in batch.context_row.tolist()]
 

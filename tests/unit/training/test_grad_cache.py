@@ -13,8 +13,9 @@ import torch
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import data_row
+from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
@@ -34,7 +35,7 @@ def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
     source = ListSource(make_samples(size))
     collator = Collator(model.tensorizer, num_hard=2, num_other=1)
-    return collator([data_row(source, row, SetOptions("tiny")) for row in range(size)])
+    return collator([data_row(source, row, DataSetSettings()) for row in range(size)])
 
 
 def gradient(model: BiEncoder, max_tokens: int, *, seed: int = 5) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.records import TrainingSample
-from dpr.data.collator import SetOptions
+from dpr.data.settings import DataSetSettings
 from dpr.training.plan import Plan, make_plan, require_teacher_scores
 from dpr.training.settings import LossSettings, TrainingSettings
 from tests.helpers.tiny import ListSource, make_samples, tiny_model
@@ -36,7 +36,7 @@ def test_negatives_are_counted_as_they_are_there(
 
 def plan_of(folder: Path, rows: int = 40, **settings: Any) -> Plan:
     tensorizer = tiny_model(folder / "encoder").tensorizer
-    sets = [(ListSource(make_samples(rows)), SetOptions(namespace="train"))]
+    sets = [(ListSource(make_samples(rows)), DataSetSettings())]
     return make_plan(sets, tensorizer, TrainingSettings.of(None, **settings), pool_size=8, ranks=Ranks())
 
 

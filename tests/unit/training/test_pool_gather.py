@@ -20,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from dpr.core import distributed
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.distributed import current_ranks, gather_rows, start_gather
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import data_row
+from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training import grad_cache
@@ -73,7 +74,7 @@ def batch_of_rank(model: BiEncoder, encoder_type: str = "") -> BiEncoderBatch:
     ranks, size = current_ranks(), 4
     source = ListSource(make_samples(size * ranks.world_size))
     rows = range(size * ranks.rank, size * (ranks.rank + 1))
-    options = SetOptions("tiny", encoder_type=encoder_type)
+    options = DataSetSettings(encoder_type=encoder_type)
     return Collator(model.tensorizer, num_hard=2, num_other=1)([data_row(source, row, options) for row in rows])
 
 

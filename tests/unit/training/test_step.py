@@ -15,8 +15,9 @@ from torch import Tensor
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import data_row
+from dpr.data.settings import DataSetSettings
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.objective import Objective
 from dpr.losses.protocol import Loss, LossResult, Pool
@@ -48,7 +49,7 @@ LOSSES: dict[str, Callable[[int], Loss]] = {
 
 def batch_for(model: BiEncoder, size: int = 8) -> BiEncoderBatch:
     source = ListSource(make_samples(size))
-    return Collator(model.tensorizer, num_hard=2, num_other=1)([data_row(source, row, SetOptions("tiny")) for row in range(size)])
+    return Collator(model.tensorizer, num_hard=2, num_other=1)([data_row(source, row, DataSetSettings()) for row in range(size)])
 
 
 def step_of(model: BiEncoder, loss: Loss, max_tokens: int, device: torch.device) -> Step:
