@@ -56,13 +56,17 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
         "empty": tensorizer.empty_tokens,
     }
     for side in SIDES:
-        graph = "onnx/encoder.onnx" if model.settings.shared else f"onnx/{side}_encoder.onnx"
+        graph = _graph(model, side)
         if not (folder / graph).exists():
             write_graph(model.tower(side), folder / graph, source=source)
         tokenizer = f"{side}_tokenizer.json"
         tokenizer_for_serving(tensorizer, lengths[side]).save(str(folder / tokenizer))
         serving[side] = {"graph": graph, "tokenizer": tokenizer, **_around(text, side)}
     write_json_file(folder, SERVING, serving)
+
+
+def _graph(model: BiEncoder, side: str) -> str:
+    return "onnx/encoder.onnx" if model.question_model is model.ctx_model else f"onnx/{side}_encoder.onnx"
 
 
 def _around(text: TextSettings, side: str) -> dict[str, Any]:
@@ -140,7 +144,7 @@ def write_precisions(folder: Path, precisions: Sequence[str], texts: Texts) -> d
 def usage(model: BiEncoder) -> str:
     """How it is loaded."""
     text = model.tensorizer.text
-    graphs = [f"PATH/onnx/{'encoder' if model.settings.shared else f'{side}_encoder'}.onnx" for side in SIDES]
+    graphs = [f"PATH/{_graph(model, side)}" for side in SIDES]
     if text.title_template:
         passage = repr(text.passage_prompt + text.title_template.format(title="A title", text="A text."))
     else:

@@ -1,6 +1,6 @@
-"""A module of sentence-transformers: the mean of a text's token vectors, in which n repeats of a token count sqrt(n) times.
+"""Modules of sentence-transformers: the mean of a text's token vectors, in which n repeats of a token count sqrt(n) times, or as in BM25.
 
-``dpr export`` copies this file into folders of models with ``encoder.pooling=idf_sqrt``; nothing here imports it.
+``dpr export`` copies this file into folders of models with ``encoder.pooling=idf_sqrt`` or ``bm25``; nothing here imports it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ class RootStaticEmbedding(StaticEmbedding):
         text = torch.repeat_interleave(lengths)  # to which each token belongs
         _, same, counts = torch.unique(text * self.num_embeddings + tokens, return_inverse=True, return_counts=True)
         table = self.embedding.weight
-        weights = counts.to(table.dtype).rsqrt()[same]
-        sums = torch.nn.functional.embedding_bag(tokens, table, offsets, mode="sum", per_sample_weights=weights)
-        features["sentence_embedding"] = sums / lengths.clamp_min(1)[:, None]
+        weights = self.weights(counts[same].to(table.dtype), lengths[text].to(table.dtype), **kwargs)
+        features["sentence_embedding"] = torch.nn.functional.embedding_bag(tokens, table, offsets, mode="sum", per_sample_weights=weights)
         return features
+
+    def weights(self, counts: torch.Tensor, lengths: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Of each occurrence of a token that occurs ``counts`` times in a text of ``lengths`` tokens."""
+        return counts.rsqrt() / lengths
 
     @classmethod
     def load(cls, model_name_or_path: str, **kwargs: Any) -> RootStaticEmbedding:
@@ -39,4 +42,17 @@ class RootStaticEmbedding(StaticEmbedding):
         where = {name: kwargs[name] for name in names if name in kwargs}
         tokenizer = Tokenizer.from_file(cls.load_file_path(model_name_or_path, filename="tokenizer.json", **where))
         weights = cls.load_torch_weights(model_name_or_path=model_name_or_path, **where)
-        return cls(tokenizer, embedding_weights=weights["embedding.weight"])
+        module = cls(tokenizer, embedding_weights=weights.pop("embedding.weight"))
+        for name, value in weights.items():
+            module.register_buffer(name, value)
+        return module
+
+
+class Bm25StaticEmbedding(RootStaticEmbedding):
+    """Sums: of questions (``encode_query``) plain, of passages with repeats and length as in BM25."""
+
+    forward_kwargs = frozenset({"task"})
+
+    def weights(self, counts: torch.Tensor, lengths: torch.Tensor, task: str | None = None, **kwargs: Any) -> torch.Tensor:
+        k1, b, mean = self.constants
+        return torch.ones_like(counts) if task == "query" else 1 / (counts + k1 * (1 - b + b * lengths / mean))

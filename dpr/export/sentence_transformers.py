@@ -36,7 +36,7 @@ from dpr.export.tower_files import (
 )
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
-from dpr.models.pooling import IdfPooling
+from dpr.models.pooling import IdfPooling, RootIdfPooling
 from dpr.models.sentence_modules import write_dense, write_module, write_table
 from dpr.models.sentence_transformers import (
     DENSE,
@@ -57,7 +57,7 @@ from dpr.models.trials import is_static
 from dpr.storage.durable import durable_file
 
 ROOT_MODULE = "root_static_embedding"
-"""Of ``idf_sqrt``: the file of this name in the folder, which is a copy of the module here."""
+"""Of ``idf_sqrt`` and ``bm25``: the file of this name in the folder, which is a copy of the module here."""
 _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
 _BATCH = 8
 
@@ -73,7 +73,7 @@ def require_sayable(model: BiEncoder, source: str) -> None:
     refuse({"one tokenizer for texts of two lengths": differ}, source, hint="give encoder.question_length the value of sequence_length")
     is_scaled = settings.normalize and not settings.projection_dim  # a projection has a bias, to which the scale before it matters
     weighted = {
-        "its pooling (idf_sqrt) counts the tokens of a transformer by the root of how often they occur": settings.pooling == "idf_sqrt",
+        f"its pooling ({settings.pooling}) counts the tokens of a transformer by how often they occur": needs_own_code(model),
         "its pooling (idf) weights the tokens of a transformer; the library divides by their sum, which only scaled vectors without a "
         "projection bear": settings.pooling == "idf" and not is_scaled,
     }
@@ -102,7 +102,7 @@ def write(model: BiEncoder, folder: Path, *, source: str) -> None:
 
 def needs_own_code(model: BiEncoder) -> bool:
     """Whether the library has no module for it, so that the folder holds one."""
-    return model.settings.pooling == "idf_sqrt"
+    return isinstance(model.ctx_model.pooling, RootIdfPooling)
 
 
 def _has_two_lengths(model: BiEncoder) -> bool:
@@ -126,9 +126,12 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
     tower, settings = side.tower, model.settings
     prefix = f"{side.folder}_" if side.folder else ""
     if _is_bag(model):
-        route = {side.folder: f"{ROOT_MODULE}.RootStaticEmbedding" if needs_own_code(model) else type_of(STATIC)}
+        own = {"idf_sqrt": f"{ROOT_MODULE}.RootStaticEmbedding", "bm25": f"{ROOT_MODULE}.Bm25StaticEmbedding"}
+        route = {side.folder: own.get(settings.pooling, type_of(STATIC))}
         write_tokenizer(model.tensorizer, side, folder, truncated=True)
-        write_table(folder / side.folder, static_rows(tower))
+        pooling = model.ctx_model.pooling
+        constants = dict(pooling.named_buffers()) if isinstance(pooling, RootIdfPooling) else {}  # of bm25
+        write_table(folder / side.folder, static_rows(tower), **constants)
     else:
         route = {side.folder: type_of(TRANSFORMER)}
         backbone = write_tower(model, side, folder)

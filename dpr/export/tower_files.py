@@ -18,7 +18,7 @@ from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
 from dpr.models.foreign_towers import CTX, QUESTION
-from dpr.models.pooling import IdfPooling, is_user_defined
+from dpr.models.pooling import IdfPooling, RootIdfPooling, is_user_defined
 from dpr.models.trials import is_static
 
 _FILLERS = ("pad_token", "eos_token", "bos_token", "unk_token", "cls_token", "sep_token")
@@ -44,7 +44,8 @@ def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
 
 def weights_tokens(model: BiEncoder) -> bool:
     """Whether weights of tokens, or their counts in a text, decide vectors in a way that the rows of a table cannot say."""
-    return model.settings.pooling == "idf_sqrt" or (model.settings.pooling == "idf" and not is_static(model.question_model.backbone))
+    pooling = model.ctx_model.pooling
+    return isinstance(pooling, RootIdfPooling) or (isinstance(pooling, IdfPooling) and not is_static(model.ctx_model.backbone))
 
 
 def refuse_token_weights(model: BiEncoder, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ TOKEN_FREQUENCIES_FILE = "token_frequencies.json"
 
 @dataclass(frozen=True, slots=True)
 class TokenFrequencies:
-    """``passages``: how many were counted; ``passages_with`` (V,) int64: how many of them hold each token, by token id."""
+    """``passages``: how many were counted; ``passages_with`` (V,) int64: how many of them hold each token, by token id; ``mean_length``
+    of a passage in tokens, 0 where an earlier version counted."""
 
     passages: int
     passages_with: np.ndarray
+    mean_length: float = 0.0
 
     def idf(self) -> np.ndarray:
         """BM25's inverse document frequency of every token, (V,) float64: log(1 + (N - n + 1/2) / (n + 1/2)).
@@ -32,7 +35,8 @@ class TokenFrequencies:
 
     def write(self, folder: Path) -> None:
         """Writes the file into an existing folder."""
-        write_json(folder / TOKEN_FREQUENCIES_FILE, {"passages": self.passages, "passages_with": self.passages_with.tolist()})
+        stated = {"passages": self.passages, "mean_length": self.mean_length, "passages_with": self.passages_with.tolist()}
+        write_json(folder / TOKEN_FREQUENCIES_FILE, stated)
 
     @classmethod
     def read(cls, folder: Path, *, vocab_size: int) -> TokenFrequencies | None:
@@ -52,4 +56,7 @@ class TokenFrequencies:
             raise InputError(f"{len(counts)} tokens are counted", file=file, expected=f"the {vocab_size} of the vocabulary")
         if not all(type(count) is int and 0 <= count <= passages for count in counts):
             raise InputError("a token is counted below 0 or more often than there are passages", file=file, expected=f"0 to {passages}")
-        return cls(passages, np.array(counts, dtype=np.int64))
+        length = stored.get("mean_length", 0)
+        if type(length) not in (int, float) or not 0 <= length < math.inf:
+            raise InputError(f"mean_length is {describe(length)}", file=file, expected="the mean length of a passage in tokens")
+        return cls(passages, np.array(counts, dtype=np.int64), length)

@@ -25,7 +25,6 @@ from dpr.models.encoder import Encoder
 from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
 from dpr.models.encoding import TextEncoding
 from dpr.models.parts import build_towers, new_tensorizer
-from dpr.models.pooling import begin_with_idf
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
 from dpr.storage.durable import durable_folder
@@ -261,16 +260,22 @@ class BiEncoder(TextEncoding):
         special_tokens: Sequence[str] = (),
         options: TowerOptions | None = None,
         token_frequencies: str | None = None,
+        bm25_k1: float = 0.9,
+        bm25_b: float = 0.4,
     ) -> BiEncoder:
         """Two towers, or a shared one, from a Hugging Face encoder; ``pretrained=False`` gives random weights.
 
-        ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by default the encoder's.
+        ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by default the encoder's;
+        ``bm25`` pooling begins with ``bm25_k1`` and ``bm25_b`` too.
         """
+        from dpr.models.token_weights import begin_with_idf  # what stored models do not need
+
         settings, options = settings or EncoderSettings(), options or TowerOptions()
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
         make = partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts)
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
-            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder))
+            rows = tower.backbone.get_input_embeddings().weight
+            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder), rows, bm25_k1, bm25_b)
         tensorizer, settings = new_tensorizer(name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens)
         return cls(*towers, tensorizer, settings, options)

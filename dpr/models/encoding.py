@@ -118,8 +118,8 @@ class TextEncoding(nn.Module):
     ) -> np.ndarray: ...
 
     def encode(self, texts: PassageLike | Sequence[PassageLike], **options: Any) -> np.ndarray | Tensor:
-        """``encode_passages`` of a model with a shared tower, under the name of sentence-transformers; ConfigError with two towers."""
-        if not self.settings.shared:
+        """``encode_passages`` of a model with a shared tower, under the name of sentence-transformers; ConfigError where sides differ."""
+        if self.question_model is not self.ctx_model:
             raise ConfigError("this model encodes questions and passages differently; call encode_questions or encode_passages")
         return self.encode_passages(texts, **options)
 

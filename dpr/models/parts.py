@@ -79,7 +79,8 @@ def new_tensorizer(
 def build_towers(
     make_backbone: Callable[[], nn.Module], settings: EncoderSettings, options: TowerOptions, base: BaseModel
 ) -> tuple[Encoder, Encoder]:
-    """The question and the context tower, which are the same object if shared. ``base`` is what ``make_backbone`` loads."""
+    """The question and the context tower, which are the same object if shared and not pooled differently. ``base`` is what
+    ``make_backbone`` loads."""
     names = ("pooling", "projection_dim", "projection_activation", "normalize", "residual_words", "dimensions")
     made_as: dict[str, Any] = {name: getattr(settings, name) for name in names}
     make_tower: Callable[..., Encoder] = partial(Encoder, **made_as, packed=options.packed, attention=options.attention)
@@ -92,4 +93,4 @@ def build_towers(
         # All backbones before the projections: random weights are drawn in this order.
         backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]
         towers = [make_tower(backbone) for backbone in backbones]
-    return towers[0], towers[-1]
+    return towers[0].of_questions(), towers[-1]

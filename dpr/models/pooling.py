@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import ConfigError, first_line
-from dpr.core.logs import get_logger
 from dpr.core.user_classes import create_object, load_class
-from dpr.formats.token_frequencies import TOKEN_FREQUENCIES_FILE, TokenFrequencies
 from dpr.models.settings import POOLINGS
-
-logger = get_logger(__name__)
 
 _SETTING = "encoder.pooling"
 
@@ -135,13 +130,20 @@ class RootIdfPooling(IdfPooling):
     from the root of ``TokenFrequencies.idf``: both sides' vectors have a token's weight, so that their product holds its idf once.
     """
 
+    def counted(self, counts: Tensor, lengths: Tensor) -> Tensor:
+        """How often a token that occurs ``counts`` times in a text of ``lengths`` tokens counts in the mean."""
+        return counts.sqrt()
+
     def padded(self, hidden: Tensor, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         same = (tokens[:, :, None] == tokens[:, None, :]) & mask[:, None, :]
-        return super().padded(hidden * same.sum(2).clamp_min(1).to(hidden.dtype).rsqrt()[:, :, None], tokens, mask, position)
+        counts, lengths = same.sum(2).clamp_min(1).to(hidden.dtype), mask.sum(1, keepdim=True).to(hidden.dtype)
+        return super().padded(hidden * (self.counted(counts, lengths) / counts)[:, :, None], tokens, mask, position)
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        _, place, counts = repeats(tokens, lengths, len(self.token_weights))
-        return super().packed(hidden * counts.to(hidden.dtype).rsqrt()[place][:, None], tokens, lengths, position)
+        held, place, found = repeats(tokens, lengths, len(self.token_weights))
+        counts = found.to(hidden.dtype)
+        each = self.counted(counts, lengths[held // len(self.token_weights)].to(hidden.dtype)) / counts
+        return super().packed(hidden * each[place][:, None], tokens, lengths, position)
 
 
 def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,27 +155,6 @@ def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, T
     """
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=tokens.device), lengths, output_size=len(tokens))
     return torch.unique(owner * vocab_size + tokens, return_inverse=True, return_counts=True)
-
-
-@torch.no_grad()
-def begin_with_idf(pooling: Pooling, folder: Path) -> None:
-    """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder`` was made for, divided by their
-    mean, so that weights are of the size of 1, as rates of learning expect it.
-
-    Without them the weights stay 1, with a warning.
-
-    Raises:
-        InputError: the frequencies are damaged or those of another vocabulary.
-    """
-    if not isinstance(pooling, IdfPooling):
-        return
-    frequencies = TokenFrequencies.read(folder, vocab_size=len(pooling.token_weights))
-    if frequencies is None:
-        logger.warning("%s has no %s, so all token weights of encoder.pooling=idf begin with 1", folder, TOKEN_FREQUENCIES_FILE)
-    else:
-        idf = torch.from_numpy(frequencies.idf())
-        start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
-        pooling.token_weights.copy_(start / start.mean())
 
 
 def _padded_mean(hidden: Tensor, weights: Tensor) -> Tensor:

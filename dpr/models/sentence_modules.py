@@ -92,9 +92,9 @@ def _table(folder: Path) -> Tensor:
     return table.clone()
 
 
-def write_table(folder: Path, rows: Tensor) -> None:
-    """Writes the rows (V, D) of a ``StaticEmbedding``."""
-    checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, {_TABLE: rows})
+def write_table(folder: Path, rows: Tensor, **others: Tensor) -> None:
+    """Writes the rows (V, D) of a ``StaticEmbedding``, and what else it holds."""
+    checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, {_TABLE: rows, **others})
 
 
 def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:

@@ -33,6 +33,7 @@ POOLINGS = {
     "weighted_mean": PoolingKind("dpr.models.pooling:WeightedMeanPooling", "weightedmean"),
     "idf": PoolingKind("dpr.models.pooling:IdfPooling", has_token_weights=True),
     "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling", has_token_weights=True),
+    "bm25": PoolingKind("dpr.models.token_weights:Bm25Pooling", has_token_weights=True),
 }
 """Any other pooling is an import path, ``module:Class``."""
 _WITH_TOKEN_WEIGHTS = "pooling=" + "|".join(name for name, kind in POOLINGS.items() if kind.has_token_weights)
@@ -52,7 +53,11 @@ class BackboneSettings(Settings):
     pretrained: bool = setting(True, on_resume=START, excludes="model_file")
     """False: random weights from the folder's config.json."""
     token_frequencies: str | None = setting(None, on_resume=START, requires=_WITH_TOKEN_WEIGHTS, excludes="model_file")
-    """Folder whose token_frequencies.json the weights of encoder.pooling=idf and idf_sqrt begin with; absent = pretrained_model_cfg."""
+    """Folder whose token_frequencies.json encoder.pooling=idf, idf_sqrt and bm25 begin with; absent = pretrained_model_cfg."""
+    bm25_k1: float = setting(0.9, least=0, on_resume=START, requires="pooling=bm25", excludes="model_file")
+    """encoder.pooling=bm25: how soon more occurrences of a token stop counting. Stored with the weights, as is bm25_b."""
+    bm25_b: float = setting(0.4, least=0, most=1, on_resume=START, requires="pooling=bm25", excludes="model_file")
+    """encoder.pooling=bm25: how much long passages are marked down, 0 to 1."""
     dropout: float = setting(0.1, least=0, below=1, on_resume=WARNED, requires=TRAINING)
     """Hidden and attention dropout of both towers; 0 switches it off."""
 
@@ -64,7 +69,8 @@ class VectorSettings(Settings):
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
     weighted_mean (token i counts i times), idf (every token has a learned weight), idf_sqrt (the same, with n repeats of a token in a text
-    counted sqrt(n) times), or user-defined: module:Class (docs/training.md)."""
+    counted sqrt(n) times), bm25 (questions and passages differ, so that products begin as BM25's scores), or user-defined: module:Class
+    (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY, requires="projection_dim")

@@ -126,13 +126,14 @@ def write_encoder(
 def count_tokens(tokenizer: Any, passages: Iterable[Passage], *, vocab_size: int) -> TokenFrequencies:
     """Frequencies of the ``vocab_size`` tokens of a fast tokenizer in passages as towers see them: titles and special tokens too."""
     tensorizer = Tensorizer(tokenizer, sequence_length=_WHOLE)
-    counts, total = np.zeros(vocab_size, dtype=np.int64), 0
+    counts, total, length = np.zeros(vocab_size, dtype=np.int64), 0, 0
     remaining = iter(passages)
     while part := list(islice(remaining, _PASSAGES_AT_ONCE)):
         for tokens in tensorizer.passage_tokens(part):
             counts[np.unique(tokens)] += 1
+            length += len(tokens)
         total += len(part)
-    return TokenFrequencies(total, counts)
+    return TokenFrequencies(total, counts, length / max(total, 1))
 
 
 def reserved_tokens(num_unused: int) -> list[str]:

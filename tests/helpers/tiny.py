@@ -56,7 +56,7 @@ def static_folder(folder: Path, *, width: int = 16, counted: bool = True) -> Pat
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
     (folder / "config.json").write_text(json.dumps({"model_type": "static", "vocab_size": len(VOCABULARY), "hidden_size": width}))
     if counted:
-        TokenFrequencies(100, np.arange(len(VOCABULARY)) % 100).write(folder)
+        TokenFrequencies(100, np.arange(len(VOCABULARY)) % 100, 12.5).write(folder)
     return folder
 
 

@@ -20,6 +20,7 @@ from tests.helpers.training import make_trainer
 from tests.invariants.test_one_gradient import gradient_of_a_step
 
 SHARED: dict[str, Any] = {"shared": True, "normalize": True, "pooling": "idf"}
+BM25: dict[str, Any] = {"shared": True, "pooling": "bm25"}
 CASES: dict[str, dict[str, Any]] = {
     "packed": {"settings": SHARED, "options": {"temperature": 0.05}},
     "padded": {"settings": SHARED, "options": {"temperature": 0.05, "packed": False}},
@@ -30,9 +31,13 @@ CASES: dict[str, dict[str, Any]] = {
         "options": {"temperature": 0.05, "learn_temperature": True},
         "grad_cache_tokens": 40,
     },
+    "sides that differ": {"settings": BM25, "options": {"temperature": 0.5}},
+    "sides that differ, padded": {"settings": BM25, "options": {"temperature": 0.5, "packed": False}},
+    "sides that differ, cached": {"settings": BM25, "options": {"temperature": 0.5}, "grad_cache_tokens": 40},
     "one side through the other's tower": {"settings": {"pooling": "mean"}, "encoder_type": "question"},
 }
 SAME_AS = {"padded": "packed", "cached": "packed", "two towers, cached": "two towers"}
+SAME_AS |= {f"sides that differ, {how}": "sides that differ" for how in ("padded", "cached")}
 
 
 def every_gradient_and_model(folder: Path) -> dict[str, dict[str, Tensor]]:

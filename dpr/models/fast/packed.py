@@ -149,11 +149,12 @@ def _bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
 
 
 def _root_bags(backbone: Any, batch: TokenBatch, pooling: RootIdfPooling, lengths: Tensor) -> Tensor:
-    """The same with each distinct token of a text added once, times the root of how often it occurs there."""
+    """The same with each distinct token of a text added once, times what its repeats count."""
     vocab_size = len(pooling.token_weights)
     held, _, counts = repeats(batch.tokens, lengths, vocab_size)
     distinct, place = torch.unique(held % vocab_size, return_inverse=True)
     rows: Tensor = _Rows.apply(backbone.get_input_embeddings().weight, distinct) * pooling.token_weights[distinct][:, None]
     starts = torch.searchsorted(held, torch.arange(len(lengths), device=held.device) * vocab_size)
-    sums = nn.functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=counts.to(rows.dtype).sqrt())
+    counted = pooling.counted(counts.to(rows.dtype), lengths[held // vocab_size].to(rows.dtype))
+    sums = nn.functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=counted)
     return sums / lengths[:, None]

@@ -54,6 +54,9 @@ WEIGHTED: dict[str, Callable[[Path], BiEncoder]] = {
     ),
     "roots, pairs, unscaled": lambda folder: rooted(folder, title_template="", normalize=False),
     "roots without special tokens": lambda folder: bag(folder, pooling="idf_sqrt"),
+    "bm25": lambda folder: rooted(folder, pooling="bm25", normalize=False),
+    "bm25, two towers": lambda folder: rooted(folder, pooling="bm25", normalize=False, shared=False, question_length=9, **PROMPTS),
+    "bm25, cut, cosine": lambda folder: rooted(folder, pooling="bm25", dimensions=5),
     "idf of a transformer": lambda folder: shared(folder, pooling="idf", normalize=True),
     "idf of two transformers": lambda folder: bert(folder, pooling="idf", normalize=True, dimensions=5, **PROMPTS),
 }
@@ -130,7 +133,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "apostrophe of a prompt": (lambda folder: bert(folder, query_prompt="what\u2019s: "), "prompts have typographic"),
     "trailing SEP": (lambda folder: bert(folder, dpr_trailing_sep=True), r"original's \[SEP\]"),
     "user-defined pooling": (lambda folder: bert(folder, pooling="dpr.models.pooling:MeanPooling"), "user-defined"),
-    "repeats in a transformer": (lambda folder: bert(folder, pooling="idf_sqrt"), "root of how often"),
+    "repeats in a transformer": (lambda folder: bert(folder, pooling="idf_sqrt"), "by how often they occur"),
     "idf of a transformer, unscaled": (lambda folder: bert(folder, pooling="idf"), "the library divides by their sum"),
     "idf of a transformer, projection": (lambda folder: bert(folder, pooling="idf", normalize=True, projection_dim=6), "a projection"),
     "residual words": (lambda folder: bert(folder, pooling="mean", residual_words=True), "residual_words"),

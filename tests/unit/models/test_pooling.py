@@ -21,6 +21,7 @@ from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder, EncoderSettings
 from dpr.models.fast import attention
 from dpr.models.pooling import POOLINGS, IdfPooling, MeanPooling, make_pooling
+from dpr.models.token_weights import Bm25Pooling
 from tests.helpers.tiny import encoder_folder, tiny_model
 from tests.unit.models.fast.test_packing import CONFIGS, LENGTHS, batch_of
 
@@ -112,11 +113,14 @@ def test_each_reads_what_its_name_says() -> None:
         "weighted_mean": [[23 / 6, 11 / 6], [5.0, -1.0]],
         "idf": [[(0.5 + 2 * 2 + 2 * 6) / 3, 6 / 3], [10.0, -2.0]],
         "idf_sqrt": [[(0.5 + (2 * 2 + 2 * 6) / 2**0.5) / 3, (4 + 2 / 2**0.5) / 3], [10.0, -2.0]],
+        "bm25": [[0.5 / 2 + (2 * 2 + 2 * 6) / 3, 4 / 2 + 2 / 3], [10 / (5 / 3), -2 / (5 / 3)]],
     }
     for name in POOLINGS:
         pooling, width = make_pooling(name, 2, 4)
         if isinstance(pooling, IdfPooling):
             pooling.token_weights.data = torch.tensor([9.0, 0.5, 2.0, 1.0])
+        if isinstance(pooling, Bm25Pooling):
+            pooling.constants.copy_(torch.tensor([1.0, 0.5, 3.0]))
         assert width == 2
         torch.testing.assert_close(pooling.padded(hidden, tokens, mask, position), torch.tensor(expected[name]))
         torch.testing.assert_close(pooling.packed(hidden[mask], tokens[mask], mask.sum(1), position), torch.tensor(expected[name]))
@@ -181,4 +185,4 @@ def test_code_that_a_checkpoint_names_is_never_imported_unless_configuration_nam
 def test_the_help_explains_every_pooling() -> None:
     (explained,) = (each for each in settings(EncoderSettings) if each.key == "pooling")
     assert list(explained.rule.choices) == list(POOLINGS)
-    assert set(POOLINGS) <= set(re.findall(r"[a-z_]+", explained.doc))
+    assert set(POOLINGS) <= set(re.findall(r"[a-z_0-9]+", explained.doc))
