@@ -50,6 +50,24 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class CutPassage(Passage):
+    """What was cut from a passage to be the answer of a question that was cut from it too."""
+
+    identity: tuple[int, int] = (0, 0)
+    """That of the document, and a number that no other cut has."""
+
+
+WHOLE_DOCUMENT = -(1 << 63)
+"""In place of the second number of an identity: every passage of the document that the first number stands for."""
+
+
+class KnownDocument(NamedTuple):
+    """In the place of a known positive: every passage of a document."""
+
+    identity: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """One question of an evaluation set. ``answers`` is empty where relevance comes from judgements."""
 

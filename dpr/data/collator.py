@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpr.core.batch import BiEncoderBatch, TokenBatch
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.records import Passage, StoredPassage, StoredSample
+from dpr.core.records import CutPassage, KnownDocument, Passage, StoredPassage, StoredSample
 from dpr.core.seeding import generator_for
 from dpr.data.order import AUGMENT, NEGATIVES
 from dpr.data.presentation import check_room
@@ -26,9 +26,9 @@ from dpr.data.training_data import AnyPassage, AnySample
 Identity = tuple[int, int]
 
 
-def judgement_identity(passage: AnyPassage, namespace: str) -> Identity:
+def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> Identity:
     """128 bits that identify a passage: by its id within ``namespace``, or by title and text if it has none."""
-    if isinstance(passage, StoredPassage):
+    if isinstance(passage, StoredPassage | CutPassage | KnownDocument):
         return passage.identity
     parts = ("id", namespace, passage.id) if passage.id is not None else ("text", passage.title, passage.text)
     digest = blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -50,7 +50,7 @@ class DataRow(NamedTuple):
 
     sample: AnySample
     number: int
-    known_positives: tuple[AnyPassage, ...]
+    known_positives: tuple[AnyPassage | KnownDocument, ...]
     namespace: str
     options: DataSetSettings
     dataset: int = 0
@@ -86,7 +86,7 @@ class Collator:
         seed: int | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.tensorizer, self.num_hard, self.num_other, self._seed = tensorizer, num_hard, num_other, seed
+        self.tensorizer, self.num_hard, self.num_other, self.seed = tensorizer, num_hard, num_other, seed
         self.num_positives = num_positives
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
         self._prefix_lengths: dict[str, int] = {}
@@ -148,7 +148,7 @@ class Collator:
         if not sample.positives:
             raise InputError(f"{row.namespace}: row {row.number} has no positive passage", expected="at least one in positive_ctxs")
         is_drawn = self.width > 1 or options.shuffle_positives  # a generator costs as much as reading a sample
-        generator = None if self._seed is None or not is_drawn else generator_for(NEGATIVES, self._seed, row.lap, row.dataset, row.number)
+        generator = None if self.seed is None or not is_drawn else generator_for(NEGATIVES, self.seed, row.lap, row.dataset, row.number)
         return select_passages(
             sample,
             num_hard=self.num_hard,
@@ -202,7 +202,7 @@ class Collator:
         return result
 
     def _augmenting(self, row: DataRow, slot: int) -> np.random.Generator:
-        return generator_for(AUGMENT, self._seed or 0, row.lap, row.dataset, row.number, slot)
+        return generator_for(AUGMENT, self.seed or 0, row.lap, row.dataset, row.number, slot)
 
     def _augmented(self, passage: AnyPassage, generator: np.random.Generator, prefix: str | None) -> list[int]:
         augment = self._augmentation

@@ -16,6 +16,7 @@ from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError, DprError
 from dpr.core.records import Passage, TrainingSample
+from dpr.core.seeding import generator_for
 from dpr.core.stopping import ignore_in_worker
 from dpr.data.collator import Collator, DataRow, one_encoder_type
 from dpr.data.iterators import (
@@ -28,15 +29,21 @@ from dpr.data.iterators import (
     ShardedDataIterator,
 )
 from dpr.data.mixing import Sampling
+from dpr.data.order import PAIRS
 from dpr.data.settings import DataSetSettings
-from dpr.data.training_data import OpenedSets, SampleSource
+from dpr.data.training_data import DrawnSource, OpenedSets, SampleSource, known_document
 
 Item = TypeVar("Item")
 _LISTS = ("positives", "hard_negatives", "other_negatives")
 
 
-def data_row(source: SampleSource, number: int, options: DataSetSettings, *, dataset: int = 0, lap: int = 0) -> DataRow:
-    """Reads one row of a set."""
+def data_row(
+    source: SampleSource, number: int, options: DataSetSettings, *, dataset: int = 0, lap: int = 0, seed: int | None = None
+) -> DataRow:
+    """Reads one row of a set; in training, with a ``seed``, from a set that draws its samples the one of this lap."""
+    if seed is not None and isinstance(source, DrawnSource):
+        sample = source.drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
+        return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, lap)
     return DataRow(source[number], number, source.known_positives(number), source.name, options, dataset, lap)
 
 
@@ -52,8 +59,9 @@ class PoolDataset(Dataset[BiEncoderBatch]):
 
     def read(self, pool: PoolRows) -> list[DataRow]:
         """The rows of a pool."""
+        seed = self.collator.seed
         places = zip(*(part.tolist() for part in pool), strict=True)
-        return [data_row(self.sources[number], row, self.options[number], dataset=number, lap=lap) for number, row, lap in places]
+        return [data_row(self.sources[set_], row, self.options[set_], dataset=set_, lap=lap, seed=seed) for set_, row, lap in places]
 
 
 def cut_into_pools(

@@ -8,10 +8,12 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from dpr.core.errors import ConfigError
-from dpr.core.records import Passage, StoredPassage, StoredSample, TrainingSample
+from dpr.core.records import WHOLE_DOCUMENT, CutPassage, KnownDocument, Passage, StoredPassage, StoredSample, TrainingSample
 from dpr.data.settings import DataSetSettings
 
 AnyPassage = Passage | StoredPassage
@@ -32,13 +34,29 @@ class SampleSource(Protocol):
 
     def __getitem__(self, row: int) -> AnySample: ...
 
-    def known_positives(self, row: int) -> tuple[AnyPassage, ...]:
+    def known_positives(self, row: int) -> tuple[AnyPassage | KnownDocument, ...]:
         """Every passage known to answer the question of this row, its own positives included."""
         ...
 
 
 OpenedSets = list[tuple[SampleSource, DataSetSettings]]
 """Data sets with their options. Ids of passages count within sets of one name."""
+
+
+@runtime_checkable
+class DrawnSource(SampleSource, Protocol):
+    """One whose rows give another sample in each lap."""
+
+    def drawn(self, row: int, generator: np.random.Generator) -> AnySample:
+        """The sample of a row, with one positive; all that is random comes from ``generator``."""
+        ...
+
+
+def known_document(sample: AnySample) -> KnownDocument:
+    """Of a pair that was cut from a passage: the document of that."""
+    (passage,) = sample.positives
+    assert isinstance(passage, CutPassage | StoredPassage)
+    return KnownDocument((passage.identity[0], WHOLE_DOCUMENT))
 
 
 def opened_sets(sets: Any, name: str) -> list[Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.batch import on_device
+from dpr.core.records import WHOLE_DOCUMENT
 from dpr.core.temperature import Temperature
 
 EVERYTHING = slice(None)
@@ -61,7 +62,8 @@ def find_candidates(
     rule: str, positive_idx: Tensor, valid: Tensor, ids: Tensor, known_positive_ids: Tensor, known_positive_valid: Tensor
 ) -> Candidates:
     """Candidates by ``rule``. ``dpr``: every slot counts as often as it appears. ``distinct``: each passage counts once (at its first slot;
-    positives are moved there), and other known positives of a question do not count against it.
+    positives are moved there), and other known positives of a question do not count against it; one whose second number is
+    ``WHOLE_DOCUMENT`` stands for every passage of its document, at most one for each question.
 
     ``positive_idx`` (B,) counts in the pool's columns, ``valid`` (M,), ``ids`` (M, 2), ``known_positive_ids`` (B, K, 2),
     ``known_positive_valid`` (B, K); all on the host.
@@ -76,9 +78,27 @@ def find_candidates(
     first = torch.full((int(label.shape[0]),), num_slots, dtype=torch.int64, device=ids.device)
     first.scatter_reduce_(0, slot_label[valid], column[valid], reduce="amin")
     target = first[slot_label[positive_idx]]
-    known = first[known_label]
-    masked = torch.where(known_positive_valid & (known != target[:, None]), known, num_slots)
+    known = torch.where(known_positive_valid, first[known_label], num_slots)
+    if (known_positive_ids[:, :, 1] == WHOLE_DOCUMENT).any():
+        known = torch.cat([known, _slots_of_documents(ids, known_positive_ids)], dim=1)
+    masked = torch.where(known != target[:, None], known, num_slots)
     return Candidates(target, valid & (first[slot_label] == column), masked)
+
+
+def _slots_of_documents(ids: Tensor, known_positive_ids: Tensor) -> Tensor:
+    """The slots (B, n) of the document that each question has as a known positive; M where there are fewer."""
+    is_whole = known_positive_ids[:, :, 1] == WHOLE_DOCUMENT
+    documents = known_positive_ids[torch.arange(len(is_whole)), is_whole.int().argmax(1), 0]
+    ordered, order = torch.sort(ids[:, 0], stable=True)
+    first, last = (torch.searchsorted(ordered, documents, right=right) for right in (False, True))
+    last = torch.where(is_whole.any(1), last, first)
+    place = first[:, None] + torch.arange(int((last - first).max()))
+    return torch.where(place < last[:, None], order[place.clamp(max=len(order) - 1)], len(ids))
+
+
+def are_known(ids: Tensor, known: Tensor) -> Tensor:
+    """Which identities (..., 2) are those of known positives (..., 2), by themselves or by their document; the shapes are broadcast."""
+    return (ids[..., 0] == known[..., 0]) & ((ids[..., 1] == known[..., 1]) | (known[..., 1] == WHOLE_DOCUMENT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpr.core.records import WHOLE_DOCUMENT
 from dpr.losses.candidates import MASKED_SCORE, find_candidates, score_matrix
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool
@@ -71,6 +72,29 @@ def test_padding_of_the_known_table_never_masks_a_passage() -> None:
     absent = torch.zeros(1, 3, dtype=torch.bool)
     candidates = find_candidates("distinct", torch.tensor([1]), torch.tensor([True, True]), ids, known, absent)
     assert not (candidates.mask_(torch.zeros(1, 2)) == MASKED_SCORE).any()
+
+
+def test_no_passage_of_a_known_document_competes() -> None:
+    """Passages of document 5 are in slots 0, 2 and 3; the third repeats the first. The second question knows one passage beside."""
+    ids = torch.tensor([[5, 1], [6, 1], [5, 2], [5, 1], [7, 1]])
+    known = torch.tensor([[[5, WHOLE_DOCUMENT], [0, 0]], [[7, 1], [6, WHOLE_DOCUMENT]]])
+    valid = torch.tensor([[True, False], [True, True]])
+    scores = torch.tensor([[3, 1, 2, 3, 5], [1, 4, 2, 3, 7]])
+    candidates = find_candidates("distinct", torch.tensor([2, 1]), torch.ones(5, dtype=torch.bool), ids, known, valid)
+    assert (candidates.mask_(scores.double()) == MASKED_SCORE).tolist() == [[True, False, False, True, False], [False] * 3 + [True] * 2]
+    for seed in range(20):  # as comparing one by one
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, 4, (9, 2), generator=generator)
+        positives = torch.randperm(9, generator=generator)[:5]
+        known = torch.stack([ids[positives, 0], torch.where(torch.arange(5) % 2 > 0, WHOLE_DOCUMENT, ids[positives, 1])], dim=1)[:, None]
+        found = find_candidates("distinct", positives, torch.ones(9, dtype=torch.bool), ids, known, torch.ones(5, 1, dtype=torch.bool))
+        left_out = found.mask_(torch.zeros(5, 9)) == MASKED_SCORE
+        for row, positive in enumerate(positives.tolist()):
+            for column in range(9):
+                is_first = not any(torch.equal(ids[column], other) for other in ids[:column])
+                is_target = torch.equal(ids[column], ids[positive]) and is_first
+                is_known = bool(ids[column, 0] == ids[positive, 0]) if row % 2 else torch.equal(ids[column], ids[positive])
+                assert bool(left_out[row, column]) == (not is_first or (is_known and not is_target)), (seed, row, column)
 
 
 def test_masked_candidates_get_no_gradient() -> None:
