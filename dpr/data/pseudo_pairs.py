@@ -101,7 +101,8 @@ class PseudoPairs:
             kind: create_object(kind, PairMaker, setting=setting) for kind in self.kinds if kind not in KINDS
         }
         self._store = open_store(self.file, columns)
-        facts = {"kind": "pseudo-pairs 1", "corpus": content_sha256(self.file), **self._settings}
+        self.corpus_fingerprint = text_sha256(json.dumps([content_sha256(self.file), columns]))
+        facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))
         """Changes with the corpus, and with what is cut from it."""
         rows = (row for row in range(self._store.num_passages) if self.is_usable(self.row(row)))

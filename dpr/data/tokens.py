@@ -25,6 +25,8 @@ from dpr.core.progress import Progress
 from dpr.core.records import Passage, PassageTokens, StoredPassage, StoredSample, StoreFacts, TrainingSample
 from dpr.data.collator import as_encoded, encoded_text, judgement_identity, teacher_scores
 from dpr.data.loader import WorkerLoader
+from dpr.data.pair_tokens import StoredPairs, TokensOfWordsError, add_passages, why_cut_from_text
+from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats.token_store import LAYOUT_VERSION, TokenPartWriter, TokenStore, finish_store, is_finished, part_folder, token_dtype
@@ -69,12 +71,12 @@ class StoredTokens:
 
 
 def open_tokens(
-    text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, *, folder: str | Path | None = None, build: bool = True
-) -> TrainingSet | StoredTokens:
+    text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings, *, folder: str | Path | None = None, build: bool = True
+) -> TrainingSet | PseudoPairs | StoredTokens | StoredPairs:
     """The stored tokens of a training set, built first if they are missing, stale or damaged; the text itself where that is impossible.
 
     Args:
-        text: what ``open_training_set`` returned.
+        text: what ``open_training_set`` returned, or pairs that are cut from a corpus.
         tensorizer: of the model that is going to be trained or validated.
         options: the same that batches are made with; prompt, prefix, suffix, normalisation and the set's name are part of what is stored.
         folder: where stores are kept; default: the cache folder. If it is given, a store that cannot be written is an error.
@@ -86,6 +88,9 @@ def open_tokens(
     if tensorizer.join_rule is None:
         logger.info("%s: trained from the text, since this tokenizer puts special tokens between those of a text", text.name)
         return text
+    if isinstance(text, PseudoPairs) and (reason := why_cut_from_text(text, tensorizer, options)):
+        logger.info("%s: pairs are cut from the text, %s", text.name, reason)
+        return text
     facts = store_facts(text, tensorizer, options)
     key = text_sha256(json.dumps(facts, sort_keys=True))[:32]
     target = (cache_root(None) if folder is None else Path(folder).expanduser()) / f"tokens-{key}"
@@ -95,26 +100,30 @@ def open_tokens(
             ensure_built(target, partial(_build, text, tensorizer, options, facts), problem_of=problem_of)
         elif problem_of(target) is not None:
             return text
-        stored = StoredTokens(text, target, facts)
+        stored = StoredPairs(text, target, facts) if isinstance(text, PseudoPairs) else StoredTokens(text, target, facts)
+    except TokensOfWordsError as error:
+        logger.warning("%s: pairs are cut from the text, since with this tokenizer %s", text.name, error)
+        return text
     except (OSError, ConfigError) as error:
         if folder is not None:
             raise ConfigError(f"train.token_store={folder}: {error}") from error
         logger.warning("%s: trained from the text, since its tokens cannot be stored (%s)", text.name, error)
         return text
-    if not _equals_text(stored, tensorizer, options):
-        logger.warning("%s: trained from the text, because this tokenizer joins title and text by an unknown rule", text.name)
+    if not (stored.equals_text(tensorizer) if isinstance(stored, StoredPairs) else _equals_text(stored, tensorizer, options)):
+        logger.warning("%s: trained from the text, because this tokenizer joins texts by an unknown rule", text.name)
         return text
     logger.info("%s: tokens of %d rows are read from %s", text.name, len(stored), target)
     return stored
 
 
-def store_facts(text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings) -> StoreFacts:
+def store_facts(text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings) -> StoreFacts:
     """Everything that decides what a store holds."""
+    is_corpus = isinstance(text, PseudoPairs)
     return {
-        "kind": "token store",
+        "kind": "token store of a corpus" if is_corpus else "token store",
         "layout": LAYOUT_VERSION,
-        "text": text.fingerprint,
-        "rows": len(text),
+        "text": text.corpus_fingerprint if isinstance(text, PseudoPairs) else text.fingerprint,
+        "rows": text.block_ends()[-1],
         "vocabulary": tensorizer.vocabulary_fingerprint,
         "bits": 8 * token_dtype(tensorizer.largest_id).itemsize,
         **options.stored_facts(text.name, tensorizer.text),
@@ -147,13 +156,13 @@ def _problem_of(facts: StoreFacts, folder: Path) -> str | None:
     return None
 
 
-def _build(text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
+def _build(text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
-    parts = _Parts(text, tensorizer, options, facts, folder)
+    parts = (_PairParts if isinstance(text, PseudoPairs) else _Parts)(text, tensorizer, options, facts, folder)
     missing = [number for number in range(len(parts.ends)) if not is_finished(part_folder(folder, number), parts.facts(number))]
-    done = len(text) - sum(len(parts.rows(number)) for number in missing)
-    progress = Progress(f"tokenising {text.name}", len(text), unit="rows", done=done)
+    done = parts.ends[-1] - sum(len(parts.rows(number)) for number in missing)
+    progress = Progress(f"tokenising {text.name}", parts.ends[-1], unit="rows", done=done)
     processes = min(usable_cores(), len(missing))
     writing = WorkerLoader(
         parts,
@@ -172,7 +181,7 @@ def _build(text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, 
 class _Parts(Dataset[tuple[int, int]]):
     """The parts of one store. Item i writes part i, whole or not at all, and returns i and the number of its tokens."""
 
-    def __init__(self, text: TrainingSet, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
+    def __init__(self, text: Any, tensorizer: Tensorizer, options: DataSetSettings, facts: StoreFacts, folder: Path) -> None:
         self._text, self._tensorizer, self._options, self._facts, self._folder = text, tensorizer, options, facts, folder
         ends = text.block_ends()
         self.ends = sorted({*ends[_BLOCKS_PER_PART - 1 :: _BLOCKS_PER_PART], ends[-1]})
@@ -185,8 +194,13 @@ class _Parts(Dataset[tuple[int, int]]):
         return {**self._facts, "first_row": rows.start, "end_row": rows.stop}
 
     def __getitem__(self, number: int) -> tuple[int, int]:
-        rows, options = self.rows(number), self._options
         part = TokenPartWriter(token_dtype(self._tensorizer.largest_id))
+        self._add_rows(part, self.rows(number))
+        part.write(part_folder(self._folder, number), self.facts(number))
+        return number, part.num_tokens
+
+    def _add_rows(self, part: TokenPartWriter, rows: range) -> None:
+        options = self._options
         numbers: dict[Passage, int] = {}  # a passage that several rows of the part list is stored once
         for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
             samples = [self._text[row] for row in range(start, min(start + _ROWS_AT_ONCE, rows.stop))]
@@ -197,11 +211,17 @@ class _Parts(Dataset[tuple[int, int]]):
                 lists = _lists(sample)
                 scores = teacher_scores([passage for listed in lists for passage in listed])
                 part.add_row(question, *([numbers[passage] for passage in listed] for listed in lists), scores=scores)
-        part.write(part_folder(self._folder, number), self.facts(number))
-        return number, part.num_tokens
 
     def _add_passages(self, part: TokenPartWriter, numbers: dict[Passage, int], passages: list[Passage]) -> None:
         encoded = [encoded_text(passage, self._options) for passage in passages]
         for passage, (title, text) in zip(passages, self._tensorizer.passage_parts(encoded), strict=True):
             identity = judgement_identity(passage, self._text.name)
             numbers[passage] = part.add_passage(PassageTokens(title, text, identity, passage.has_score))
+
+
+class _PairParts(_Parts):
+    """The parts of the store of a corpus."""
+
+    def _add_rows(self, part: TokenPartWriter, rows: range) -> None:
+        for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
+            add_passages(part, self._text.passages(start, min(start + _ROWS_AT_ONCE, rows.stop)), self._tensorizer)
