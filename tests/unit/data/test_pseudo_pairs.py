@@ -1,0 +1,272 @@
+"""Pairs cut from a corpus: the same for any number of ranks, from text as from tokens; no passage of a document is its negative."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from dpr.core.distributed import Ranks
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage
+from dpr.core.seeding import generator_for
+from dpr.data import pseudo_pairs
+from dpr.data.collator import Collator, SetOptions
+from dpr.data.loader import cut_into_pools
+from dpr.data.pair_tokens import StoredPairs
+from dpr.data.pairs import KINDS, MIXED, choose, find_words, kinds_of, words_of
+from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.settings import TextSettings
+from dpr.data.tensorizer import Tensorizer
+from dpr.data.tokens import open_tokens
+from dpr.losses.candidates import find_candidates
+from tests.helpers.tiny import WORDS, encoder_folder
+from tests.unit.data.test_tokens import values
+
+SET = SetOptions("corpus")
+ALL_KINDS = [*KINDS]
+
+
+def write_corpus(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps({"_id": str(number), **row}) + "\n" for number, row in enumerate(rows)))
+    return file
+
+
+def made_rows(count: int) -> list[dict[str, Any]]:
+    """Passages with all that decides a cut: some without title, empty ones, questions, other scripts; two of every three in one file."""
+    draw = random.Random(5)
+    sentence = lambda: " ".join(draw.choices(WORDS, k=draw.randint(2, 7))).capitalize() + draw.choice([".", ".", "?", '."', " ."])
+    rows = []
+    for number in range(count):
+        text = " ".join(sentence() for _ in range(draw.randint(1, 6)))
+        title = draw.choice(["", f"Bo {draw.choice(WORDS)}", f"Bo > {draw.choice(WORDS)} {draw.choice(WORDS)}"])
+        rows.append({"title": title, "text": text, "metadata": {"file": f"{number // 3}.md"} if number % 3 else {}})
+    rows[4]["text"] = "  "
+    rows[7]["text"] = "ba\u4e2d\u6587\u3002 be\n\tbi ba-be ba'bo (do. Du?) e.g. bo"
+    return rows
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pseudo_pairs, "_ROWS_PER_BLOCK", 4)
+    return write_corpus(tmp_path / "corpus.jsonl", made_rows(40))
+
+
+@pytest.fixture
+def tensorizer(tmp_path: Path) -> Tensorizer:
+    made = Tensorizer.load(encoder_folder(tmp_path / "tokenizer"), sequence_length=24, question_length=9)
+    made.text = TextSettings(plain_apostrophes=False)
+    return made
+
+
+def drawn(source: Any, row: int, lap: int = 0) -> Any:
+    return source.drawn(row, generator_for(3, lap, row))
+
+
+@pytest.mark.parametrize("kinds", [*ALL_KINDS, ALL_KINDS, "mixed"])
+@pytest.mark.parametrize("template", ["", "{title} {title} {text}"])
+def test_tokens_give_the_pairs_of_the_text(corpus: Path, tensorizer: Tensorizer, kinds: Any, template: str) -> None:
+    tensorizer.text = TextSettings(plain_apostrophes=False, title_template=template)
+    text = PseudoPairs(corpus, kinds=kinds)
+    stored = open_tokens(text, tensorizer, SET)
+    assert isinstance(stored, StoredPairs)
+    for row in range(len(text)):
+        for lap in range(4):
+            ours, theirs = drawn(stored, row, lap), drawn(text, row, lap)
+            assert tensorizer.question_tokens([ours.question]) == tensorizer.question_tokens([theirs.question])
+            assert tensorizer.passage_tokens(ours.positives) == tensorizer.passage_tokens(theirs.positives)
+            assert ours.positives[0].identity == theirs.positives[0].identity
+
+
+def batches_of(source: Any, tensorizer: Tensorizer, ranks: Ranks, epoch: int = 0) -> list[Any]:
+    collator = Collator(tensorizer, num_hard=0, num_other=0, seed=7)
+    pools = cut_into_pools([(source, SET)], collator, global_batch_size=12, ranks=ranks, seed=7)
+    return [pools[epoch, pool] for pool in range(pools.iterator.pools_per_epoch)]
+
+
+def test_ranks_share_the_pools_of_one_process(corpus: Path, tensorizer: Tensorizer) -> None:
+    text = PseudoPairs(corpus)
+    for source in (text, open_tokens(text, tensorizer, SET)):
+        whole = batches_of(source, tensorizer, Ranks())
+        assert [values(batch) for batch in batches_of(pickle.loads(pickle.dumps(source)), tensorizer, Ranks())] == list(map(values, whole))
+        for size in (2, 3):
+            parts = [batches_of(source, tensorizer, Ranks(rank, size)) for rank in range(size)]
+            for number, batch in enumerate(whole):
+                of_pool = [part[number] for part in parts]
+                assert [row for part in of_pool for row in part.rows] == list(batch.rows)
+                assert torch.equal(torch.cat([part.context_ids for part in of_pool]), batch.context_ids)
+                assert torch.equal(torch.cat([part.questions.tokens for part in of_pool]), batch.questions.tokens)
+        assert [batch.context_ids.tolist() for batch in whole] != [
+            batch.context_ids.tolist() for batch in batches_of(source, tensorizer, Ranks(), epoch=1)
+        ]
+
+
+def test_the_lap_decides_the_pair(corpus: Path) -> None:
+    source = PseudoPairs(corpus)
+    assert all(drawn(source, row, 1) == drawn(source, row, 1) and source[row] == source[row] for row in range(40))
+    assert sum(drawn(source, row, 1) != drawn(source, row, 2) for row in range(40)) > 30
+
+
+def test_no_passage_of_the_document_is_a_negative(corpus: Path, tensorizer: Tensorizer) -> None:
+    source = PseudoPairs(corpus)
+    for batch in batches_of(source, tensorizer, Ranks()):
+        documents = [source.row(row).document if source.row(row).words.text else source.row(row + 1).document for row in batch.rows]
+        known = batch.known_positive_ids, batch.known_positive_valid
+        found = find_candidates("distinct", batch.positive_idx, batch.context_valid, batch.context_ids, *known)
+        assert found.counts.all()  # two cuts of one document are two passages
+        for question, document in enumerate(documents):
+            same = {column for column, other in enumerate(documents) if other == document and column != question}
+            assert {column for column in found.masked[question].tolist() if column < len(documents)} == same
+    files = [source.row(row).document for row in (1, 2, 0, 3)]
+    assert files[0] == files[1]
+    assert len(set(files)) == 3  # rows 0 and 3 have no file: by title
+
+
+@pytest.mark.parametrize(("share", "are_documents"), [(0.5, False), (0.05, True)])
+def test_a_title_that_many_passages_have_is_no_document(tmp_path: Path, share: float, are_documents: bool) -> None:
+    rows = [{"title": "Bo" if number < share * 200 else f"Bo {number}", "text": f"ba be {number}"} for number in range(200)]
+    source = PseudoPairs(write_corpus(tmp_path / "titled.jsonl", rows))
+    assert (source.row(0).document == source.row(1).document) == are_documents
+
+
+def test_what_is_held_back_is_held_back_whole(tmp_path: Path) -> None:
+    rows = [{"text": f"ba be bi. Bo bu {number}", "metadata": {"file": f"{number // 5}.md"}} for number in range(400)]
+    file = write_corpus(tmp_path / "files.jsonl", rows)
+    train, held = PseudoPairs(file, held_back=0.2), PseudoPairs(file, held_back=0.2, held_only=True)
+    documents = [
+        {drawn(source, row, lap).positives[0].identity[0] for row in range(len(source)) for lap in (0, 1)} for source in (train, held)
+    ]
+    assert not documents[0] & documents[1]
+    assert len(documents[0] | documents[1]) == 80
+    assert len(held) == 5 * len(documents[1])
+    assert 8 <= len(documents[1]) <= 24
+    assert train.fingerprint != held.fingerprint != PseudoPairs(file).fingerprint
+
+
+class Shout:
+    """A maker of the user's."""
+
+    def pair(self, passage: Passage, generator: np.random.Generator) -> tuple[str, Passage] | None:
+        return None if int(passage.id or 0) % 2 else (passage.text.upper()[:5], Passage(passage.text[5:], passage.title))
+
+
+class Bad(Shout):
+    def pair(self, passage: Passage, generator: np.random.Generator) -> Any:
+        return passage.text
+
+
+def test_a_maker_of_the_user(corpus: Path, tensorizer: Tensorizer) -> None:
+    source = PseudoPairs(corpus, kinds=f"{__name__}:Shout")
+    assert isinstance(open_tokens(source, tensorizer, SET), PseudoPairs)
+    passage = source.row(2).passage
+    assert drawn(source, 2).question == passage.text.upper()[:5]
+    assert drawn(source, 2).positives[0].text == passage.text[5:]
+    assert drawn(source, 3).question  # of crops, since it gives none
+    with pytest.raises(ConfigError, match=r"Bad returned '.*expected a question and a dpr.Passage"):
+        drawn(PseudoPairs(corpus, kinds={f"{__name__}:Bad": 1}), 2)
+    with pytest.raises(ConfigError, match=r"datasets.corpus.pairs=.*does not implement"):
+        PseudoPairs(corpus, kinds="pathlib:Path")
+
+
+def test_every_kind_is_what_it_says(corpus: Path) -> None:
+    passage = Passage("Ba be bi. Is it bo? Yes it is bu. Last one e.g. ba.", "Doc > Head of it")
+    words = words_of(passage.title.split(), passage.text.split())
+    assert words.sentences == [0, 3, 6, 10]
+    assert words.questions == [1]
+    assert words.heading == 2
+    text, title, rng = passage.text.split(), passage.title.split(), generator_for(1)
+    cuts = {kind: [KINDS[kind][0](words, rng) for _ in range(300)] for kind in KINDS}
+
+    def read(cut: Any) -> tuple[str, str]:
+        return " ".join([title[w] for w in cut.title] + [text[w] for w in cut.question]), " ".join(
+            word for start, end in cut.passage for word in text[start:end]
+        )
+
+    assert {read(cut) for cut in cuts["first"]} == {("Ba be bi.", "Is it bo? Yes it is bu. Last one e.g. ba.")}
+    assert {read(cut) for cut in cuts["title"]} == {("Doc > Head of it", passage.text)}
+    assert {read(cut) for cut in cuts["heading"]} == {("Head of it", passage.text)}
+    assert not any(cut.keeps_title for kind in ("title", "heading") for cut in cuts[kind])
+    assert {read(cut) for cut in cuts["question"]} == {("Is it bo?", "Yes it is bu. Last one e.g. ba.")}
+    asked = [read(cut) for cut in cuts["sentence"]]
+    assert {question for question, _ in asked} == {"Ba be bi.", "Is it bo?", "Yes it is bu.", "Last one e.g. ba."}
+    assert 10 <= sum(question in rest for question, rest in asked) <= 60
+    for question, rest in map(read, cuts["crops"]):
+        assert question in passage.text
+        assert rest in passage.text
+        assert 3 <= len(question.split()) <= 12
+        assert len(rest.split()) >= len(text) / 3
+
+
+def test_kinds_are_chosen_by_weight_among_those_that_are_possible() -> None:
+    plain, rng = words_of([], "ba be bi".split()), generator_for(2)
+    assert {choose(MIXED, plain, rng) for _ in range(100)} == {"crops"}
+    assert {choose({"title": 1.0}, plain, rng) for _ in range(10)} == {"crops"}
+    titled = words_of(["Bo"], "Ba be. Bi bo.".split())
+    drawn_kinds = [choose(MIXED, titled, rng) for _ in range(4000)]
+    assert all(abs(drawn_kinds.count(kind) / 4000 - weight) < 0.03 for kind, weight in MIXED.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("crop", "datasets.x.pairs=crop is not a kind of pairs; did you mean crops"),
+        (["crops", "nonsense"], "choose of mixed, crops, sentence"),
+        ({"crops": 0}, "datasets.x.pairs.crops=0, expected a number above 0"),
+        ({"crops": True}, "expected a number above 0"),
+        ([], "names no kind"),
+        (3, "datasets.x.pairs=3 is not a kind"),
+    ],
+)
+def test_kinds_that_are_none(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kinds_of(given, setting="datasets.x.pairs")
+
+
+def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no passage with words"):
+        PseudoPairs(write_corpus(tmp_path / "empty.jsonl", [{"text": " "}]))
+    one = write_corpus(tmp_path / "one.jsonl", [{"text": "ba"}])
+    assert PseudoPairs(one)[0].question == "ba"
+    with pytest.raises(InputError, match="held back"):
+        PseudoPairs(one, held_only=True)
+
+
+def test_words_of_scripts_without_spaces_are_characters() -> None:
+    text = "\u4e2d\u6587 abc\u3042d"
+    assert [text[start:end] for start, end in find_words(text)] == ["\u4e2d", "\u6587", "abc", "\u3042", "d"]
+
+
+def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
+    corpus: Path, tensorizer: Tensorizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = PseudoPairs(corpus)
+    for options, text in (
+        (SetOptions("corpus", normalize=True), {}),
+        (SetOptions("corpus", query_prefix="q: "), {}),
+        (SET, {"plain_apostrophes": True}),
+        (SET, {"passage_prompt": "p: "}),
+        (SET, {"query_prompt": "q: "}),
+    ):
+        tensorizer.text = TextSettings(**{"plain_apostrophes": False, **text})
+        assert open_tokens(source, tensorizer, options) is source
+
+
+def test_a_tokenizer_that_joins_words_is_given_the_text(corpus: Path, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    joined = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "ba": 2}, unk_token="[UNK]"))
+    joined.pre_tokenizer = pre_tokenizers.Split("X", "removed")  # type: ignore[assignment]
+    folder = tmp_path / "joined"
+    PreTrainedTokenizerFast(tokenizer_object=joined, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(str(folder))
+    made = Tensorizer.load(folder, sequence_length=24)
+    made.text = TextSettings(plain_apostrophes=False)
+    source = PseudoPairs(corpus)
+    assert open_tokens(source, made, SET) is source
