@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "prepare-folder": Command(
         "make passages, training data and questions of a folder of documents", "dpr.jobs.prepare_folder:PrepareFolderSettings"
     ),
+    "prepare-pairs": Command("cut pseudo-questions and training pairs from a corpus", "dpr.jobs.prepare_pairs:PreparePairsSettings"),
     "check-data": Command("look for problems in training data before training", "dpr.jobs.check_data:CheckDataSettings"),
     "mine": Command("add hard negatives to training data, by BM25 or a model", "dpr.mining.command_settings:MineCommand"),
     "score": Command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -63,7 +63,7 @@ class TextRow:
         question = [self._title[word] for word in cut.title] + [self._text[word] for word in cut.question]
         spans, whole = find_words(cut_from.passage.text), cut_from.passage
         parts = [whole.text[spans[start][0] : spans[end - 1][1]] for start, end in cut.passage if start < end]
-        part = CutPassage(" ".join(parts), whole.title if cut.keeps_title else "", identity=identity)
+        part = CutPassage(" ".join(parts), whole.title if cut.keeps_title else "", whole.id, identity=identity)
         return TrainingSample(" ".join(question), (part,))
 
 
@@ -147,9 +147,9 @@ class PseudoPairs:
         is_held = (row.document >> 20) % 10_000 < 10_000 * self._held_back
         return row.words.text > 0 and is_held == self._held_only
 
-    def passages(self, start: int, stop: int) -> list[TextRow]:
+    def passages(self, start: int, stop: int) -> Iterator[TextRow]:
         """Passages of the corpus, in order."""
-        return [TextRow(passage, self._document_of(passage)) for passage in self._store.passages(start, stop)]
+        return (TextRow(passage, self._document_of(passage)) for passage in self._store.passages(start, stop))
 
     @property
     def num_passages(self) -> int:

@@ -224,4 +224,4 @@ class _PairParts(_Parts):
 
     def _add_rows(self, part: TokenPartWriter, rows: range) -> None:
         for start in range(rows.start, rows.stop, _ROWS_AT_ONCE):
-            add_passages(part, self._text.passages(start, min(start + _ROWS_AT_ONCE, rows.stop)), self._tensorizer)
+            add_passages(part, list(self._text.passages(start, min(start + _ROWS_AT_ONCE, rows.stop))), self._tensorizer)

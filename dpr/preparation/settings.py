@@ -41,6 +41,22 @@ class ReadSettings(Settings):
 
 
 @dataclass
+class PairFileSettings(Settings):
+    """What is cut from a corpus."""
+
+    pairs: Any = "mixed"
+    """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
+    drop_words: float = setting(0.4, least=0, below=1)
+    """Probability with which a word of a question is dropped, in three of five questions."""
+    held_back: float = setting(0.1, above=0, below=1)
+    """Share of the documents whose passages are asked for; training pairs are cut from all others."""
+    questions: int = setting(500, unit="questions", least=1)
+    """Pseudo-questions, at most."""
+    rounds: int = setting(0, unit="pairs", least=0)
+    """Training pairs of each passage that is not held back, in train.jsonl; 0 = none, since dpr train cuts its own."""
+
+
+@dataclass
 class FolderSettings(Settings):
     """How a folder of documents is read."""
 

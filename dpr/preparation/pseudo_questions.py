@@ -1,0 +1,93 @@
+"""Questions cut from the passages of a corpus, held back to choose settings by, and pairs as a file, to mine negatives for and to score.
+
+What became of a question is cut out of its passage in the corpus that is searched, so that finding it is more than finding the same words.
+What is measured on such questions is optimistic: it may choose between two settings, and is never the quality of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dpr.core.errors import InputError
+from dpr.core.progress import Progress
+from dpr.core.records import Passage, Question, TrainingSample
+from dpr.core.seeding import generator_for
+from dpr.data.order import PAIRS
+from dpr.data.pairs import KINDS, choose, shortened
+from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.formats.corpora import write_passages
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.training_sets import write_training_set
+from dpr.preparation.settings import PairFileSettings
+from dpr.storage.durable import durable_folder, read_manifest
+from dpr.storage.outputs import output, require_writable
+
+EVALUATION_CORPUS, QUESTIONS, QRELS, TRAIN = "evaluation_corpus.jsonl", "dev_questions.jsonl", "dev_qrels.tsv", "train.jsonl"
+_LEAST_WORDS = 3
+
+
+def prepare_pairs(corpus: Path, out: Path, settings: PairFileSettings, *, overwrite: bool = False) -> dict[str, Any]:
+    """Writes the folder ``out`` and returns counts; where the same was made before, the counts of then.
+
+    Raises:
+        InputError: the corpus cannot be read, has too few passages to hold any back, or ``out`` exists, made of something else.
+    """
+    settings.check()
+    require_writable(out, folder=True)
+    shared: dict[str, Any] = {"kinds": settings.pairs, "drop_words": settings.drop_words, "held_back": settings.held_back}
+    held = PseudoPairs(corpus, held_only=True, **shared)
+    metadata: dict[str, Any] = {"kind": "pseudo-questions", "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)}}
+    with output(out, metadata["made_of"], overwrite=overwrite) as is_missing:
+        if is_missing:
+            with durable_folder(out, overwrite=overwrite, metadata=metadata) as target:
+                metadata["counts"] = _write(target, held, settings)
+                if settings.rounds:
+                    train = PseudoPairs(corpus, **shared)
+                    metadata["counts"]["training pairs"] = write_training_set(target / TRAIN, _pairs(train, settings.rounds))
+        return dict(read_manifest(out)["metadata"]["counts"])
+
+
+def _write(target: Path, held: PseudoPairs, settings: PairFileSettings) -> dict[str, int]:
+    asked: dict[int, tuple[str, Passage]] = {}
+    for row in range(len(held)):
+        if len(asked) < settings.questions and (pair := ask(held, row)) is not None:
+            asked[held.corpus_row(row)] = pair
+    if not asked:
+        raise InputError("the passages that are held back are too short to ask for", file=held.file)
+    progress = Progress("writing the corpus", held.num_passages, unit="passages")
+
+    def passages() -> Iterator[Passage]:
+        for number, row in enumerate(held.passages(0, held.num_passages)):
+            yield asked[number][1] if number in asked else row.passage
+            progress.advance(1, 0)
+
+    write_passages(target / EVALUATION_CORPUS, passages())
+    progress.close()
+    keys = {number: f"pseudo-{number}" for number in sorted(asked)}
+    write_questions(target / QUESTIONS, [Question(asked[number][0], key) for number, key in keys.items()])
+    write_qrels(target / QRELS, {key: {str(asked[number][1].id): 1} for number, key in keys.items()})
+    return {"passages": held.num_passages, "pseudo-questions": len(asked)}
+
+
+def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
+    """A question cut from a row's passage, and the passage without it; None where too little is left."""
+    found, generator = pairs.row(pairs.corpus_row(row)), generator_for(PAIRS, 0, 0, 0, row)
+    kinds = {kind: weight for kind, weight in pairs.kinds.items() if kind in KINDS}
+    cut = KINDS[choose(kinds, found.words, generator)][0](found.words, generator)
+    around = [(0, cut.question[0]), (cut.question[-1] + 1, found.words.text)] if cut.question else [(0, found.words.text)]
+    if sum(end - start for start, end in around) < _LEAST_WORDS:
+        return None
+    cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator), passage=around)
+    sample = found.sample(cut, found, (0, 0))
+    (rest,) = sample.positives
+    return sample.question, replace(found.passage, text=rest.text, title=rest.title)
+
+
+def _pairs(train: PseudoPairs, rounds: int) -> Iterator[TrainingSample]:
+    """The pairs of so many laps, whose positives have the ids of their passages."""
+    for lap in range(rounds):
+        for row in range(len(train)):
+            yield train.drawn(row, generator_for(PAIRS, 0, lap, 0, row))
