@@ -31,7 +31,7 @@ from dpr.data.iterators import (
 from dpr.data.mixing import Sampling
 from dpr.data.order import PAIRS
 from dpr.data.settings import DataSetSettings
-from dpr.data.training_data import DrawnSource, OpenedSets, SampleSource, known_document
+from dpr.data.training_data import OpenedSets, SampleSource, is_drawn, known_document
 
 Item = TypeVar("Item")
 _LISTS = ("positives", "hard_negatives", "other_negatives")
@@ -41,7 +41,7 @@ def data_row(
     source: SampleSource, number: int, options: DataSetSettings, *, dataset: int = 0, lap: int = 0, seed: int | None = None
 ) -> DataRow:
     """Reads one row of a set; in training, with a ``seed``, from a set that draws its samples the one of this lap."""
-    if seed is not None and isinstance(source, DrawnSource):
+    if seed is not None and is_drawn(source):
         sample = source.drawn(number, generator_for(PAIRS, seed, lap, dataset, number))
         return DataRow(sample, number, (known_document(sample),), source.name, options, dataset, lap)
     return DataRow(source[number], number, source.known_positives(number), source.name, options, dataset, lap)

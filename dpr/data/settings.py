@@ -183,10 +183,21 @@ class DataSetSettings(Settings):
     """A user-defined class, module:Class, a subclass of dpr.data.training_data.TrainingData; called with the files (docs/training.md)."""
     source: str | None = None
     """Where the file is published; named in the error when it is missing. Nothing is downloaded."""
+    pairs: Any = None
+    """The file is a corpus, and the set is pairs that are cut from its passages: mixed, or crops, sentence, first, title, heading,
+    question, neighbours, module:Class, a list of these, or weights by name (docs/without_labels.md)."""
+    drop_words: float = setting(0.4, least=0, below=1, requires="pairs")
+    """Probability with which a word of a question cut from a passage is dropped, in three of five questions."""
+    held_back: float = setting(0.0, least=0, below=1, requires="pairs")
+    """Share of the documents that no pairs are cut from, or with held_only, that all are cut from."""
+    held_only: bool = setting(False, requires="held_back")
+    """Pairs of the documents held back, for a dev set: 1,000 at most, always the same."""
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
         check_selector_type(self.selector)
+        if self.pairs is not None and self.reader is not None:
+            raise ConfigError(f"{prefix}pairs and {prefix}reader are mutually exclusive; leave one of them out")
 
     def before_questions(self) -> str | None:
         """Special token and prefix as one text."""

@@ -71,7 +71,12 @@ class StoredTokens:
 
 
 def open_tokens(
-    text: TrainingSet | PseudoPairs, tensorizer: Tensorizer, options: DataSetSettings, *, folder: str | Path | None = None, build: bool = True
+    text: TrainingSet | PseudoPairs,
+    tensorizer: Tensorizer,
+    options: DataSetSettings,
+    *,
+    folder: str | Path | None = None,
+    build: bool = True,
 ) -> TrainingSet | PseudoPairs | StoredTokens | StoredPairs:
     """The stored tokens of a training set, built first if they are missing, stale or damaged; the text itself where that is impossible.
 

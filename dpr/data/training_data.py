@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -43,13 +43,17 @@ OpenedSets = list[tuple[SampleSource, DataSetSettings]]
 """Data sets with their options. Ids of passages count within sets of one name."""
 
 
-@runtime_checkable
 class DrawnSource(SampleSource, Protocol):
     """One whose rows give another sample in each lap."""
 
     def drawn(self, row: int, generator: np.random.Generator) -> AnySample:
         """The sample of a row, with one positive; all that is random comes from ``generator``."""
         ...
+
+
+def is_drawn(source: SampleSource) -> TypeGuard[DrawnSource]:
+    """Whether its rows give another sample in each lap."""
+    return hasattr(source, "drawn")
 
 
 def known_document(sample: AnySample) -> KnownDocument:

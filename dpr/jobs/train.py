@@ -15,6 +15,7 @@ from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.seeding import seed_everything
 from dpr.core.settings import part_of
+from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import TextSettings
 from dpr.data.tokens import open_tokens
 from dpr.data.training_data import OpenedSets, SampleSource
@@ -190,6 +191,8 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
         data: SampleSource
         if given.reader is not None:
             data = user_data(given.reader, source.files, name=source.name)
+        elif given.pairs is not None:
+            data = open_pairs(source)
         else:
             data = open_training_set(source.files, name=source.name, **bad_rows)
         if given.encoder_type == "ctx" and config.encoder.fix_ctx_encoder:
@@ -197,6 +200,15 @@ def open_sets(sources: Sequence[NamedSource], config: BiEncoderTrainConfig, loss
             raise ConfigError(f"{keys} are mutually exclusive; nothing would train")
         opened.append((data, replace(given, file=None, reader=None, source=None, loss_scale=scale)))
     return opened
+
+
+def open_pairs(source: NamedSource) -> PseudoPairs:
+    """The pairs that a set's options ask for, cut from its corpus."""
+    given, key = source.options, f"datasets.{source.name}"
+    if len(source.files) > 1:
+        raise ConfigError(f"{key}.file names {len(source.files)} files, but pairs are cut from one corpus; make an entry of each")
+    cut = {name: getattr(given, name) for name in ("drop_words", "held_back", "held_only")}
+    return PseudoPairs(source.files[0], name=source.name, kinds=given.pairs, **cut)
 
 
 def as_tokens(sets: OpenedSets, config: BiEncoderTrainConfig, model: BiEncoder) -> OpenedSets:
@@ -215,7 +227,7 @@ def as_tokens(sets: OpenedSets, config: BiEncoderTrainConfig, model: BiEncoder) 
     build = folder is not None or (sees_most_rows and not train.dry_run)
     result: OpenedSets = []
     for source, options in sets:
-        if isinstance(source, TrainingSet):
+        if isinstance(source, TrainingSet | PseudoPairs):
             result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
         else:
             logger.info("%s: read by a user-defined class, so its texts are tokenised as they come", source.name)

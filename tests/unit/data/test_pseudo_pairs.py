@@ -18,19 +18,19 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.records import Passage
 from dpr.core.seeding import generator_for
 from dpr.data import pseudo_pairs
-from dpr.data.collator import Collator, SetOptions
+from dpr.data.collator import Collator
 from dpr.data.loader import cut_into_pools
 from dpr.data.pair_tokens import StoredPairs
 from dpr.data.pairs import KINDS, MIXED, choose, find_words, kinds_of, words_of
 from dpr.data.pseudo_pairs import PseudoPairs
-from dpr.data.settings import TextSettings
+from dpr.data.settings import DataSetSettings, TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import open_tokens
 from dpr.losses.candidates import find_candidates
 from tests.helpers.tiny import WORDS, encoder_folder
 from tests.unit.data.test_tokens import values
 
-SET = SetOptions("corpus")
+SET = DataSetSettings()
 ALL_KINDS = [*KINDS]
 
 
@@ -249,8 +249,8 @@ def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
 ) -> None:
     source = PseudoPairs(corpus)
     for options, text in (
-        (SetOptions("corpus", normalize=True), {}),
-        (SetOptions("corpus", query_prefix="q: "), {}),
+        (DataSetSettings(normalize=True), {}),
+        (DataSetSettings(query_prefix="q: "), {}),
         (SET, {"plain_apostrophes": True}),
         (SET, {"passage_prompt": "p: "}),
         (SET, {"query_prompt": "q: "}),
