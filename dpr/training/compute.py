@@ -15,7 +15,6 @@ from dpr.core.logs import get_logger
 from dpr.core.precision import autocast
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.models.fast.compilation import checkpoint_activations, compile_towers
 from dpr.training.grad_cache import CachedStep
 from dpr.training.rows import row_tables
 from dpr.training.settings import TrainSettings
@@ -43,8 +42,12 @@ def set_up_arithmetic(settings: TrainSettings, model: BiEncoder) -> None:
         else:
             logger.warning("train.tf32=true has no effect on %s", model.device.type)
     if settings.gradient_checkpointing:
+        from dpr.models.fast.compilation import checkpoint_activations
+
         checkpoint_activations(model.trained_towers())
     if settings.compile:
+        from dpr.models.fast.compilation import compile_towers
+
         with autocast(model.device, settings.precision):
             compile_towers(model.trained_towers())
 
