@@ -112,7 +112,7 @@ def row_lengths(source: SampleSource, *, num_hard: int, num_other: int, num_posi
 
     Rows are grouped by them. Tokens would differ between text and stored tokens; characters do not.
     """
-    questions, passages = source.character_counts() if hasattr(source, "character_counts") else _counts_by_row(source)
+    questions, passages = source.character_counts() if hasattr(source, "character_counts") else counts_by_row(source)
     positive, hard, other = (passages[name] for name in _LISTS)
     # As in drawing: the other negatives stand in where a row has no hard ones.
     hard = np.where(hard[:, 1:] > 0, hard, other)
@@ -126,7 +126,7 @@ def _expected(counts: np.ndarray, drawn: int) -> np.ndarray:
     return lengths
 
 
-def _counts_by_row(source: SampleSource) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def counts_by_row(source: SampleSource) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Characters of each row's question (N,), and by list the characters (titles included) and number of its passages (N, 2)."""
     questions = np.zeros(len(source), dtype=np.int64)
     passages = {name: np.zeros((len(source), 2), dtype=np.int64) for name in _LISTS}

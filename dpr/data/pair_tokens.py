@@ -14,6 +14,7 @@ import numpy as np
 from dpr.core.errors import ConfigError
 from dpr.core.records import KnownDocument, PassageTokens, StoredPassage, StoredSample, StoreFacts
 from dpr.core.seeding import generator_for
+from dpr.data.loader import counts_by_row
 from dpr.data.order import PAIRS
 from dpr.data.pairs import Cut, Words, find_words
 from dpr.data.pseudo_pairs import PseudoPairs, TextRow, draw
@@ -90,6 +91,9 @@ class StoredPairs:
 
     def known_positives(self, row: int) -> tuple[KnownDocument, ...]:
         return (known_document(self[row]),)
+
+    def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return counts_by_row(self.text)
 
     def equals_text(self, tensorizer: Tensorizer) -> bool:
         """Compares some pairs, spread over the corpus, with those cut from the text."""

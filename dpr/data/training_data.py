@@ -96,7 +96,12 @@ def _is_pair(item: tuple[Any, ...]) -> bool:
 
 
 def questions_fingerprint(source: Any) -> str:
-    """Changes with the questions of a train set and their order, not with its passages."""
+    """Changes with the questions of a train set and their order, not with its passages.
+
+    Questions that are drawn change with all that they are drawn from.
+    """
+    if is_drawn(source):
+        return source.fingerprint
     questions: Iterable[str] = source.questions() if hasattr(source, "questions") else (source[row].question for row in range(len(source)))
     digest = sha256()
     for question in questions:

@@ -222,7 +222,8 @@ def _tokens(model: BiEncoder, text: TrainingSet, options: DataSetSettings, rows:
 def _text_of(source: SampleSource, options: DataSetSettings) -> TrainingSet:
     text, name = source.text if isinstance(source, StoredTokens) else source, source.name
     if not isinstance(text, TrainingSet):
-        raise ConfigError(f"train.renew_negatives writes files of train sets, but {name} is read by a user-defined class; leave one out")
+        how = "is pairs cut in training (dpr prepare-pairs rounds=N writes a file)" if options.pairs else "is read by a user-defined class"
+        raise ConfigError(f"train.renew_negatives writes files of train sets, but {name} {how}; leave one out")
     if options.encoder_type == "ctx":
         raise ConfigError(f"train.renew_negatives and datasets.{name}.encoder_type=ctx are mutually exclusive; leave one of them out")
     return text

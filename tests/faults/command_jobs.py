@@ -67,6 +67,7 @@ JOBS = {
             "",
         ),
         Job("prepare-folder", "prepare-folder in/docs out=out/data questions=in/faq.tsv", "docs/page1.md"),
+        Job("prepare-pairs", "prepare-pairs in/corpus.tsv out=out/pairs rounds=2", "corpus.tsv"),
         Job("new-encoder", "new-encoder --corpus in/corpus.tsv --out out/encoder --vocab-size 120 --hidden 16", "corpus.tsv"),
         Job("export to=dpr", "export to=dpr model_file=in/model allow_other_vectors=true out_file=out/x.cp", ""),
         Job("export to=transformers", "export to=transformers model_file=in/model out=out/hf", ""),

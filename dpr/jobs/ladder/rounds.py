@@ -234,6 +234,9 @@ def _check_can_be_mined(source: NamedSource) -> None:
     options = source.options
     if options.reader is not None:
         raise ConfigError(f"datasets.{source.name}.reader: negatives are mined for files, not for a user-defined class")
+    if options.pairs is not None:
+        hint = "dpr prepare-pairs rounds=N writes pairs as a file"
+        raise ConfigError(f"datasets.{source.name}.pairs: negatives are mined for files, not for pairs cut in training; {hint}")
     for key in ("query_special_suffix", "selector"):
         if getattr(options, key) is not None:
             logger.warning("datasets.%s.%s applies in training only; the ladder embeds and mines without it", source.name, key)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
+from dpr.data import pseudo_pairs
 from dpr.preparation import conversion, folder_data, new_encoder
 
 
@@ -15,9 +16,10 @@ from dpr.preparation import conversion, folder_data, new_encoder
     [
         (conversion, "prepare {there}/data.tsv out={there}/data.tsv/out.jsonl"),
         (folder_data, "prepare-folder {there} out={other}/file/out"),
+        (pseudo_pairs, "prepare-pairs {there}/data.tsv out={other}/file/out"),
         (new_encoder, "new-encoder corpus={there}/data.tsv out={there}/data.tsv/out"),
     ],
-    ids=["prepare", "prepare-folder", "new-encoder"],
+    ids=["prepare", "prepare-folder", "prepare-pairs", "new-encoder"],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(
     module: object, line: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

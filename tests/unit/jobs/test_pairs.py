@@ -1,0 +1,134 @@
+"""A corpus as a training set on the command line, and ``dpr prepare-pairs``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpr.formats.corpora import read_passages
+from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.formats.training_sets import open_training_set
+from dpr.models.biencoder import BiEncoder
+from tests.helpers.jobs import explain, raising, train
+from tests.helpers.tiny import static_folder
+from tests.unit.data.test_pseudo_pairs import made_rows, write_corpus
+
+prepare_pairs, ladder = raising("prepare-pairs"), raising("ladder")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    return write_corpus(tmp_path / "corpus.jsonl", made_rows(90))
+
+
+def arguments(corpus: Path, out: Path | None, *more: str) -> list[str]:
+    encoder = static_folder(corpus.parent / "encoder")
+    given = [f"encoder.pretrained_model_cfg={encoder}", "encoder=static", "encoder.pooling=idf_sqrt", "train_datasets=[docs]"]
+    given += [f"datasets.docs.file={corpus}", "datasets.docs.pairs={crops: 2, title: 1}", "train.hard_negatives=0", "no_cuda=true"]
+    given += ["train.batch_size=16", "train.num_train_epochs=3", "train.save_every_steps=4"]
+    return [*given, *([f"output_dir={out}"] if out else []), *more]
+
+
+def weights(folder: Path) -> str:
+    return BiEncoder.load(folder).fingerprint
+
+
+def test_training_on_a_corpus_is_the_same_from_text_and_tokens_and_after_a_stop(corpus: Path, tmp_path: Path) -> None:
+    assert train(arguments(corpus, tmp_path / "tokens")) == 0
+    assert list((tmp_path / "cache").glob("tokens-*"))
+    assert train(arguments(corpus, tmp_path / "text", "train.token_store=off")) == 0
+    assert train(arguments(corpus, tmp_path / "resumed", "train.stop_at_epoch=1")) == 0
+    assert train(arguments(corpus, tmp_path / "resumed")) == 0
+    assert len({weights(tmp_path / name) for name in ("tokens", "text", "resumed")}) == 1
+    assert train(arguments(corpus, tmp_path / "other", "seed=3")) == 0
+    assert weights(tmp_path / "other") != weights(tmp_path / "text")
+
+
+def test_pairs_that_differ_are_another_run(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(arguments(corpus, tmp_path / "run")) == 0
+    for changed in ("datasets.docs.drop_words=0.2", "datasets.docs.held_back=0.2", "datasets.docs.pairs=crops"):
+        assert train(arguments(corpus, tmp_path / "run", changed)) not in (0, 1)
+        assert "was written by a different run: train_datasets" in capsys.readouterr().err
+    write_corpus(corpus, made_rows(91))
+    assert train(arguments(corpus, tmp_path / "run")) not in (0, 1)
+    assert "was written by a different run: train_datasets" in capsys.readouterr().err
+
+
+def test_rows_of_similar_length_and_a_labelled_set_beside_it(corpus: Path, tmp_path: Path) -> None:
+    labelled = tmp_path / "train.jsonl"
+    row = {"question": "ba be", "positive_ctxs": [{"title": "", "text": "bi bo"}]}
+    labelled.write_text("".join(json.dumps({**row, "question": f"ba be {number}"}) + "\n" for number in range(40)))
+    more = [f"train_datasets=[docs,{labelled}]", "train.sampling.temperature=2", "train.sampling.mixed=true"]
+    assert train(arguments(corpus, tmp_path / "mixed", *more)) == 0
+    for name, store in (("grouped", "auto"), ("grouped_text", "off")):
+        grouped = ["train.sampling.group_by_length=true", f"train.token_store={store}"]
+        assert train(arguments(corpus, tmp_path / name, *grouped)) == 0
+    assert weights(tmp_path / "grouped") == weights(tmp_path / "grouped_text")
+
+
+def test_explain_shows_the_pairs_of_a_step(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(arguments(corpus, None, "step=2", "questions=0")) == 0
+    shown = capsys.readouterr().out
+    assert "16 questions of docs" in shown
+    assert "which answer it too" in shown  # passages of one file
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["datasets.docs.reader=a:B"], "datasets.docs.pairs and datasets.docs.reader are mutually exclusive"),
+        (["datasets.docs.pairs=nonsense"], "datasets.docs.pairs=nonsense is not a kind of pairs"),
+        (["datasets.docs.pairs=null", "datasets.docs.drop_words=0.1"], "datasets.docs.drop_words"),
+        (["datasets.docs.held_only=true"], "datasets.docs.held_only"),
+        (["datasets.docs.drop_words=1"], "it must be in [0, 1)"),
+    ],
+)
+def test_what_does_not_fit_is_said(corpus: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(arguments(corpus, tmp_path / "run", *more)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_pairs_are_cut_from_one_corpus(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_corpus(tmp_path / "corpus2.jsonl", made_rows(8))
+    assert train(arguments(corpus, tmp_path / "run", f"datasets.docs.file={tmp_path}/corpus*.jsonl")) == 2
+    assert "names 2 files, but pairs are cut from one corpus" in capsys.readouterr().err
+
+
+def test_pseudo_questions_and_pairs_as_files(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "pseudo"
+    command = [str(corpus), f"out={out}", "held_back=0.3", "rounds=2"]
+    prepare_pairs(command)
+    first = {path.name: path.read_bytes() for path in out.iterdir()}
+    prepare_pairs(command)  # made already
+    prepare_pairs([*command[:1], f"out={tmp_path / 'again'}", *command[2:]])
+    again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert {name: content for name, content in again.items() if name != "manifest.json"} == {
+        name: content for name, content in first.items() if name != "manifest.json"
+    }
+    before = {passage.id: passage for passage in read_passages(corpus)}
+    after = {passage.id: passage for passage in read_passages(out / "evaluation_corpus.jsonl")}
+    questions, qrels = read_questions(out / "dev_questions.jsonl"), read_qrels(out / "dev_qrels.tsv")
+    assert before.keys() == after.keys()
+    asked = {passage for grades in qrels.values() for passage in grades}
+    assert len(questions) == len(asked) > 5
+    for key, passage in after.items():
+        assert (passage != before[key]) == (key in asked)
+    for question in questions:
+        (key,) = qrels[question.id]
+        words = set(question.text.split())
+        assert words <= {*before[key].text.split(), *before[key].title.split()}
+        assert question.text not in after[key].text
+    held = {before[key].origin for key in asked}
+    pairs = open_training_set(out / "train.jsonl", name="pairs")
+    rows = [pairs[row] for row in range(len(pairs))]
+    assert len(rows) == 180
+    assert {row.positives[0].id for row in rows} & asked == set()
+    assert {before[str(row.positives[0].id)].origin for row in rows if before[str(row.positives[0].id)].origin} & (held - {None}) == set()
+
+
+def test_the_ladder_says_how_to_mine_for_pairs(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"datasets.docs.pairs: negatives are mined for files.*dpr prepare-pairs rounds=N"):
+        ladder(arguments(corpus, tmp_path / "ladder", f"corpus={corpus}"))
