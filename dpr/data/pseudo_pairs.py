@@ -105,7 +105,7 @@ class PseudoPairs:
         facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))
         """Changes with the corpus, and with what is cut from it."""
-        rows = (row for row in range(self._store.num_passages) if self.is_usable(self.row(row)))
+        rows = (number for number, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
             raise InputError("has no passage with words" + " that is held back" * held_only, file=self.file)

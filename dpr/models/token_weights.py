@@ -69,6 +69,6 @@ def begin_with_idf(pooling: Pooling, folder: Path, rows: Tensor, k1: float, b: f
     pooling.token_weights.copy_(start / (rows.square().sum(1).mean().sqrt() if is_bm25 else start.mean()))
     if isinstance(pooling, Bm25Pooling):
         if not frequencies.mean_length:
-            found, hint = "states no mean_length, which encoder.pooling=bm25 needs", "make the folder again with dpr new-encoder"
+            found, hint = "states no mean_length, which encoder.pooling=bm25 needs", "make it again: dpr new-encoder ... overwrite=true"
             raise InputError(found, file=folder / TOKEN_FREQUENCIES_FILE, hint=hint)
         pooling.constants.copy_(torch.tensor([k1, b, frequencies.mean_length]))
