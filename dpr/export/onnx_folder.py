@@ -102,8 +102,7 @@ def _passage(passage: Passage, part: dict[str, Any]) -> str | tuple[str, str]:
     if not title:
         return str(prompt + text)
     if template := part["title_template"]:
-        before, between = template.removesuffix("{text}").split("{title}")
-        return f"{prompt}{before}{title}{between}{text}"
+        return f"{prompt}{template.removesuffix('{text}').replace('{title}', title)}{text}"
     return prompt + title, text
 
 

@@ -32,7 +32,7 @@ MADE = {
     "maximum": lambda folder: shared(folder, pooling="max"),
     "decoder": MODELS["decoder, shared"],
     "static, cut": lambda folder: static(folder, shared=True, dimensions=8),
-    "roots of repeats": lambda folder: static(folder, pooling="idf_sqrt"),
+    "roots of repeats": lambda folder: static(folder, pooling="idf_sqrt", title_template="{title} {title} {text}"),
     "bm25": lambda folder: static(folder, pooling="bm25", shared=True, plain_apostrophes=False),
     "the original's [SEP]": lambda folder: shared(folder, pooling="mean", dpr_trailing_sep=True, title_template="{title} - {text}"),
 }
