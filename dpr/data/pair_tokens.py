@@ -1,6 +1,6 @@
 """The tokens of a corpus, in a token store; pairs are cut from them exactly as from the text, so nothing is tokenised twice.
 
-A row of the store has one positive, the passage, and as its question the numbers that tell its words (``_codes``).
+A row of the store has one positive, the passage, and as its question the numbers that tell its words (``add_passages``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TokenRow:
         return self._passage.identity[0]
 
     def sample(self, cut: Cut, cut_from: TokenRow, identity: tuple[int, int]) -> StoredSample:
-        title, text = self._passage.tokens()[:2]
+        text = self._passage.tokens().text
         question = [token for word in cut.title for token in self._title[self._title_ends[word] : self._title_ends[word + 1]]]
         question += [token for word in cut.question for token in text[self._ends[word] : self._ends[word + 1]]]
         title, text = cut_from._passage.tokens()[:2]
@@ -110,7 +110,7 @@ class StoredPairs:
 
 
 def add_passages(part: TokenPartWriter, rows: list[TextRow], tensorizer: Tensorizer) -> None:
-    """Stores passages of a corpus, a row each.
+    """Stores passages of a corpus, a row each (docs/file_formats.md has the numbers that stand in place of a question).
 
     Raises:
         TokensOfWordsError: the tokens of a text are not those of its words.

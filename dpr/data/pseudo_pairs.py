@@ -125,7 +125,7 @@ class PseudoPairs:
         return (known_document(self[row]),)
 
     def drawn(self, row: int, generator: np.random.Generator) -> TrainingSample:
-        """A pair of a passage, or where it is empty or held back, of the next that is not.
+        """A pair of a passage, or where it is empty or held back, of another one, drawn.
 
         Raises:
             ConfigError: a maker of the user's returned what is no pair.
@@ -183,7 +183,7 @@ def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: 
     """The pair of a row, from its text or its tokens, whichever ``row_of`` gives; the same numbers are drawn for both."""
     number = pairs.corpus_row(row)
     while not pairs.is_usable(found := row_of(number)):
-        number = (number + 1) % pairs.num_passages
+        number = int(generator.integers(pairs.num_passages))
     identity = found.document, int(generator.integers(1 << 62))
     kind = choose(pairs.kinds, found.words, generator)
     if kind in pairs.makers:
