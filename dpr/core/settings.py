@@ -29,6 +29,8 @@ from dpr.core.setting_rules import listed as listed
 from dpr.core.setting_rules import rule_of as rule_of
 from dpr.core.setting_rules import setting as setting
 
+Base = TypeVar("Base", bound="Settings")
+
 
 @dataclass
 class Settings:
@@ -73,6 +75,10 @@ class Settings:
 
     def check_together(self, prefix: str) -> None:
         """Checks combinations of settings; called when each alone is valid."""
+
+    def part(self, base: type[Base]) -> Base:
+        """The settings that this class has from ``base``, alone."""
+        return base(**{item.name: getattr(self, item.name) for item in fields(base)})
 
 
 def leaves(settings: Settings, prefix: str = "", around: tuple[Rule, ...] = ()) -> dict[str, Leaf]:
@@ -131,15 +137,6 @@ def check_type(key: str, value: Any, hint: Any) -> None:
     origins = [get_origin(kind) or kind for kind in kinds]
     if not any(isinstance(value, _ACCEPTED.get(kind, kind)) for kind in origins) or (type(value) is bool and bool not in origins):
         raise ConfigError(f"{key}={value!r} is not {' or '.join(_IN_WORDS.get(kind, type_name(kind)) for kind in kinds)}")
-
-
-Kind = TypeVar("Kind", bound=Settings)
-
-
-def part_of(kind: type[Kind], *sources: Settings, **changes: Any) -> Kind:
-    """The settings of ``kind``, each from the first of ``sources`` that has a field of its name; ``changes`` take precedence."""
-    found = {item.name: getattr(source, item.name) for source in reversed(sources) for item in fields(source)}
-    return kind(**{item.name: value for item in fields(kind) if (value := (found | changes).get(item.name, item)) is not item})
 
 
 def require_set(settings: Settings, examples: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from dpr.core.cluster_settings import ClusterSettings
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
-from dpr.core.settings import Settings, part_of, require_set, setting, store_name
+from dpr.core.settings import Settings, require_set, setting, store_name
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 
 
@@ -48,8 +48,7 @@ class CheckpointEncoderConfig(GivenTextSettings):
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``BiEncoder.load`` that these settings stand for."""
-        settings = EncoderSettings(pooling=self.pooling)
-        return {"pretrained_model_cfg": self.pretrained_model_cfg, "settings": settings, "text": part_of(GivenTextSettings, self)}
+        return {"pretrained_model_cfg": self.pretrained_model_cfg, "settings": EncoderSettings(pooling=self.pooling), "text": self}
 
 
 @dataclass

@@ -14,7 +14,6 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.records import Passage
-from dpr.core.settings import part_of
 from dpr.evaluation.ranking_metrics import format_table
 from dpr.formats.corpora import require_word
 from dpr.formats.question_sets import read_qrels
@@ -238,7 +237,7 @@ class _Retrieval:
             # A folder by its absolute path, so that it is found from anywhere.
             pretrained_model_cfg=str(Path(name).resolve()) if name and Path(name).is_dir() else name,
             dimensions=config.dimensions,
-            text=part_of(GivenTextSettings, config.encoder),
+            text=config.encoder.part(GivenTextSettings),
         )
 
     def table(self, metrics: dict[str, float]) -> str:

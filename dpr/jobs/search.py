@@ -12,7 +12,7 @@ from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
-from dpr.core.settings import part_of, put_back_idle
+from dpr.core.settings import put_back_idle
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.formats.vector_shards import VectorShard
 from dpr.indexer.filtered import can_filter
@@ -83,7 +83,7 @@ def retrieval_config(settings: SearchSettings, *, pooling: str = "cls") -> Retri
     shared = {item.name for item in fields(SearchSettings)} & {item.name for item in fields(RetrievalConfig)}
     values: dict[str, Any] = {name: getattr(settings, name) for name in shared} | {
         "qa_dataset": "typed",
-        "encoder": part_of(CheckpointEncoderConfig, settings.text, pretrained_model_cfg=settings.pretrained_model_cfg, pooling=pooling),
+        "encoder": CheckpointEncoderConfig(**vars(settings.text), pretrained_model_cfg=settings.pretrained_model_cfg, pooling=pooling),
         "ctx_datasets": [str(source.file) for source in settings.passages],
         "indexer": IndexerConfig(**settings.indexer),
     }

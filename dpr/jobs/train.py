@@ -14,7 +14,6 @@ from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.seeding import seed_everything
-from dpr.core.settings import part_of
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import TextSettings
 from dpr.data.tokens import open_tokens
@@ -30,7 +29,7 @@ from dpr.models.backbones import is_without_weights
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.models.pretrained import read_config
 from dpr.models.sentence_transformers import MODULES
-from dpr.models.settings import EncoderSettings, TowerSettings
+from dpr.models.settings import EncoderSettings, RunningSettings, TemperatureSettings, TowerSettings, VectorSettings
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
 from dpr.training.callbacks import Callback
@@ -106,9 +105,9 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
     encoder = config.encoder
     for key in ("query_prompt", "passage_prompt"):
         warn_of_lost_space(f"encoder.{key}", getattr(encoder, key) or "")
-    options = part_of(TowerOptions, config.loss, encoder)
+    options = TowerOptions(**vars(config.loss.part(TemperatureSettings)), **vars(encoder.part(RunningSettings)))
     text = encoder.text_of(TextSettings(plain_apostrophes=_makes_apostrophes_plain(config)))
-    settings = part_of(EncoderSettings, text, encoder, dpr_trailing_sep=config.trailing_sep())
+    settings = EncoderSettings(**vars(encoder.part(VectorSettings)) | vars(text) | {"dpr_trailing_sep": config.trailing_sep()})
     if config.model_file is not None:
         model = BiEncoder.load(
             config.model_file,
@@ -117,7 +116,7 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             pretrained_model_cfg=encoder.named_model(),
             special_tokens=config.special_tokens or (),
             trailing_sep=encoder.dpr_trailing_sep is not False,
-            settings=part_of(EncoderSettings, TextSettings(), settings),
+            settings=replace(settings, **vars(TextSettings())),
             text=encoder,
         )
         _refuse_other_use(encoder, model, str(config.model_file))

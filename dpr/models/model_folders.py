@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, ConfigError, DprError, InputError
-from dpr.core.settings import part_of
 from dpr.data.presentation import SPACED_TITLE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
@@ -128,7 +127,7 @@ def _checkpoint_parts(folder: Path, given_pooling: str) -> ModelParts:
         encoder, sequence_length=settings.sequence_length, question_length=settings.question_length, append_eos=settings.append_eos
     )
     learned = weights["log_temperature"].exp().tolist() if "log_temperature" in weights else None
-    tensorizer.present(part_of(TextSettings, settings))
+    tensorizer.present(settings.part(TextSettings))
     learned_temperature = _temperature(learned, folder / checkpoints.MODEL_FILE)
     stated = frozenset(asdict(TextSettings()))
     return ModelParts(settings, config, tensorizer, weights, temperature, learned_temperature, base, stated)
@@ -161,7 +160,7 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
             raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
     settings = replace(EncoderSettings(), **known)
     try:
-        part_of(TextSettings, settings).check()
+        settings.part(TextSettings).check()
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
     return settings

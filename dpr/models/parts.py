@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from dpr.core.settings import part_of
 from dpr.data.presentation import SPACED_TITLE
 from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
@@ -44,14 +43,14 @@ class ModelParts(NamedTuple):
             return self.settings
         text = given.text_of(self.tensorizer.text, stated=self.stated, source=source)
         self.tensorizer.present(text)
-        return part_of(EncoderSettings, text, self.settings)
+        return replace(self.settings, **vars(text))
 
 
 def present(tensorizer: Tensorizer, settings: EncoderSettings) -> EncoderSettings:
     """Gives a new model's tensorizer its text settings; returns them with a title template where the tokenizer separates no pairs."""
     if not settings.title_template and not tensorizer.separates_titles:
         settings = replace(settings, title_template=SPACED_TITLE)
-    tensorizer.present(part_of(TextSettings, settings))
+    tensorizer.present(settings.part(TextSettings))
     return settings
 
 

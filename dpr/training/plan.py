@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from dpr.core.distributed import Ranks
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
-from dpr.core.settings import part_of
 from dpr.data.collator import Collator
 from dpr.data.loader import PoolDataset, PoolOrder, cut_into_pools
 from dpr.data.mixing import Sampling
@@ -72,7 +71,7 @@ def make_plan(sets: OpenedSets, tensorizer: Tensorizer, settings: TrainingSettin
         global_batch_size=pool_size,
         ranks=ranks,
         seed=seed,
-        sampling=part_of(Sampling, train.sampling, rates=settings.train_sampling_rates),
+        sampling=Sampling(**vars(train.sampling) | {"rates": settings.train_sampling_rates}),
         local_shards=settings.local_shards_dataloader,
     )
     pools, accumulation = dataset.iterator.pools_per_epoch, train.gradient_accumulation_steps

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, part_of, require_set, setting
+from dpr.core.settings import Settings, require_set, setting
 from dpr.indexer.settings import Bm25Settings
 from dpr.mining.settings import MiningSettings
 from dpr.training.command_settings import BiEncoderTrainConfig
@@ -89,9 +89,8 @@ class LadderConfig(BiEncoderTrainConfig):
 
     def check_together(self, prefix: str) -> None:
         super().check_together(prefix)
-        part_of(MiningSettings, self.mine, **{key: value for key, value in asdict(self.bm25).items() if value is not None}).check_values(
-            "bm25."
-        )
+        own = {key: value for key, value in vars(self.bm25).items() if value is not None and hasattr(self.mine, key)}
+        replace(self.mine, **own).check_values("bm25.")
         require_set(self, {"train_datasets": "[train.jsonl]", "corpus": "corpus.tsv", "output_dir": "runs/ladder"})
         if self.train.dry_run:
             raise ConfigError("train.dry_run=true is for dpr train; ladder.plan=true shows the stages of a ladder")
