@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, InputError
-from dpr.models.pretrained import load_weights, read_config
+from dpr.models.pretrained import CONFIG, load_weights, read_config
 from dpr.storage.durable import MANIFEST, read_manifest
 
 
@@ -40,9 +40,11 @@ def load_backbone(
 
 
 def is_without_weights(folder: Path) -> bool:
-    """Whether a folder is one of ``dpr new-encoder``, whose weights come with training."""
-    if not (folder / MANIFEST).is_file() or any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
+    """Whether a folder is one of ``dpr new-encoder``, whose weights come with training, or a static encoder's that was made by hand."""
+    if not (folder / CONFIG).is_file() or any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir()):
         return False
+    if not (folder / MANIFEST).is_file():
+        return bool(read_config(folder).model_type == "static")
     try:
         return bool(read_manifest(folder)["metadata"].get("kind") == "encoder without weights")
     except InputError:  # of another program

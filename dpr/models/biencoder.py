@@ -268,14 +268,14 @@ class BiEncoder(TextEncoding):
         ``token_frequencies`` names the folder whose frequencies the weights of ``idf`` pooling begin with, by default the encoder's;
         ``bm25`` pooling begins with ``bm25_k1`` and ``bm25_b`` too.
         """
-        from dpr.models.token_weights import begin_with_idf  # what stored models do not need
+        from dpr.models.token_weights import begin_with_idf, length_of_rows  # what stored models do not need
 
         settings, options = settings or EncoderSettings(), options or TowerOptions()
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
         make = partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts)
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
         for tower in dict.fromkeys(towers):
-            rows = tower.backbone.get_input_embeddings().weight
-            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder), rows, bm25_k1, bm25_b)
+            length = length_of_rows(tower.backbone)
+            begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder), length, bm25_k1, bm25_b)
         tensorizer, settings = new_tensorizer(name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens)
         return cls(*towers, tensorizer, settings, options)

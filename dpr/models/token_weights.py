@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,11 +47,20 @@ class Bm25Pooling(RootIdfPooling):
         return question
 
 
+def length_of_rows(backbone: Any) -> float:
+    """How long the row of a token is: by the config of a static encoder, whose rows from a corpus are as long only if fully kept
+    (``dpr.preparation.corpus_rows``); of any other, the root mean square."""
+    rows = backbone.get_input_embeddings().weight
+    if backbone.config.model_type == "static":
+        return float(backbone.config.initializer_range * rows.shape[1] ** 0.5)
+    return float(rows.detach().square().sum(1).mean().sqrt())
+
+
 @torch.no_grad()
-def begin_with_idf(pooling: Pooling, folder: Path, rows: Tensor, k1: float, b: float) -> None:
+def begin_with_idf(pooling: Pooling, folder: Path, length: float, k1: float, b: float) -> None:
     """Sets the weights of ``IdfPooling`` to the inverse document frequencies in the corpus that ``folder`` was made for, divided by their
-    mean, so that weights are of the size of 1, as rates of learning expect it. Those of ``bm25`` are divided by the usual length of the
-    tokens' ``rows`` (V, D) instead, so that scores begin as BM25's.
+    mean, so that weights are of the size of 1, as rates of learning expect it. Those of ``bm25`` are divided by the ``length`` of a
+    token's row instead, so that scores begin as BM25's.
 
     Without frequencies the weights stay 1, with a warning.
 
@@ -66,7 +76,7 @@ def begin_with_idf(pooling: Pooling, folder: Path, rows: Tensor, k1: float, b: f
     idf = torch.from_numpy(frequencies.idf())
     start = idf.sqrt() if isinstance(pooling, RootIdfPooling) else idf
     is_bm25 = isinstance(pooling, Bm25Pooling | Bm25QuestionPooling)
-    pooling.token_weights.copy_(start / (rows.square().sum(1).mean().sqrt() if is_bm25 else start.mean()))
+    pooling.token_weights.copy_(start / (length if is_bm25 else start.mean()))
     if isinstance(pooling, Bm25Pooling):
         if not frequencies.mean_length:
             found, hint = "states no mean_length, which encoder.pooling=bm25 needs", "make it again: dpr new-encoder ... overwrite=true"

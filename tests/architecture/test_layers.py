@@ -52,7 +52,7 @@ ROOMS = {
     "faiss": ("dpr/indexer/",),
     "bm25s": ("dpr/indexer/",),
     "pytrec_eval": ("dpr/evaluation/",),
-    "scipy": ("dpr/evaluation/",),
+    "scipy": ("dpr/evaluation/", "dpr/preparation/corpus_rows.py"),
     "jinja2": ("dpr/evaluation/",),
     "regex": ("dpr/evaluation/", "dpr/data/", "dpr/indexer/"),
     "fastapi": ("dpr/serving/",),
