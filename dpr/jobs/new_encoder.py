@@ -17,7 +17,7 @@ class NewEncoderSettings(Settings):
 dpr new-encoder corpus=corpus.tsv questions=train.json out=my_encoder vocab_size=8000 layers=1 hidden=256
 dpr train encoder.pretrained_model_cfg=my_encoder ...
 
-dpr new-encoder corpus=corpus.tsv out=my_static vocab_size=30000 layers=0 hidden=512
+dpr new-encoder corpus=corpus.tsv out=my_static vocab_size=30000 layers=0 hidden=1024
 dpr train encoder=static encoder.pretrained_model_cfg=my_static ...
 """
     corpus: str | None = None

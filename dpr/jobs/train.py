@@ -166,7 +166,7 @@ def _check_kind(init: str | None, encoder: TowerSettings) -> None:
     if encoder.encoder_model_type == "static" and not ((folder / "config.json").is_file() and read_config(folder).model_type == "static"):
         raise ConfigError(
             f"encoder=static, but encoder.pretrained_model_cfg={folder} is not the folder of a static encoder; make one with "
-            f"dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=512 (tokenizer={folder} takes the tokenizer of a model)"
+            f"dpr new-encoder corpus=FILE out=FOLDER layers=0 hidden=1024 (tokenizer={folder} takes the tokenizer of a model)"
         )
     if (folder / MODULES).is_file():
         found = f"encoder.pretrained_model_cfg={folder} is a folder of sentence-transformers"

@@ -138,6 +138,8 @@ def write_encoder(
             (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
             _write_tokenizer(folder, vocabulary, shape)
         else:
+            import dpr.models.static  # noqa: F401 (transformers warns of a family that it does not know)
+
             load_tokenizer(tokenizer).save_pretrained(str(folder))
         loaded = load_tokenizer(folder)
         size, pad = len(loaded), loaded.pad_token_id or 0
