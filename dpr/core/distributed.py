@@ -72,7 +72,13 @@ def process_group(device_type: str, *, timeout_s: float = 300.0) -> Iterator[Ran
         with lost_ranks.named():
             yield current_ranks()
     finally:
+        _left.append(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+_left: list[Any] = []
+"""Groups that were left. None is freed: gloo's waits for its threads without releasing the GIL, and one of these may need it to release a
+tensor of the last collective. A model in DDP would free its group when it is freed itself."""
 
 
 def resolve_device(name: str | None, *, local_rank: int = 0) -> torch.device:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 import torch
+from torch import nn
 
 from dpr.core.distributed import process_group, resolve_device
 from dpr.core.errors import ConfigError
+from tests.helpers.processes import run_on_ranks
 
 
 def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +21,20 @@ def test_a_port_that_another_run_has_is_named(monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setenv(name, str(value))
         with pytest.raises(ConfigError, match=f"port {port} of this machine is taken.*--master-port"), process_group("cpu", timeout_s=5):
             raise AssertionError("it must not start")
+
+
+def _leave_with_a_model() -> None:
+    sys.setswitchinterval(10)  # a thread of gloo that wants the GIL waits until this one rests
+    with process_group("cpu"):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 3))
+        model(torch.ones(2, 3)).sum().backward()
+        for _ in range(20):
+            torch.distributed.broadcast(torch.zeros(3), 0)
+
+
+def test_a_model_that_outlives_its_group_is_freed_without_waiting_for_gloo() -> None:
+    for _ in range(4):  # half of them waited forever
+        run_on_ranks(_leave_with_a_model, 2, join=False, timeout_s=10)
 
 
 def test_the_gpu_of_a_rank_becomes_the_current_one_and_one_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
