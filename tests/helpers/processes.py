@@ -15,7 +15,15 @@ from typing import Any
 from tests.helpers.patience import patient
 
 TIMEOUT_S = 120.0
-_IMPORTED = ["torch.distributed", "transformers", "dpr.training.trainer", "tests.helpers.tiny"]
+_IMPORTED = (
+    "torch.distributed",
+    "transformers.models.bert.modeling_bert",  # with all that transformers imports for its first model and tokenizer
+    "transformers.models.bert.tokenization_bert",
+    "safetensors.torch",
+    "dpr.training.trainer",
+    "dpr.training.usual",
+    "tests.helpers.tiny",
+)
 """What the process that ranks are forked from has imported: seconds of every rank's start. None of these starts a thread."""
 
 
@@ -41,7 +49,7 @@ def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, join: bool
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # A server that has imported torch forks the ranks, so that a rank starts in milliseconds. It begins no work: no thread to lose.
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    context.set_forkserver_preload([*_IMPORTED])
     readers, processes = [], []
     try:
         for rank in range(world_size):

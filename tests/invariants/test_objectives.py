@@ -5,12 +5,15 @@ pytest tests/invariants/test_objectives.py
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from dpr.core.batch import BiEncoderBatch
 from dpr.core.distributed import current_ranks, sum_over_ranks
@@ -18,6 +21,7 @@ from dpr.data.collator import Collator
 from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
 from dpr.data.settings import DataSetSettings
+from dpr.data.tensorizer import Tensorizer
 from dpr.losses.guide import Guide
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
@@ -92,32 +96,43 @@ def with_teacher(batch: BiEncoderBatch) -> BiEncoderBatch:
     return replace(batch, teacher_scores=scores.where((number % 5 > 0) & (rows % 4 > 0), torch.nan))
 
 
-def pool_batch(model: BiEncoder, name: str, rank: int, world_size: int) -> BiEncoderBatch:
+@cache
+def pool_batch(tensorizer: Tensorizer, num_positives: int, rank: int, world_size: int) -> BiEncoderBatch:
     source = ListSource(make_samples(3 * POOL, num_passages=24))
     order = ShardedDataIterator(len(source), global_batch_size=POOL, seed=5, rank=rank, world_size=world_size)
-    collator = Collator(model.tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, num_positives=2 if name in TWO_POSITIVES else 1, seed=5)
+    collator = Collator(tensorizer, num_hard=NUM_HARD, num_other=NUM_OTHER, num_positives=num_positives, seed=5)
     sets = [(source, DataSetSettings(loss_scale=0.5))]
     return with_teacher(PoolDataset(sets, MultiSetDataIterator([order], seed=5), collator)[1, 0])
 
 
-def make_model(folder: Path, name: str, *, packed: bool = True) -> BiEncoder:
+@cache
+def make_model(folder: Path, normalize: bool, packed: bool) -> BiEncoder:
+    """One for all objectives: making it takes longer than a step, which leaves its weights as they are."""
     options = TowerOptions(temperature=0.6, learn_temperature=True, packed=packed)
-    return tiny_model(folder, options=options, normalize=name in NORMALIZED).train()
+    return tiny_model(folder, options=options, normalize=normalize).train()
+
+
+@cache
+def make_parallel(folder: Path, normalize: bool, packed: bool) -> tuple[BiEncoder, nn.Module]:
+    model = copy.deepcopy(make_model(folder, normalize, packed))
+    return model, data_parallel(model, current_ranks(), CPU)
 
 
 def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scores: int = 1 << 22) -> dict[str, torch.Tensor]:
     """Loss and gradient of one step, as every rank of a group sees them."""
     ranks = current_ranks()
-    model = make_model(folder, name, packed=packed)
     settings = ObjectiveSettings(**OBJECTIVES[name])
     guide = HandMadeGuide() if settings.guide else None
-    loss = Objective(settings, normalize=model.settings.normalize, guide=guide, max_scores=max_scores)
+    loss = Objective(settings, normalize=name in NORMALIZED, guide=guide, max_scores=max_scores)
     step: Step
     if cached:
+        model = make_model(folder, name in NORMALIZED, packed)
         step = CachedStep(model, loss, max_tokens=40, ranks=ranks, device=CPU)
     else:
-        step = DirectStep(data_parallel(model, ranks, CPU), loss, ranks=ranks, device=CPU)
-    result = step(pool_batch(model, name, ranks.rank, ranks.world_size), num_pools=1, is_last=True)
+        model, parallel = make_parallel(folder, name in NORMALIZED, packed)
+        step = DirectStep(parallel, loss, ranks=ranks, device=CPU)
+    model.zero_grad()
+    result = step(pool_batch(model.tensorizer, 1 + (name in TWO_POSITIVES), ranks.rank, ranks.world_size), num_pools=1, is_last=True)
     gradient = {key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None}
     return {"loss": sum_over_ranks(result.loss_sum) / POOL, **gradient}
 
@@ -138,7 +153,7 @@ def every_case(folder: Path) -> dict[tuple[str, str], dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return encoder_folder(tmp_path_factory.mktemp("model") / "encoder")
+    return encoder_folder(tmp_path_factory.mktemp("model") / "encoder", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +164,9 @@ def found(folder: Path) -> dict[int, list[dict[tuple[str, str], dict[str, torch.
 
 def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """Loss and gradient of the objective written out, from vectors of the padded towers."""
-    model = make_model(folder, name, packed=False)
-    batch = pool_batch(model, name, 0, 1)
+    model = make_model(folder, name in NORMALIZED, packed=False)
+    model.zero_grad()
+    batch = pool_batch(model.tensorizer, 1 + (name in TWO_POSITIVES), 0, 1)
     vectors = model(batch.questions, batch.contexts)
     pool = PlainPool(vectors.questions, vectors.contexts[batch.context_row], batch, vectors.temperature.value, model.settings.normalize)
     if "guide" in OBJECTIVES[name]:
