@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Setting
+from dpr.core.settings import Setting, quoted
 
 _LAUNCHER_FLAGS = ("--local-rank", "--local_rank")
 _HELP = ("--help", "-h")
@@ -179,13 +179,6 @@ def exists(value: str) -> bool:
         return len(value) < 4096 and not value.isdigit() and Path(value).exists()
     except (OSError, ValueError):
         return False
-
-
-def quoted(value: str) -> str:
-    """The value in quotes, so that all of it is taken as it is."""
-    escaped = re.sub(r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value)
-    trailing = len(escaped) - len(escaped.rstrip("\\"))
-    return f"'{escaped}{chr(92) * trailing}'"
 
 
 def unquoted(value: str) -> str:

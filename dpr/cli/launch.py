@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpr.cli import composed, values
-from dpr.cli.arguments import parse, quoted, under_launcher
+from dpr.cli.arguments import parse, under_launcher
 from dpr.cli.endings import exit_code_of
 from dpr.cli.help_text import help_text
 from dpr.cli.keys import check_keys, conf_folder
@@ -17,7 +17,7 @@ from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
-from dpr.core.settings import Settings, settings
+from dpr.core.settings import Settings, quoted, settings
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]

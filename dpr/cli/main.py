@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "quickstart": Command("from a folder of documents to an evaluated retriever", "dpr.jobs.quickstart:QuickstartSettings"),
+    "adapt": Command("from a corpus without questions to a retriever", "dpr.jobs.adapt:AdaptSettings"),
     "download": Command("fetch DPR's published data and models by their keys", "dpr.preparation.settings:DownloadConfig", "download"),
     "prepare": Command("make training data from other formats", "dpr.jobs.prepare:PrepareSettings"),
     "prepare-folder": Command(

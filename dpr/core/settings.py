@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -162,6 +163,13 @@ def store_name(key: str, value: str) -> str:
     if value.strip() in ("", "True", "true"):
         raise ConfigError(f"{key}={value!r} is neither auto, nor off, nor the name of a folder")
     return value
+
+
+def quoted(value: str) -> str:
+    """The value in quotes, so that all of it is taken as it is."""
+    escaped = re.sub(r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value)
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{chr(92) * trailing}'"
 
 
 def flat_values(settings: Any, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:

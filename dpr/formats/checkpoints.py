@@ -44,6 +44,8 @@ SETTINGS_FILE = "encoder_settings.json"
 STATE_FILE = "trainer_state.json"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
+RUN_FOLDER = "model"
+"""The run that trained the model, in the folder of a command that does more."""
 METRICS_LINES = "metrics.jsonl"
 METRICS_RECORD = "metrics_lines"
 """Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines follow."""
@@ -182,10 +184,13 @@ def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
 
 def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:
     """A checkpoint folder as it is; for a run folder its best checkpoint, or the last one where there is no best or it is not preferred.
+    The folder of ``dpr adapt`` or ``dpr quickstart`` stands for the run in it.
 
     Raises:
         CheckpointError: there is none.
     """
+    if not (path / RUN_FILE).exists() and (path / RUN_FOLDER / RUN_FILE).is_file():
+        path = path / RUN_FOLDER
     if (path / RUN_FILE).is_file():
         run = read_json(path / RUN_FILE)
         if not isinstance(run, dict):

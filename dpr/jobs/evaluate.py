@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,6 @@ def run(config: EvaluateConfig) -> float | None:
         raise ConfigError("evaluation runs in one process; start it without torchrun (a GPU is used when there is one)")
     if config.run_file is not None:
         return _evaluate_run_file(config)
-    if config.run and config.model_file == config.run and (Path(config.run) / FILE).is_file():  # of dpr quickstart
-        config = replace(config, model_file=SearchSettings.read(Path(config.run)).model_file or config.model_file)
     out = Path(str(config.output_dir))
     require_writable(out, folder=True)
     cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
@@ -86,6 +84,7 @@ class _Suite:
 
     def __init__(self, config: EvaluateConfig, out: Path, cache: Path) -> None:
         self.config, self.out, self.cache = config, out, cache
+        self.fusion = _fusion(config)
         self.device = resolve_device("cpu" if config.no_cuda else config.device)
         self.model: BiEncoder | None = None
         if config.needs_model:
@@ -119,7 +118,7 @@ class _Suite:
                 for system, ranking in rankings.items():
                     judged = judge_by_qrels(questions, ranking, qrels, num_docs=config.n_docs, corpus_ids=passages)
                     facts: dict[str, Any] = {"question_set": test_set.name, "indexer": "bm25" if system == "bm25" else "exact"}
-                    facts |= {"hybrid": "linear", "hybrid_weight": config.hybrid_weight} if system == "hybrid" else {}
+                    facts |= {"hybrid": "linear", "hybrid_weight": self.fusion.weight} if system == "hybrid" else {}
                     measured: dict[str, Any] = {"rankings": ranking, "judged": judged, "rows": rows, "passages": passages}
                     write_report(folder / f"{system}.json", facts, **asking, **measured, num_docs=config.n_docs)
                     if config.trec_runs:
@@ -131,21 +130,18 @@ class _Suite:
         """What decides the results of a set."""
         config = self.config
         files = {part: content_sha256(getattr(test_set, part))[:32] for part in ("corpus", "queries", "qrels")}
-        names = (
-            "systems",
-            "n_docs",
-            "trec_runs",
-            *(["precision"] * config.needs_model),
-            *(["hybrid_weight"] * ("hybrid" in config.systems)),
-        )
+        names = ("systems", "n_docs", "trec_runs", *(["precision"] * config.needs_model))
         facts = {name: getattr(config, name) for name in names} | {name: getattr(test_set.options, name) for name in _OPTIONS}
+        if "hybrid" in config.systems:
+            fusion = self.fusion
+            facts |= {"hybrid_weight": fusion.weight, **({} if fusion == Fusion(weight=fusion.weight) else asdict(fusion))}
         bm25 = {} if config.systems == ["dense"] else asdict(config.bm25)
         return {"model": self.fingerprint, **files, **facts, **bm25}
 
     def _rankings(self, test_set: TestSet, source: PassageSource, form: QuestionForm, questions: Sequence[Question]) -> dict[str, Any]:
         """The ranking of every question by each system."""
         config, texts = self.config, [form.asked(question.text) for question in questions]
-        fusion = Fusion(weight=config.hybrid_weight)
+        fusion = self.fusion
         k = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
         sides: dict[str, list[Ranking]] = {}
         for system, open_side in (("bm25", self._lexical), ("dense", self._dense)):
@@ -175,6 +171,16 @@ class _Suite:
 
     def _cached(self, name: str, facts: Any) -> Path:
         return self.cache / f"{name}-{text_sha256(json.dumps(facts, sort_keys=True))[:16]}"
+
+
+def _fusion(config: EvaluateConfig) -> Fusion:
+    """As the run is searched, unless the settings say otherwise."""
+    if config.hybrid_weight is not None:
+        return Fusion(weight=config.hybrid_weight)
+    stored = SearchSettings.read(Path(config.run)) if config.run and (Path(config.run) / FILE).is_file() else None
+    if stored is None or stored.hybrid_weight is None or stored.hybrid != "linear":
+        return Fusion()
+    return Fusion(weight=stored.hybrid_weight, normalisation=stored.hybrid_normalisation, depth=stored.hybrid_depth)
 
 
 def _evaluate_run_file(config: EvaluateConfig) -> float | None:

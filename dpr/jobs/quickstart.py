@@ -15,7 +15,7 @@ from dpr.jobs.report import ReportSettings
 from dpr.jobs.serve import ServeCommand
 
 if TYPE_CHECKING:
-    from dpr.jobs.ladder.quickstart import QuickstartPlan
+    from dpr.jobs.ladder.adaptation import AdaptationPlan
 
 
 @dataclass
@@ -53,8 +53,9 @@ dpr quickstart docs encoder=models/e5-small
 
 def run(config: QuickstartSettings) -> int:
     """Runs all stages, prints what came of them, and serves the page where it is asked for; returns the exit code."""
+    from dpr.jobs.ladder.adaptation import AdaptationPlan, stages, write_search
     from dpr.jobs.ladder.climb import climb
-    from dpr.jobs.ladder.quickstart import QuickstartPlan, stages, write_search
+    from dpr.jobs.ladder.texts import FolderTexts
     from dpr.jobs.serve import require_packages
     from dpr.jobs.serve import run as serve
 
@@ -62,15 +63,16 @@ def run(config: QuickstartSettings) -> int:
         require_packages("--serve")
         _port(config.port)
     out, questions = Path(str(config.out)), None if config.questions is None else Path(config.questions)
-    plan = QuickstartPlan(Path(str(config.folder)), out, config.reading(), questions, config.encoder, config.device)
+    texts = FolderTexts(Path(str(config.folder)), out, config.reading(), questions)
+    plan = AdaptationPlan(out, texts, config.encoder, device=config.device)
     start = time.monotonic()
     planned = stages(plan)
     climb(planned[:1], out, overwrite=True)
     if is_trained := plan.counts()["train questions"] > 0:
         climb(planned, out, overwrite=True)
-    write_search(plan)
+    write_search(plan, is_trained=is_trained)
     if is_trained:
-        show(plan, time.monotonic() - start)
+        show(plan, config, time.monotonic() - start)
     else:
         print(f"\n{plan.counts()['passages']:,} passages, too few questions in them to train on: BM25 searches them.")
         print("A larger folder, or questions=FILE with questions of yours, trains an encoder too.\n")
@@ -102,17 +104,19 @@ def _port(asked: int | None) -> int:
     return settings.port
 
 
-def show(plan: QuickstartPlan, seconds: float) -> None:
+def show(plan: AdaptationPlan, config: QuickstartSettings, seconds: float) -> None:
     """The table, the page, what could not be read, and what to type next."""
+    from dpr.jobs.adapt import show_choice
     from dpr.jobs.compare import run as compare
-    from dpr.jobs.ladder.quickstart import SYSTEMS
+    from dpr.jobs.ladder.adaptation import SYSTEMS
     from dpr.jobs.report import run as report
     from dpr.storage.durable import read_json
 
     runs = [f"{label}={plan.metrics(stage)}" for stage, label in SYSTEMS.items()]
+    show_choice(plan)
     print()
     compare(CompareSettings(runs=runs, metrics=["mrr@10"], out=str(plan.out / "compared.json")))
-    report(ReportSettings(folder=str(plan.out), runs=runs, title=plan.folder.resolve().name))
+    report(ReportSettings(folder=str(plan.out), runs=runs, title=Path(str(config.folder)).resolve().name))
     counts = plan.counts()
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts["test questions by kind"].items())
     found = {stage: read_json(plan.metrics(stage))["metrics"]["accuracy@5"] for stage in SYSTEMS}
@@ -123,7 +127,7 @@ def show(plan: QuickstartPlan, seconds: float) -> None:
     if set(counts["test questions by kind"]) <= {"heading", "title", "sentence"}:
         print("These questions are made of the texts and share words with them, which flatters BM25; questions=FILE takes real ones.")
     if counts["unread files"]:
-        print(f"{counts['unread files']:,} files could not be read: {plan.data / 'unread.jsonl'} says why")
+        print(f"{counts['unread files']:,} files could not be read: {plan.texts.prepared / 'unread.jsonl'} says why")
     print(f"It took {seconds / 60:.1f} minutes.\n")
     print(f'Search by hand:   dpr search {plan.out} "your question"')
     print(f"In a browser:     dpr serve {plan.out} metadata=file")

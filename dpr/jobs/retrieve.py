@@ -121,6 +121,8 @@ class _Retrieval:
         self.form = question_form(self.question_set.options, config.encoder_path)
         self.texts = [self.form.text(question.text) for question in self.questions]
         self.asked = [self.form.asked(question.text) for question in self.questions]
+        self.tried_weights: dict[str, float] = {}
+        """``tune_metric`` by weight, where the weight was chosen."""
 
     def _answer_match(self) -> str | None:
         match, has_answers = self.config.match, any(question.answers for question in self.questions)
@@ -177,6 +179,7 @@ class _Retrieval:
             passages=(self.look_up([*dense, *lexical], with_texts=True) or {}) if self.answer_match else {},
             workers=self.config.validation_workers,
         )
+        self.tried_weights = {f"{weight:g}": value for weight, value in values.items()}
         logger.info("hybrid_weight: %s", ", ".join(f"{weight:g} {value:.3f}" for weight, value in values.items()))
         return max(values, key=lambda weight: (values[weight], -weight))
 
@@ -215,6 +218,7 @@ class _Retrieval:
             "indexer": config.indexer.kind,
             "hybrid": config.hybrid,
             "hybrid_weight": weight,
+            **({"tried_weights": self.tried_weights} if self.tried_weights else {}),
         }
 
     def search_settings(self, weight: float | None) -> SearchSettings:

@@ -1,7 +1,8 @@
 """Questions cut from the passages of a corpus, held back to choose settings by, and pairs as a file, to mine negatives for and to score.
 
-What became of a question is cut out of its passage in the corpus that is searched, so that finding it is more than finding the same words.
-What is measured on such questions is optimistic: it may choose between two settings, and is never the quality of a model.
+What became of a question is cut out of its passage in the corpus that is searched, and half of the words that the rest of the passage has
+too are dropped from the question, so that finding it is more than finding the same words. What is measured on such questions is optimistic:
+it may choose between two settings, and is never the quality of a model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dpr.core.progress import Progress
 from dpr.core.records import Passage, Question, TrainingSample
 from dpr.core.seeding import generator_for
 from dpr.data.order import PAIRS
-from dpr.data.pairs import KINDS, choose, shortened
+from dpr.data.pairs import KINDS, choose, find_words
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
@@ -53,7 +54,7 @@ def prepare_pairs(corpus: Path, out: Path, settings: PairFileSettings, *, overwr
 def _write(target: Path, held: PseudoPairs, settings: PairFileSettings) -> dict[str, int]:
     asked: dict[int, tuple[str, Passage]] = {}
     for row in range(len(held)):
-        if len(asked) < settings.questions and (pair := ask(held, row)) is not None:
+        if len(asked) < settings.questions and (pair := ask(held, row, settings.drop_shared)) is not None:
             asked[held.corpus_row(row)] = pair
     if not asked:
         raise InputError("the passages that are held back are too short to ask for", file=held.file)
@@ -72,18 +73,29 @@ def _write(target: Path, held: PseudoPairs, settings: PairFileSettings) -> dict[
     return {"passages": held.num_passages, "pseudo-questions": len(asked)}
 
 
-def ask(pairs: PseudoPairs, row: int) -> tuple[str, Passage] | None:
-    """A question cut from a row's passage, and the passage without it; None where too little is left."""
+def ask(pairs: PseudoPairs, row: int, drop_shared: float) -> tuple[str, Passage] | None:
+    """A question cut from a row's passage, and the passage without it; None where too little is left of either."""
     found, generator = pairs.row(pairs.corpus_row(row)), generator_for(PAIRS, 0, 0, 0, row)
     kinds = {kind: weight for kind, weight in pairs.kinds.items() if kind in KINDS}
     cut = KINDS[choose(kinds, found.words, generator)][0](found.words, generator)
     around = [(0, cut.question[0]), (cut.question[-1] + 1, found.words.text)] if cut.question else [(0, found.words.text)]
     if sum(end - start for start, end in around) < _LEAST_WORDS:
         return None
-    cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator), passage=around)
-    sample = found.sample(cut, found, (0, 0))
+    sample = found.sample(cut._replace(passage=around), found, (0, 0))
     (rest,) = sample.positives
-    return sample.question, replace(found.passage, text=rest.text, title=rest.title)
+    shared, asked = set(map(_bare, _words(f"{rest.title} {rest.text}"))), _words(sample.question)
+    kept = [
+        word for word, draw in zip(asked, generator.random(len(asked)), strict=True) if draw >= drop_shared or _bare(word) not in shared
+    ]
+    return (" ".join(kept), replace(found.passage, text=rest.text, title=rest.title)) if len(kept) >= _LEAST_WORDS else None
+
+
+def _words(text: str) -> list[str]:
+    return [text[start:end] for start, end in find_words(text)]
+
+
+def _bare(word: str) -> str:
+    return "".join(filter(str.isalnum, word)).casefold()
 
 
 def _pairs(train: PseudoPairs, rounds: int) -> Iterator[TrainingSample]:

@@ -13,11 +13,11 @@ import pytest
 
 from dpr.cli.main import main
 from dpr.core.errors import ConfigError
-from dpr.jobs.ladder.climb import PassOn
-from dpr.jobs.ladder.quickstart import training_overrides
 from dpr.jobs.serve import ServeCommand
 from dpr.serving.settings import ServeSettings
 from tests.helpers.tiny import sentence
+
+STAGES = ["prepare-folder", "new-encoder", *["train"] * 5, "embed", "embed", *["retrieve"] * 4]
 
 
 def write_documents(folder: Path) -> None:
@@ -29,29 +29,13 @@ def write_documents(folder: Path) -> None:
     (folder / "broken.py").write_text("def (")
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The stages run in this process, which has imported everything; the list has the names of their commands."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
-    ran: list[str] = []
-
-    def run(self: PassOn, command: Sequence[str], log: Path) -> int:
-        arguments = list(command)[3:]  # python -m dpr
-        ran.append(arguments[0])
-        return main([*arguments, *(["vocab_size=400", "hidden=16", "overwrite=true"] if arguments[0] == "new-encoder" else [])])
-
-    monkeypatch.setattr(PassOn, "run", run)
-    return ran
-
-
 def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_made_again(
     commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_documents(tmp_path / "docs")
     line = ["quickstart", "docs", "device=cpu"]
     assert main(line) == 0
-    assert commands == ["prepare-folder", "new-encoder", "train", "embed", "embed", *["retrieve"] * 4]
+    assert commands == STAGES
     told = capsys.readouterr().out
     for expected in ("BM25", "trained", "hybrid", "1 files could not be read", "flatters BM25", "dpr search runs/docs"):
         assert expected in told, expected
@@ -73,7 +57,7 @@ def test_a_folder_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     assert commands == []
     (tmp_path / "docs" / "broken.py").write_text('"""Now it says something of use to those who look for it."""')
     assert main(line) == 0
-    assert commands == ["prepare-folder", "new-encoder", "train", "embed", "embed", *["retrieve"] * 4]
+    assert commands == STAGES
     assert "could not be read" not in capsys.readouterr().out
 
 
@@ -115,13 +99,6 @@ def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path:
         assert main(["quickstart", *words.split()]) in (2, 3)
         assert expected in capsys.readouterr().err, words
     assert commands == []
-
-
-def test_batches_leave_steps_to_learn_in() -> None:
-    sizes = [50, 200, 1000, 25_000]
-    batches = [next(int(one.split("=")[1]) for one in training_overrides("static", size) if "batch_size" in one) for size in sizes]
-    assert batches == [16, 16, 64, 512]
-    assert "model_file=." in training_overrides(".", 1000)
 
 
 def test_a_folder_with_too_few_questions_is_searched_by_bm25(

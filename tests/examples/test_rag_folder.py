@@ -10,7 +10,8 @@ import pytest
 
 from dpr import Retriever
 from dpr.cli.main import main
-from dpr.jobs.ladder.quickstart import QuickstartPlan, write_search
+from dpr.jobs.ladder.adaptation import AdaptationPlan, write_search
+from dpr.jobs.ladder.texts import FolderTexts
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
 from dpr.preparation.folder_data import CORPUS, FolderSettings, prepare_folder
@@ -29,14 +30,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parts = [f"## Part {number}.{part}\n\n{sentence(rng, 12).capitalize()}. {sentence(rng, 12).capitalize()}." for part in range(10)]
         text = f"# Page {number}\n\n{sentence(rng, 15).capitalize()}.\n\n" + "\n\n".join(parts)
         (folder / "manual" / ("inner" if number == 3 else ".") / f"page{number}.md").write_text(text)
-    plan = QuickstartPlan(folder / "manual", folder / "run", FolderSettings())
-    prepare_folder(plan.folder, plan.data, plan.reading)
+    texts = FolderTexts(folder / "manual", folder / "run", FolderSettings())
+    plan = AdaptationPlan(folder / "run", texts)
+    prepare_folder(texts.folder, texts.prepared, texts.reading)
     settings = EncoderSettings(shared=True, pooling="idf", normalize=True)
     with durable_folder(plan.out / "model") as target:
         BiEncoder.from_pretrained(str(static_folder(folder / "encoder")), settings, pretrained=False).write_to(target)
-    vectors = [f"model_file={plan.out / 'model'}", f"ctx_src={plan.data / CORPUS}", f"out_file={plan.out / 'vectors' / 'corpus'}"]
+    vectors = [f"model_file={plan.out / 'model'}", f"ctx_src={texts.corpus}", f"out_file={plan.out / 'vectors' / 'corpus'}"]
     assert main(["embed", *vectors, "device=cpu"]) == 0
-    write_json(plan.metrics("weight"), {"hybrid_weight": 0.5})
+    write_json(plan.metrics("weight"), {"tried_weights": {"0.5": 0.9}})
     write_search(plan)
     return plan.out
 

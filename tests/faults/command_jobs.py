@@ -123,7 +123,10 @@ JOBS = {
         ),
     )
 }
-QUICKSTART = Job("quickstart", "quickstart in/docs out=out/run device=cpu", "docs/page1.md")
+STAGED = {
+    "quickstart": Job("quickstart", "quickstart in/docs out=out/run device=cpu", "docs/page1.md"),
+    "adapt": Job("adapt", "adapt in/corpus.tsv out=out/run max_pairs=300 device=cpu", "corpus.tsv"),
+}
 """All stages in one process: too long to be tried as often as the others."""
 _WITH_TIMES = ("stage.json", "run.json", "metrics.jsonl", "report.html", "log.txt")  # of its stages
 
@@ -209,7 +212,7 @@ class Commands:
         if not folder.exists():
             shutil.copytree(self.folder / "in", folder / "in")
         child = {
-            "arguments": (JOBS | {QUICKSTART.name: QUICKSTART})[name].arguments(self.url),
+            "arguments": (JOBS | STAGED)[name].arguments(self.url),
             "folder": str(folder),
             "environment": {"DPR_CACHE": str(folder / "cache"), "TMPDIR": str(self.folder)},
             "fault": fault,
@@ -239,7 +242,7 @@ def left_by(name: str, folder: Path) -> dict[str, bytes]:
     if name == "train":
         return {"checkpoint": final_hash(folder / "out" / "run").encode()}
     files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
-    if name == QUICKSTART.name:
+    if name in STAGED:
         files = [path for path in files if path.name not in _WITH_TIMES]
     return {str(path.relative_to(folder)): _timeless(path) if "curve." in path.name else path.read_bytes() for path in files}
 

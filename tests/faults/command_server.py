@@ -52,7 +52,7 @@ def _import_everything() -> None:
     import dpr.jobs.download
     import dpr.jobs.embed
     import dpr.jobs.export
-    import dpr.jobs.ladder.quickstart
+    import dpr.jobs.ladder.adaptation
     import dpr.jobs.ladder.rounds
     import dpr.jobs.mine
     import dpr.jobs.retrieve
@@ -133,7 +133,7 @@ def _run(child: dict[str, Any], printed: int, reported: int) -> None:
 
         name, *rest = child["arguments"]
         sys.argv = ["dpr", name, *rest]
-        if name == "quickstart":
+        if name in ("adapt", "quickstart"):
             _run_stages_here()
         code = exit_code_of(lambda: docstring_corpus(rest)) if name.startswith("examples.") else main([name, *rest])
     except BaseException:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command_jobs import DOWNLOADED, JOBS, QUICKSTART, Commands, Job, check_plain, left_by, unfinished_business
+from tests.faults.command_jobs import DOWNLOADED, JOBS, STAGED, Commands, Job, check_plain, left_by, unfinished_business
 from tests.faults.conftest import Case, Trial
 
 REFUSED, KILLED = 3, -9
@@ -188,24 +188,25 @@ def test_two_at_once(case: Case, commands: Commands, job: Job) -> None:
 
 
 @pytest.mark.fault(
-    "B6", "dpr quickstart FOLDER, killed in any stage; a document changes, or none", "same command again: bytes of an undisturbed one"
+    "B6", "dpr quickstart and dpr adapt, killed in any stage; the texts change, or not", "same command again: bytes of an undisturbed one"
 )
-def test_a_folder_is_made_searchable_whatever_stage_is_killed(case: Case, commands: Commands) -> None:
+@pytest.mark.parametrize("job", STAGED.values(), ids=STAGED)
+def test_texts_are_made_searchable_whatever_stage_is_killed(case: Case, commands: Commands, job: Job) -> None:
     folder = case.folder / "changed"
     shutil.copytree(commands.folder / "in", folder / "in")
-    change(folder / "in" / QUICKSTART.changed)
-    total = commands.undisturbed(QUICKSTART.name)[1].counts["operations"]
+    change(folder / "in" / job.changed)
+    total = commands.undisturbed(job.name)[1].counts["operations"]
     for trial in case.trials(40, fast=2):
         with trial:
             number = trial.random.randint(1, total)
-            killed = commands.run(QUICKSTART.name, trial.output_dir, fault="operations", number=number)
+            killed = commands.run(job.name, trial.output_dir, fault="operations", number=number)
             assert killed.code == KILLED or number > killed.counts["operations"], killed.text
             if trial.number < 20:
-                finish(commands, QUICKSTART, trial.output_dir)
+                finish(commands, job, trial.output_dir)
                 continue
             if not (folder / "out").exists():
-                assert commands.run(QUICKSTART.name, folder).code == 0
-            change(trial.output_dir / "in" / QUICKSTART.changed)
-            check_plain(commands.run(QUICKSTART.name, trial.output_dir), [0])
-            assert left_by(QUICKSTART.name, trial.output_dir) == left_by(QUICKSTART.name, folder)
+                assert commands.run(job.name, folder).code == 0
+            change(trial.output_dir / "in" / job.changed)
+            check_plain(commands.run(job.name, trial.output_dir), [0])
+            assert left_by(job.name, trial.output_dir) == left_by(job.name, folder)
         shutil.rmtree(trial.output_dir, ignore_errors=True)

@@ -1,0 +1,114 @@
+"""``dpr adapt CORPUS``: from passages without questions to a retriever that can be searched, with one command."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dpr.core.errors import ConfigError
+from dpr.core.settings import Settings, require_set, setting
+
+if TYPE_CHECKING:
+    from dpr.jobs.ladder.adaptation import AdaptationPlan
+
+RESULT = "adapted.json"
+
+
+@dataclass
+class AdaptSettings(Settings):
+    """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable by it and BM25 together. Settings and
+    the hybrid's weight are chosen on pseudo-questions of documents held back from training. Rerun the same command to resume, and after
+    the corpus has changed: only what has changed is made again."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr adapt corpus.jsonl
+dpr adapt corpus.tsv out=runs/mine set=data/mine
+dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
+"""
+    corpus: str | None = setting(None, operand="CORPUS")
+    """Passages, in any format that dpr embed reads."""
+    out: str | None = None
+    """Folder to write; absent = runs/<name of CORPUS>."""
+    model_file: str | None = None
+    """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
+    set: str | None = None
+    """Real questions with judgements to measure the result on, as dpr evaluate takes them. Nothing is chosen by them."""
+    pairs: Any = "mixed"
+    """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
+    max_pairs: int = setting(0, unit="pairs", least=0)
+    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 160,000, and at most 20,000 with model_file."""
+    seed: int = 0
+    """Decides pairs, order and first weights."""
+    device: str | None = None
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"corpus": "corpus.jsonl"})
+        corpus = Path(str(self.corpus))
+        self.out = self.out or str(Path("runs") / corpus.name.partition(".")[0])
+        if corpus.is_dir():
+            raise ConfigError(
+                f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name its corpus file"
+            )
+        for key in ("corpus", "set"):
+            if (value := getattr(self, key)) is not None and not Path(value).exists():
+                raise ConfigError(f"{key}={value} does not exist")
+
+
+def run(config: AdaptSettings) -> float | None:
+    """Runs all stages and prints what came of them. Returns the hybrid's nDCG@10 on the real questions, None without any."""
+    from dpr.jobs.ladder.adaptation import STATIC, AdaptationPlan, stages, write_search
+    from dpr.jobs.ladder.climb import climb
+    from dpr.jobs.ladder.texts import CorpusTexts
+
+    out, start = Path(str(config.out)), time.monotonic()
+    plan = AdaptationPlan(
+        out,
+        CorpusTexts(Path(str(config.corpus)), out),
+        config.model_file or STATIC,
+        kinds=config.pairs,
+        max_pairs=config.max_pairs,
+        seed=config.seed,
+        device=config.device,
+    )
+    climb(stages(plan), out, overwrite=True)
+    write_search(plan)
+    show_choice(plan)
+    value = None if config.set is None else _evaluate(plan, config.set)
+    print(f"\nIt took {(time.monotonic() - start) / 60:.1f} minutes.\n")
+    print(f'Search by hand:   dpr search {out} "your question"')
+    print(f"In a browser:     dpr serve {out}")
+    if config.set is None:
+        print(f"How good is it?   dpr evaluate run={out} set=FOLDER, with questions and judgements of yours")
+    return value
+
+
+def show_choice(plan: AdaptationPlan) -> None:
+    """What was chosen on the dev questions, and by how much; also written to ``adapted.json``."""
+    from dpr.jobs.ladder.adaptation import CLEARLY
+    from dpr.storage.durable import write_json
+
+    values, weights, counts = plan.trial_values(), plan.dev_values(), plan.counts()
+    asked = f"{counts['pseudo-questions']:,} pseudo-questions" if "pseudo-questions" in counts else "the dev questions"
+    usual, chosen, weight = plan.trials[0].name, plan.chosen(), plan.weight()
+    print(f"\nnDCG@10 on {asked}, which choose settings and are no measure of quality:")
+    for name, value in values.items():
+        compared = f"{value - values[usual]:+.3f}" if name != usual else f"the usual one; another is taken if it is better by {CLEARLY}"
+        print(f"  {value:.3f}  {name}, {compared}{', chosen' if name == chosen.name else ''}")
+    found = f"BM25; the encoder {weights[1.0]:.3f}; both {weights[weight]:.3f}, with weight {weight:g}"
+    print(f"  {weights[0.0]:.3f}  {found}")
+    facts = {"pseudo_ndcg@10": {"trials": values, "bm25": weights[0.0], "dense": weights[1.0], "hybrid": weights[weight]}}
+    write_json(plan.out / RESULT, {**facts, "chosen": chosen.overrides, "hybrid_weight": weight}, note={})
+
+
+def _evaluate(plan: AdaptationPlan, given: str) -> float | None:
+    """By ``dpr evaluate``, on questions that nothing was chosen by."""
+    from dpr.jobs.evaluate import run as evaluate
+    from dpr.retrieval.suite_settings import EvaluateConfig
+
+    print("\nOn the questions given:")
+    config = EvaluateConfig(run=str(plan.out), set=given, device=plan.device, overwrite=True)
+    config.check()
+    return evaluate(config)

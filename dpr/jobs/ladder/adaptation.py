@@ -1,0 +1,266 @@
+"""``dpr adapt`` and ``dpr quickstart``: trials, training, vectors and the weight of the hybrid, as stages of public commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpr.core.settings import quoted
+from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
+from dpr.jobs.ladder.stages import Stage
+from dpr.jobs.ladder.texts import FolderTexts, Texts
+from dpr.jobs.ladder.training import trained_files
+from dpr.jobs.sources import resolve_passage_sources
+from dpr.preparation import folder_data, pseudo_questions
+from dpr.retrieval.search_folder import SearchSettings
+from dpr.storage.durable import read_json, read_manifest
+
+STATIC, TRANSFORMER = "static", "transformer"
+SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
+"""The stages that evaluate on test questions, and their names in tables."""
+USUAL_WEIGHT, WEIGHTS = 0.4, (0.2, 0.6)
+"""The dense side's share of the hybrid, and its bounds: made questions alone would choose too high a share."""
+CLEARLY = 0.02
+"""By how much a setting has to be better than the usual one on the dev questions to be taken."""
+_DEPTH, _METRIC = 1000, "ndcg@10"
+_LEAST_PAIRS, _MOST_PAIRS, _PAIRS_OF_PASSAGE = 8192, 160_000, 16
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+_SHARE_OF_TRIALS = 0.125
+"""Of the training pairs, for each trial."""
+
+
+class Trial(NamedTuple):
+    """Settings that are compared on the dev questions before the training."""
+
+    name: str
+    overrides: list[str]
+
+
+_COSINE = [Trial(f"cosine, temperature {value}", [f"loss.temperature={value}"]) for value in (0.15, 0.1, 0.05)]
+_SATURATING = Trial("BM25's pooling, temperature 1", ["encoder.pooling=bm25", "encoder.normalize=false", "loss.temperature=1"])
+
+
+@dataclass(frozen=True)
+class AdaptationPlan:
+    """What a command was asked for."""
+
+    out: Path
+    texts: Texts
+    encoder: str = STATIC
+    """static, transformer (one small layer, from nothing), or the folder or name of a trained model."""
+    kinds: Any = "mixed"
+    max_pairs: int = 0
+    """Training pairs, at most; 0 = by the encoder."""
+    seed: int = 0
+    device: str | None = None
+
+    @property
+    def trials(self) -> list[Trial]:
+        """What the encoder is tried with, the usual first; one alone is taken without a trial."""
+        if self.encoder == STATIC:
+            return [*_COSINE, _SATURATING]
+        return [
+            Trial(f"cosine, temperature {value}", [f"loss.temperature={value}"])
+            for value in [0.07 if self.encoder == TRANSFORMER else 0.05]
+        ]
+
+    def counts(self) -> dict[str, Any]:
+        """How much of everything there is, once the texts are prepared."""
+        return dict(read_manifest(self.texts.prepared)["metadata"]["counts"])
+
+    def metrics(self, stage: str) -> Path:
+        """The metrics file of a stage."""
+        return self.out / stage / "metrics.json"
+
+    def trial_values(self) -> dict[str, float]:
+        """What each finished trial reached on the dev questions."""
+        runs = {trial.name: self.trial_folder(trial) / RUN_FILE for trial in self.trials}
+        return {name: float(read_json(file)["best_value"]) for name, file in runs.items() if file.is_file()}
+
+    def trial_folder(self, trial: Trial) -> Path:
+        """Where a trial is trained."""
+        return self.out / "trials" / f"{self.trials.index(trial) + 1}"
+
+    def chosen(self) -> Trial:
+        """The trial whose settings are trained with: the usual one, unless another is clearly better."""
+        values, usual = self.trial_values(), self.trials[0]
+        best = max(self.trials, key=lambda trial: values.get(trial.name, 0.0))
+        return best if len(values) > 1 and values[best.name] > values[usual.name] + CLEARLY else usual
+
+    def dev_values(self) -> dict[float, float]:
+        """The metric on the dev questions by the dense side's share of the hybrid: 0 is BM25 alone, 1 the encoder."""
+        return {float(weight): value for weight, value in read_json(self.metrics("weight"))["tried_weights"].items()}
+
+    def weight(self) -> float:
+        """The share nearest to the usual one, of those within bounds that are not clearly worse on the dev questions than the best."""
+        values = {weight: value for weight, value in self.dev_values().items() if WEIGHTS[0] <= weight <= WEIGHTS[1]}
+        good = [weight for weight, value in values.items() if value >= max(values.values()) - CLEARLY]
+        return min(good, key=lambda weight: (abs(weight - USUAL_WEIGHT), weight))
+
+
+def stages(plan: AdaptationPlan) -> list[Stage]:
+    """All stages, in order.
+
+    Raises:
+        InputError: a folder of documents does not exist or holds none.
+    """
+    return _Builder(plan).build()
+
+
+def write_search(plan: AdaptationPlan, *, is_trained: bool = True) -> None:
+    """Writes ``search.json``, so that ``dpr search`` and ``dpr serve`` open the folder ``out``: with BM25 alone where there was nothing to
+    train on."""
+    passages = resolve_passage_sources([str(plan.texts.corpus)], {})
+    if not is_trained:
+        SearchSettings(passages=passages, indexer={"kind": "bm25"}).write(plan.out)
+        return
+    SearchSettings(
+        model_file=str(plan.out / "model"),
+        encoded_ctx_files=[str(plan.out / "vectors" / "corpus_0")],
+        passages=passages,
+        bm25_index_path=str(plan.out / "bm25_index"),
+        hybrid="linear",
+        hybrid_weight=plan.weight(),
+        hybrid_depth=_DEPTH,
+    ).write(plan.out)
+
+
+class _Builder:
+    def __init__(self, plan: AdaptationPlan) -> None:
+        self.plan = plan
+        self.stages = [plan.texts.stage()]
+        self.prepared = plan.texts.prepared
+        self.evaluated = self.prepared / pseudo_questions.EVALUATION_CORPUS
+        self.is_new = plan.encoder in (STATIC, TRANSFORMER)
+        self.device = [] if plan.device is None else [f"device={plan.device}"]
+        self.model = f"model_file={plan.out / 'model'}"
+
+    def build(self) -> list[Stage]:
+        plan = self.plan
+        if self.is_new:
+            self._new_encoder()
+        if len(plan.trials) > 1:
+            for trial in plan.trials:
+                self._train(plan.trial_folder(trial), f"a trial: {trial.name}", partial(Trial, *trial), _SHARE_OF_TRIALS, trial.overrides)
+        self._train(plan.out / "model", f"training ({plan.encoder})", plan.chosen, 1.0, [])
+        self._embed("vectors", plan.texts.corpus, "the passages, for searching")
+        self._embed("evaluation", self.evaluated, "the passages, without the questions cut or made from them")
+        bm25 = ["indexer=bm25", f"bm25_index_path={plan.out / 'bm25' / 'index'}"]
+        dense = [self.model, f"encoded_ctx_files={plan.out / 'evaluation' / 'corpus_0'}", *self.device]
+        both = [*dense, f"bm25_index_path={plan.out / 'weight' / 'index'}", "hybrid=linear", f"hybrid_depth={_DEPTH}"]
+        tuned = [*both, "tune_hybrid_weight=true", f"tune_metric={_METRIC}"]
+        self._retrieve("weight", folder_data.DEV, lambda: tuned, "the hybrid's weight, on the dev questions", ["index"])
+        if isinstance(plan.texts, FolderTexts):
+            test = folder_data.TEST
+            self._retrieve("bm25", test, lambda: bm25, "BM25 on the test questions", ["index"])
+            self._retrieve("dense", test, lambda: dense, "the trained encoder on the test questions")
+            self._retrieve("hybrid", test, lambda: [*both, f"hybrid_weight={plan.weight()}"], "both together on the test questions")
+        return self.stages
+
+    def _stage(
+        self, folder: Path, what: str, command: Callable[[], list[str]], outputs: Callable[[], Sequence[str]], **options: Any
+    ) -> None:
+        name, before = folder.relative_to(self.plan.out).as_posix(), [stage.name for stage in self.stages]
+        self.stages.append(Stage(name, folder, what, command, outputs=outputs, after=before, **options))
+
+    def _new_encoder(self) -> None:
+        plan = self.plan
+        shape = {"layers": 0, "hidden": 1024} if plan.encoder == STATIC else {"layers": 1, "hidden": 256}
+        shape["vocab_size"] = 30_000 if plan.encoder == STATIC else 8000
+        texts = [f"corpus={plan.texts.corpus}"]
+        if isinstance(plan.texts, FolderTexts):
+            texts += ["--questions", str(self.prepared / f"{folder_data.TRAIN}.jsonl")]
+        made = [f"out={plan.out / 'encoder' / 'untrained'}", *(f"{key}={value}" for key, value in shape.items())]
+        command = ["new-encoder", *texts, *made]
+        self._stage(plan.out / "encoder", "an encoder without weights", lambda: command, lambda: ["untrained"], settings=shape)
+
+    def _train(self, folder: Path, what: str, trial: Callable[[], Trial], share: float, settings: Sequence[str]) -> None:
+        plan = self.plan
+        dev = {name: str(self.prepared / file) for name, file in _DEV_FILES.items()}
+        validation = [{"kind": "retrieval", "corpus": str(self.evaluated), **dev, "name": "dev"}]
+        start = {"encoder.pretrained_model_cfg": str(plan.out / "encoder" / "untrained")} if self.is_new else {}
+        sets = plan.texts.train_sets(plan.kinds)
+        options = {f"datasets.{name}.{key}": value for name, entry in sets.items() for key, value in entry.items()}
+        mixed = {"train.sampling.mixed": True} if len(sets) > 1 else {}
+        given = {**start, "train_datasets": list(sets), **options, **mixed, "train.validation": validation, "output_dir": str(folder)}
+        values = [f"{key}={_value(value)}" for key, value in given.items()]
+
+        def command() -> list[str]:
+            return ["train", *training_overrides(plan, plan.counts()["passages"], share), *trial().overrides, *values, *self.device]
+
+        known = Path(plan.encoder)
+        is_folder = known.is_dir() and not self.is_new
+        self._stage(
+            folder,
+            what,
+            command,
+            lambda: trained_files(folder),
+            settings={
+                "encoder": "a folder" if is_folder else plan.encoder,
+                "pairs": plan.kinds,
+                "max_pairs": plan.max_pairs,
+                "seed": plan.seed,
+                "trial": list(settings),
+            },
+            inputs={"encoder": [known]} if is_folder else {},
+            is_training=True,
+        )
+
+    def _embed(self, name: str, corpus: Path, what: str) -> None:
+        folder = self.plan.out / name
+        command = ["embed", self.model, f"ctx_src={corpus}", f"out_file={folder / 'corpus'}", *self.device]
+        self._stage(folder, what, lambda: command, lambda: ["corpus_0"], settings={})
+
+    def _retrieve(self, name: str, split: str, how: Callable[[], list[str]], what: str, more: Sequence[str] = ()) -> None:
+        asked = [f"qa_dataset={self.prepared / f'{split}_questions.jsonl'}", f"qrels={self.prepared / f'{split}_qrels.tsv'}"]
+        asked += [f"ctx_datasets={self.evaluated}", f"metrics_file={self.plan.metrics(name)}"]
+        settings = {"hybrid_depth": _DEPTH}
+        self._stage(self.plan.out / name, what, lambda: ["retrieve", *asked, *how()], lambda: ["metrics.json", *more], settings=settings)
+
+
+_DEV_FILES = {"questions": pseudo_questions.QUESTIONS, "qrels": pseudo_questions.QRELS}
+
+
+def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) -> list[str]:
+    """The settings of ``dpr train`` for an encoder and a number of passages, without those of the trials.
+
+    The batch is small where there are few passages, so that there are steps to learn in; the pairs are a multiple of the passages between
+    bounds, so that the time is bounded.
+    """
+    batch = max(16, min(1024, 2 ** (passages.bit_length() - 2)))
+    pairs = max(_LEAST_PAIRS, min(_PAIRS_OF_PASSAGE * passages, _MOST_PAIRS))
+    if plan.encoder == STATIC:
+        how = ["encoder=static", "encoder.pooling=idf_sqrt", "train.learning_rate=0.02"]
+    elif plan.encoder == TRANSFORMER:
+        batch, pairs = min(batch, 96), min(pairs, 80_000)
+        how = ["encoder=quickstart", "train.learning_rate=1e-3", "train.embedding_lr_factor=5", "train.weight_decay=0.1"]
+    else:
+        batch, pairs = min(batch, 32), min(pairs, 20_000)
+        known = Path(plan.encoder)
+        how = (
+            [f"model_file={_value(plan.encoder)}"]
+            if known.is_dir()
+            else [f"encoder.pretrained_model_cfg={_value(plan.encoder)}", "encoder.shared=true"]
+        )
+        if not (is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()):  # those state it
+            how += ["encoder.pooling=mean", "encoder.normalize=true"]
+    pairs = plan.max_pairs or pairs
+    steps = max(1, round(max(pairs * share, min(pairs, _LEAST_PAIRS)) / batch))
+    epochs = -(-steps // max(1, passages // batch))
+    how += [f"train.batch_size={batch}", f"train.max_steps={steps}", f"train.num_train_epochs={epochs}", "train.hard_negatives=0"]
+    how += [f"train.eval_every_steps={steps}", "train.sanity_validation=0", f"train.best_metric=eval/dev/{_METRIC}", "train.keep_last=1"]
+    return [*how, f"seed={plan.seed}"]
+
+
+def _value(value: Any) -> str:
+    """A value as the command line reads it back."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_value, value))}]"
+    return json.dumps(value) if not isinstance(value, str) else value if _PLAIN.fullmatch(value) else quoted(value)

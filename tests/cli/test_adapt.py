@@ -1,0 +1,134 @@
+"""One command makes a corpus searchable by an encoder that learned from it without labels; rerun, it does only what has changed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main
+from dpr.jobs.ladder.adaptation import CLEARLY, STATIC, TRANSFORMER, AdaptationPlan, training_overrides
+from dpr.jobs.ladder.texts import CorpusTexts
+from dpr.storage.durable import write_json
+from tests.helpers.tiny import sentence, tiny_model
+
+STAGES = ["prepare-pairs", "new-encoder", *["train"] * 5, "embed", "embed", "retrieve"]
+
+
+def write_corpus(file: Path, seed: int = 3) -> None:
+    rng = random.Random(seed)
+    rows = [
+        {"_id": f"d{number}", "title": sentence(rng, 3), "text": " ".join(f"{sentence(rng, 8).capitalize()}." for _ in range(4))}
+        for number in range(120)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_test_set(folder: Path) -> None:
+    folder.mkdir()
+    write_corpus(folder / "corpus.jsonl")
+    rows = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()][:20]
+    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": f"q{row['_id']}", "text": row["title"]}) + "\n" for row in rows))
+    (folder / "qrels").mkdir()
+    judged = "".join(f"q{row['_id']}\t{row['_id']}\t1\n" for row in rows)
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+
+
+def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_made_again(
+    commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "my, corpus.jsonl"
+    write_corpus(corpus)
+    line = ["adapt", corpus.name, "out=runs/x", "device=cpu", "max_pairs=600"]
+    assert main(line) == 0
+    assert commands == STAGES
+    told = capsys.readouterr().out
+    for expected in ("pseudo-questions, which choose settings and are no measure of quality", "chosen", "with weight", "dpr search runs/x"):
+        assert expected in told, expected
+    run = Path("runs") / "x"
+    facts, search = json.loads((run / "adapted.json").read_text()), json.loads((run / "search.json").read_text())
+    assert len(facts["pseudo_ndcg@10"]["trials"]) == 4
+    assert search["hybrid_weight"] == facts["hybrid_weight"]
+    assert facts["chosen"][-1].startswith("loss.temperature=")
+    config = json.loads(next((run / "model").glob("*.step*/config.json")).read_text())
+    assert config["loss"]["temperature"] == float(facts["chosen"][-1].partition("=")[2])
+    assert config["datasets"]["corpus"]["held_back"] == 0.1
+
+    text = json.loads(corpus.read_text().splitlines()[17])["text"]
+    assert main(["search", str(run), text]) == 0
+    assert capsys.readouterr().out.splitlines()[0].lstrip().startswith("1.")
+    assert main(["export", f"model_file={run}", "to=sentence-transformers", "out=exported"]) == 0
+    assert main(["embed", f"model_file={run}", f"ctx_src={corpus.name}", "out_file=again"]) == 0
+
+    commands.clear()
+    write_test_set(tmp_path / "asked")
+    assert main([*line, "set=asked"]) == 0
+    assert commands == []
+    told = capsys.readouterr().out
+    assert "On the questions given" in told and "asked, hybrid" in told
+    result = json.loads((run / "evaluation" / "asked" / "hybrid.json").read_text())
+    assert result["hybrid_weight"] == search["hybrid_weight"]
+
+    write_corpus(corpus, seed=4)
+    assert main(line) == 0
+    assert commands == STAGES
+    assert "making pseudo again: corpus has changed" in capsys.readouterr().err
+
+
+def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    tiny_model(tmp_path / "base").save(tmp_path / "given")
+    assert main(["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"]) == 0
+    assert commands == ["prepare-pairs", "train", "embed", "embed", "retrieve"]
+    assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["chosen"] == ["loss.temperature=0.05"]
+
+
+def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "docs").mkdir()
+    cases = {"out=runs/x": "corpus is not set", "none.tsv": "corpus=none.tsv does not exist", "docs": "dpr quickstart docs"}
+    for words, expected in cases.items():
+        assert main(["adapt", *words.split()]) in (2, 3)
+        assert expected in capsys.readouterr().err, words
+    assert commands == []
+
+
+@pytest.mark.parametrize(
+    ("lead", "name"),
+    [(0.0, "cosine, temperature 0.15"), (CLEARLY / 2, "cosine, temperature 0.15"), (CLEARLY * 2, "cosine, temperature 0.1")],
+)
+def test_another_setting_is_taken_only_where_it_is_clearly_better(tmp_path: Path, lead: float, name: str) -> None:
+    plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path))
+    for trial, value in zip(plan.trials, (0.5, 0.5 + lead, 0.4, 0.1), strict=True):
+        plan.trial_folder(trial).mkdir(parents=True)
+        write_json(plan.trial_folder(trial) / "run.json", {"best_value": value})
+    assert plan.chosen().name == name
+
+
+@pytest.mark.parametrize(
+    ("values", "weight"),
+    [
+        ({"0": 0.9, "0.2": 0.5, "0.4": 0.5, "0.6": 0.5, "1": 0.9}, 0.4),  # no difference
+        ({"0.2": 0.5, "0.4": 0.45, "0.6": 0.4}, 0.2),
+        ({"0.2": 0.3, "0.4": 0.4, "0.5": 0.45, "0.55": 0.46, "0.6": 0.47, "1": 0.9}, 0.5),
+    ],
+)
+def test_the_weight_stays_within_bounds_and_near_the_usual_one(tmp_path: Path, values: dict[str, float], weight: float) -> None:
+    plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path))
+    plan.metrics("weight").parent.mkdir()
+    write_json(plan.metrics("weight"), {"tried_weights": values})
+    assert plan.weight() == weight
+
+
+def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(tmp_path: Path) -> None:
+    def number(name: str, passages: int, encoder: str = STATIC, share: float = 1.0) -> int:
+        plan = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.tsv", tmp_path), encoder)
+        return next(int(one.split("=")[1]) for one in training_overrides(plan, passages, share) if one.startswith(f"train.{name}="))
+
+    sizes = [20, 120, 1400, 25_000, 10_000_000]
+    assert [number("batch_size", size) for size in sizes] == [16, 32, 512, 1024, 1024]
+    assert [number("batch_size", size) * number("max_steps", size) for size in sizes] == [8192, 8192, 22_528, 159_744, 159_744]
+    assert [number("max_steps", size, share=0.1) for size in (20, 25_000)] == [512, 16]
+    assert number("batch_size", 25_000, TRANSFORMER) == 96
+    assert number("batch_size", 25_000, str(tmp_path)) == 32
