@@ -35,7 +35,7 @@ CHOSEN_BY = "mrr@10"
 NEGATIVES = 3
 
 _UNTRAINED: Settings = {"train.max_steps": 1, "train.learning_rate": 0, "train.warmup_steps": 0}
-_POOLED_AS_STATIC: Settings = {"encoder.pooling": "idf", "loss.temperature": 0.05}
+_POOLED_AS_STATIC: Settings = {"encoder.pooling": "idf_sqrt", "loss.temperature": 0.05}
 _STARTED: Settings = {**_POOLED_AS_STATIC, "encoder.residual_words": "true"}
 
 
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--conditions", nargs="*", choices=CONDITIONS, default=list(CONDITIONS), help="none: only the table")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=792, help="of the transformers, 96 questions each")
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--vocabulary", type=int, default=12000)
     arguments = parser.parse_args()
     shape = {"width": arguments.width, "vocabulary": arguments.vocabulary, "steps": arguments.steps}
