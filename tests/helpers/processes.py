@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import pickle
 import time
@@ -10,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from tests.helpers.patience import patient
@@ -31,6 +31,27 @@ class RankFailed(AssertionError):
     """A rank raised, died or hung; the message carries its number and its traceback."""
 
 
+class _Forked(ForkServerProcess):
+    """A process with the environment of the one that starts it; the server's own may be older."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._environment = dict(os.environ)
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        super().run()
+
+
+def fork_server() -> ForkServerContext:
+    """Starts processes in milliseconds, as copies of one that has imported torch. It begins no work: no thread to lose."""
+    context = ForkServerContext()
+    context.Process = _Forked  # type: ignore[misc]
+    context.set_forkserver_preload([*_IMPORTED])
+    return context
+
+
 def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, join: bool = True, timeout_s: float = TIMEOUT_S) -> list[Any]:
     """Calls ``fn(*args)`` on ``world_size`` ranks and returns what each returned, in rank order.
 
@@ -47,14 +68,12 @@ def run_on_ranks(fn: Callable[..., Any], world_size: int, *args: Any, join: bool
 
     # The parent holds the store, as torchrun's agent does: port 0 is then free of races between tests that run side by side.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # A server that has imported torch forks the ranks, so that a rank starts in milliseconds. It begins no work: no thread to lose.
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload([*_IMPORTED])
+    context = fork_server()
     readers, processes = [], []
     try:
         for rank in range(world_size):
             reader, writer = context.Pipe(duplex=False)
-            environment = {**os.environ, **_launcher_environment(rank, world_size, store.port)}  # the server's own may be older
+            environment = _launcher_environment(rank, world_size, store.port)
             process = context.Process(target=_on_rank, args=(fn, args, environment, join, timeout_s, writer), daemon=True)
             process.start()
             writer.close()
@@ -85,7 +104,6 @@ def _launcher_environment(rank: int, world_size: int, port: int) -> dict[str, st
 def _on_rank(
     fn: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], join: bool, timeout_s: float, out: Connection
 ) -> None:
-    os.environ.clear()
     os.environ.update(environment)
     import torch
     import torch.distributed as dist

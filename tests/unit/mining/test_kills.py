@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,30 +22,33 @@ from dpr.mining.lexical import LexicalFinder, LexicalSearch
 from dpr.mining.negatives import MiningSettings
 from dpr.mining.search import Query, QueryHits
 from tests.helpers.patience import patient
-
-# Makes so many files appear under their names and is killed before the next.
-DRIVER = """
-import os, signal, sys
-import dpr.mining.dense, dpr.mining.lexical
-from dpr.cli.main import main
-dpr.mining.dense.BLOCK_ROWS = dpr.mining.lexical.BLOCK_ROWS = 7
-real, renamed = os.replace, []
-
-def counting(*places):
-    renamed.append(places)
-    if len(renamed) > EVERY:
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*places)
-
-os.replace = counting
-sys.exit(main(sys.argv[1:]))
-"""
+from tests.helpers.processes import fork_server
 
 
 def run_until(killed_after: int, arguments: Sequence[str], *, command: str = "mine") -> int:
-    """The exit code; that of a killed process is negative."""
-    line = [sys.executable, "-c", DRIVER.replace("EVERY", str(killed_after)), command, *arguments]
-    return subprocess.run(line, capture_output=True, timeout=patient(100), env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+    """Runs a command in a process that makes so many files appear under their names and is killed before the next.
+
+    Returns its exit code, which is negative if it was killed.
+    """
+    process = fork_server().Process(target=_until, args=(killed_after, [command, *arguments]))
+    process.start()
+    process.join(patient(100))
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def _until(killed_after: int, arguments: list[str]) -> None:
+    dense.BLOCK_ROWS = lexical.BLOCK_ROWS = 7
+    real, renamed = os.replace, list[Any]()
+
+    def counting(*places: Any) -> None:
+        renamed.append(places)
+        if len(renamed) > killed_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*places)
+
+    os.replace = counting  # type: ignore[assignment]
+    sys.exit(main(arguments))
 
 
 @pytest.mark.parametrize("way", ["bm25", "dense"])
