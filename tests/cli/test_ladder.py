@@ -14,16 +14,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs.ladder import process
 from tests.architecture.source_files import REPOSITORY
 from tests.faults.runs import state_hash
 from tests.helpers.patience import patient
+from tests.helpers.processes import fork_server
 from tests.helpers.tiny import encoder_folder, sentence
 
 LIMIT_S = 150.0
@@ -62,49 +67,99 @@ def command(output_dir: str, *overrides: str) -> list[str]:
 
 
 class Ladder:
-    """One start of the command, in its own process group."""
+    """One start of the command, in its own process group.
 
-    def __init__(self, workplace: Path, output_dir: str, *overrides: str) -> None:
+    It is forked, and forks its stages, from a process that has imported torch; ``as_typed``, all are started as a user does. Under torchrun
+    stages are started as ever.
+    """
+
+    def __init__(self, workplace: Path, output_dir: str, *overrides: str, as_typed: bool = False) -> None:
         self.folder = workplace / output_dir
         self.log = workplace / f"console-{time.monotonic_ns()}.txt"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "DPR_CACHE": str(workplace / "cache")}
         environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dpr", *command(output_dir, *overrides)],
-                cwd=workplace,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        arguments = command(output_dir, *overrides)
+        self.process = fork_server().Process(target=_ladder, args=(arguments, workplace, environment, self.log, as_typed))
+        self.process.start()
 
     @property
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
     def wait(self) -> int:
-        try:
-            return self.process.wait(patient(LIMIT_S))
-        except subprocess.TimeoutExpired:
+        self.process.join(patient(LIMIT_S))
+        if self.process.exitcode is None:
             self.kill()
-            raise AssertionError(f"still running after {LIMIT_S:.0f} s:\n{self.text}") from None
+            raise AssertionError(f"still running after {LIMIT_S:.0f} s:\n{self.text}")
+        return self.process.exitcode
 
     def wait_for(self, moment: Callable[[], bool]) -> None:
         deadline = time.monotonic() + patient(LIMIT_S)
         while not moment():
-            assert self.process.poll() is None, f"ended before its moment:\n{self.text}"
+            assert self.process.is_alive(), f"ended before its moment:\n{self.text}"
             assert time.monotonic() < deadline, self.text
             time.sleep(0.01)
 
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
     def kill(self) -> None:
         """SIGKILL for the ladder and the stage under way."""
+        assert self.process.pid is not None
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.join()
 
 
-def finish(workplace: Path, output_dir: str, *overrides: str) -> Ladder:
-    ladder = Ladder(workplace, output_dir, *overrides)
+def _ladder(arguments: list[str], workplace: Path, environment: dict[str, str], log: Path, as_typed: bool) -> None:
+    os.setsid()
+    os.chdir(workplace)
+    _begin(environment, os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY))
+    if as_typed:
+        os.execv(sys.executable, [sys.executable, "-m", "dpr", *arguments])
+    process.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _popen})  # type: ignore[attr-defined]
+    sys.exit(main(arguments))
+
+
+def _popen(line: Sequence[str], *, env: dict[str, str], **options: Any) -> Any:
+    return subprocess.Popen(line, env=env, **options) if "torch.distributed.run" in line else _ForkedStage(line[3:], env)
+
+
+class _ForkedStage:
+    """What the ladder uses of a ``Popen``."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        reader, writer = os.pipe()
+        self._process = get_context("fork").Process(target=_stage, args=(arguments, environment, writer))
+        self._process.start()
+        os.close(writer)
+        self.stdout = os.fdopen(reader, "rb")
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._process.pid or 0, number)
+
+
+def _stage(arguments: list[str], environment: dict[str, str], output: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    _begin(environment, output)
+    sys.exit(main(arguments))
+
+
+def _begin(environment: dict[str, str], output: int) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for number in (1, 2):
+        os.dup2(output, number)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+
+
+def finish(workplace: Path, output_dir: str, *overrides: str, as_typed: bool = False) -> Ladder:
+    ladder = Ladder(workplace, output_dir, *overrides, as_typed=as_typed)
     assert ladder.wait() == 0, ladder.text
     return ladder
 
@@ -136,7 +191,7 @@ EVALUATED = ("ladder.questions=questions.jsonl", "ladder.qrels=qrels.tsv")
 
 @pytest.fixture(scope="module")
 def fresh(workplace: Path) -> Ladder:
-    return finish(workplace, "fresh", *EVALUATED)
+    return finish(workplace, "fresh", *EVALUATED, as_typed=True)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +271,7 @@ def test_asked_to_stop_it_ends_with_75_and_resumes(workplace: Path, processes: i
     overrides = ("ladder.rounds=2", "ladder.bm25=false", f"ladder.processes={processes}", "train.global_batch_size=8")
     ladder = Ladder(workplace, f"stopped-{processes}", *overrides)
     ladder.wait_for(lambda: lines_of(ladder.folder / "train-1" / "metrics.jsonl", "train/loss") >= 2)
-    ladder.process.send_signal(signal.SIGTERM)
+    ladder.signal(signal.SIGTERM)
     assert ladder.wait() == 75, ladder.text
     assert "stopped: SIGTERM; saved at step" in ladder.text  # printed by the training
     assert "stopped: SIGTERM; train-1 has stopped. Rerun the same command to resume" in ladder.text
@@ -230,8 +285,8 @@ def test_asked_to_stop_it_ends_with_75_and_resumes(workplace: Path, processes: i
 def test_a_stage_ends_with_the_ladder(workplace: Path) -> None:
     ladder = Ladder(workplace, "orphaned", "ladder.rounds=2", "ladder.bm25=false", "train.num_train_epochs=2000")
     ladder.wait_for(lambda: lines_of(ladder.folder / "train-1" / "metrics.jsonl", "train/loss") >= 2)
-    ladder.process.kill()
-    ladder.process.wait()
+    ladder.signal(signal.SIGKILL)
+    ladder.process.join()
     log, deadline = ladder.folder / "train-1" / "log.txt", time.monotonic() + 30
     while "the launcher has ended; saved at step" not in (text := (ladder.folder / "train-1" / "run.json").read_text() + log.read_text()):
         if "stopped_at_step" in text:  # its output has no reader any more
