@@ -1,29 +1,37 @@
-"""Export settings -> a model -> a file."""
+"""Export settings -> a model -> a file, or vectors with their passages -> a vector store."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
+from dpr.embedding.source import corpora_of, require_corpora
 from dpr.export.adapters import merged, write_adapters
 from dpr.export.checking import read_texts
 from dpr.export.dpr_files import export_dpr_file, export_vector_folders
 from dpr.export.folders import export_folder
 from dpr.export.settings import MODEL_FORMATS, STORES, ExportConfig
+from dpr.export.stores.files import FILE_FORMATS, write_files
+from dpr.export.stores.lance import load_lance
+from dpr.export.stores.postgres import load_postgres
+from dpr.export.stores.rows import VectorRows
+from dpr.formats.vector_shards import open_shards
 from dpr.jobs.model_card import card_facts
-from dpr.jobs.stores import fill_store
+from dpr.jobs.sources import resolve_passage_sources
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.outputs import require_writable
 
 logger = get_logger(__name__)
 
+_SERVERS = {"lancedb": load_lance, "pgvector": load_postgres}
+
 
 def run(config: ExportConfig) -> None:
     """Writes the model, or the vectors, in the format asked for."""
     if config.to in STORES:
-        fill_store(config)
+        _fill_store(config)
         return
     target = Path(str(config.out_file))
     require_writable(target.with_name(f"{target.name}_0") if config.to == "vectors" else target, folder=config.to != "dpr")
@@ -53,3 +61,22 @@ def run(config: ExportConfig) -> None:
     name, allowed = config.encoder.pretrained_model_cfg, config.allow_other_vectors
     export_dpr_file(model, target, source=str(config.model_file), pretrained_model_cfg=name, allow_other_vectors=allowed)
     logger.info("%s: %d weights of %d dimensions", target, len(model.weights()), model.dimension)
+
+
+def _fill_store(config: ExportConfig) -> None:
+    """Puts the vectors into the store that the settings name, or those that an earlier, killed run did not."""
+    out = str(config.out_file)
+    if config.to != "pgvector" and "://" not in out:
+        require_writable(out, folder=True)
+    sources = resolve_passage_sources(config.passage_names(), config.ctx_sources)
+    shards = open_shards(config.vector_patterns())
+    rows = VectorRows(shards, sources, config.metadata_kinds())
+    if not rows.num_rows:
+        raise InputError("no vectors", file=", ".join(config.vector_patterns()))
+    require_corpora(corpora_of(shard.metadata for shard in shards), sources, file=", ".join(config.vector_patterns()))
+    if config.to in FILE_FORMATS:
+        has_written = write_files(rows, Path(out), FILE_FORMATS[config.to])
+    else:
+        has_written = _SERVERS[config.to](rows, out, config.table)
+    if has_written:
+        logger.info("%s holds %d vectors of %d dimensions, compared by dot product", config.to, rows.num_rows, rows.dimension)
