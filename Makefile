@@ -1,4 +1,5 @@
 # make quickstart   from text to an evaluated retriever, on two CPU cores
+# make adapt        the same without questions: from the texts of docs to a retriever
 # make test         all tests            (PYTEST_ARGS="tests/unit/losses -x" for some)
 # make fuzz         10,000 damaged files, 1,000 examples of every property of a format; make test has a part of them
 # make faults       kills, full disks, lost ranks, ...: all trials, counted into docs/reliability.md; 100 minutes
@@ -16,7 +17,7 @@ WORKERS ?= logical
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart test faults fuzz check check-fast bench memory gpu format clean
+.PHONY: help install quickstart adapt test faults fuzz check check-fast bench memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -31,6 +32,10 @@ $(INSTALLED): setup.py constraints.txt
 
 quickstart: $(INSTALLED)
 	PATH="$(BIN):$$PATH" bash examples/quickstart.sh
+
+adapt: $(INSTALLED)
+	$(BIN)/dpr prepare-folder docs out=runs/adapt/texts overwrite=true
+	$(BIN)/dpr adapt runs/adapt/texts/corpus.jsonl out=runs/adapt/run
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 900 $(PYTEST_ARGS)

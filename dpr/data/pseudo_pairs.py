@@ -108,7 +108,8 @@ class PseudoPairs:
         rows = (number for number, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
-            raise InputError("has no passage with words" + " that is held back" * held_only, file=self.file)
+            of_few = f" that is held back, of {self.num_passages:,}; held_back={held_back:g} is too little of so few"
+            raise InputError("has no passage with words" + of_few * held_only, file=self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self.file, {"name": self.name, **self._settings}))
