@@ -74,7 +74,10 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     write_corpus(corpus, seed=4)
     assert main(line) == 0
     assert commands == STAGES
-    assert "making pseudo again: corpus has changed" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "making pseudo again: corpus has changed" in told
+    assert "making vectors again: what model made has changed; what pseudo made has changed\n" in told
+    assert main(["search", str(run), text]) == 0  # the words of the old corpus are not searched
 
 
 def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> None:

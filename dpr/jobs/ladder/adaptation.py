@@ -10,15 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpr.core.errors import InputError
 from dpr.core.settings import quoted
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
+from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.ladder.stages import Stage
 from dpr.jobs.ladder.texts import FolderTexts, Texts
 from dpr.jobs.ladder.training import trained_files
 from dpr.jobs.sources import resolve_passage_sources
 from dpr.preparation import folder_data, pseudo_questions
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.storage.durable import read_json, read_manifest
+from dpr.retrieval.settings import IndexerConfig
+from dpr.storage.durable import read_json, read_manifest, remove_folder
 
 STATIC, TRANSFORMER = "static", "transformer"
 SYSTEMS = {"bm25": "BM25", "dense": "trained", "hybrid": "hybrid"}
@@ -113,17 +116,23 @@ def stages(plan: AdaptationPlan) -> list[Stage]:
 
 
 def write_search(plan: AdaptationPlan, *, is_trained: bool = True) -> None:
-    """Writes ``search.json``, so that ``dpr search`` and ``dpr serve`` open the folder ``out``: with BM25 alone where there was nothing to
-    train on."""
-    passages = resolve_passage_sources([str(plan.texts.corpus)], {})
+    """Writes ``search.json`` and the index of BM25, so that ``dpr search`` and ``dpr serve`` open the folder ``out``: with BM25 alone where
+    there was nothing to train on."""
+    passages, words = resolve_passage_sources([str(plan.texts.corpus)], {}), plan.out / "bm25_index"
+    choice = index_choice(IndexerConfig(kind="bm25"))
+    try:
+        open_text_index(choice, passages, str(words))
+    except InputError:  # of the texts as they were before, or damaged
+        remove_folder(words)
+        open_text_index(choice, passages, str(words))
     if not is_trained:
-        SearchSettings(passages=passages, indexer={"kind": "bm25"}).write(plan.out)
+        SearchSettings(passages=passages, indexer={"kind": "bm25"}, bm25_index_path=str(words)).write(plan.out)
         return
     SearchSettings(
         model_file=str(plan.out / "model"),
         encoded_ctx_files=[str(plan.out / "vectors" / "corpus_0")],
         passages=passages,
-        bm25_index_path=str(plan.out / "bm25_index"),
+        bm25_index_path=str(words),
         hybrid="linear",
         hybrid_weight=plan.weight(),
         hybrid_depth=_DEPTH,
@@ -144,29 +153,45 @@ class _Builder:
         plan = self.plan
         if self.is_new:
             self._new_encoder()
+        before = [stage.name for stage in self.stages]
         if len(plan.trials) > 1:
             for trial in plan.trials:
-                self._train(plan.trial_folder(trial), f"a trial: {trial.name}", partial(Trial, *trial), _SHARE_OF_TRIALS, trial.overrides)
-        self._train(plan.out / "model", f"training ({plan.encoder})", plan.chosen, 1.0, [])
+                self._train(
+                    plan.trial_folder(trial), f"a trial: {trial.name}", partial(Trial, *trial), _SHARE_OF_TRIALS, before, trial.overrides
+                )
+        self._train(plan.out / "model", f"training ({plan.encoder})", plan.chosen, 1.0, [stage.name for stage in self.stages])
         self._embed("vectors", plan.texts.corpus, "the passages, for searching")
         self._embed("evaluation", self.evaluated, "the passages, without the questions cut or made from them")
         bm25 = ["indexer=bm25", f"bm25_index_path={plan.out / 'bm25' / 'index'}"]
         dense = [self.model, f"encoded_ctx_files={plan.out / 'evaluation' / 'corpus_0'}", *self.device]
         both = [*dense, f"bm25_index_path={plan.out / 'weight' / 'index'}", "hybrid=linear", f"hybrid_depth={_DEPTH}"]
         tuned = [*both, "tune_hybrid_weight=true", f"tune_metric={_METRIC}"]
-        self._retrieve("weight", folder_data.DEV, lambda: tuned, "the hybrid's weight, on the dev questions", ["index"])
+        self._retrieve("weight", folder_data.DEV, lambda: tuned, "the hybrid's weight, on the dev questions", ["evaluation"], ["index"])
         if isinstance(plan.texts, FolderTexts):
             test = folder_data.TEST
-            self._retrieve("bm25", test, lambda: bm25, "BM25 on the test questions", ["index"])
-            self._retrieve("dense", test, lambda: dense, "the trained encoder on the test questions")
-            self._retrieve("hybrid", test, lambda: [*both, f"hybrid_weight={plan.weight()}"], "both together on the test questions")
+            self._retrieve("bm25", test, lambda: bm25, "BM25 on the test questions", [], ["index"])
+            self._retrieve("dense", test, lambda: dense, "the trained encoder on the test questions", ["evaluation"])
+            self._retrieve(
+                "hybrid",
+                test,
+                lambda: [*both, f"hybrid_weight={plan.weight()}"],
+                "both together on the test questions",
+                ["evaluation", "weight"],
+            )
         return self.stages
 
     def _stage(
-        self, folder: Path, what: str, command: Callable[[], list[str]], outputs: Callable[[], Sequence[str]], **options: Any
+        self,
+        folder: Path,
+        what: str,
+        command: Callable[[], list[str]],
+        outputs: Callable[[], Sequence[str]],
+        after: Sequence[str] = (),
+        **options: Any,
     ) -> None:
-        name, before = folder.relative_to(self.plan.out).as_posix(), [stage.name for stage in self.stages]
-        self.stages.append(Stage(name, folder, what, command, outputs=outputs, after=before, **options))
+        """Adds a stage, which reads the prepared texts and what the stages ``after`` which it comes have made."""
+        name, read = folder.relative_to(self.plan.out).as_posix(), dict.fromkeys([self.stages[0].name, *after])
+        self.stages.append(Stage(name, folder, what, command, outputs=outputs, after=list(read), **options))
 
     def _new_encoder(self) -> None:
         plan = self.plan
@@ -179,7 +204,9 @@ class _Builder:
         command = ["new-encoder", *texts, *made]
         self._stage(plan.out / "encoder", "an encoder without weights", lambda: command, lambda: ["untrained"], settings=shape)
 
-    def _train(self, folder: Path, what: str, trial: Callable[[], Trial], share: float, settings: Sequence[str]) -> None:
+    def _train(
+        self, folder: Path, what: str, trial: Callable[[], Trial], share: float, after: Sequence[str], settings: Sequence[str] = ()
+    ) -> None:
         plan = self.plan
         dev = {name: str(self.prepared / file) for name, file in _DEV_FILES.items()}
         validation = [{"kind": "retrieval", "corpus": str(self.evaluated), **dev, "name": "dev"}]
@@ -200,6 +227,7 @@ class _Builder:
             what,
             command,
             lambda: trained_files(folder),
+            after,
             settings={
                 "encoder": "a folder" if is_folder else plan.encoder,
                 "pairs": plan.kinds,
@@ -214,13 +242,16 @@ class _Builder:
     def _embed(self, name: str, corpus: Path, what: str) -> None:
         folder = self.plan.out / name
         command = ["embed", self.model, f"ctx_src={corpus}", f"out_file={folder / 'corpus'}", *self.device]
-        self._stage(folder, what, lambda: command, lambda: ["corpus_0"], settings={})
+        self._stage(folder, what, lambda: command, lambda: ["corpus_0"], ["model"], settings={})
 
-    def _retrieve(self, name: str, split: str, how: Callable[[], list[str]], what: str, more: Sequence[str] = ()) -> None:
+    def _retrieve(
+        self, name: str, split: str, how: Callable[[], list[str]], what: str, after: Sequence[str], more: Sequence[str] = ()
+    ) -> None:
         asked = [f"qa_dataset={self.prepared / f'{split}_questions.jsonl'}", f"qrels={self.prepared / f'{split}_qrels.tsv'}"]
         asked += [f"ctx_datasets={self.evaluated}", f"metrics_file={self.plan.metrics(name)}"]
         settings = {"hybrid_depth": _DEPTH}
-        self._stage(self.plan.out / name, what, lambda: ["retrieve", *asked, *how()], lambda: ["metrics.json", *more], settings=settings)
+        outputs = ["metrics.json", *more]
+        self._stage(self.plan.out / name, what, lambda: ["retrieve", *asked, *how()], lambda: outputs, after, settings=settings)
 
 
 _DEV_FILES = {"questions": pseudo_questions.QUESTIONS, "qrels": pseudo_questions.QRELS}

@@ -83,7 +83,7 @@ class _Ladder:
         if reasons := self.misfits(record):
             if not overwrite:
                 _refuse_if_costly(record, reasons)
-            logger.warning("making %s again: %s", stage.name, "; ".join(reasons))
+            logger.warning("making %s again: %s", stage.name, _shown(reasons))
             remove_folder(stage.folder)
             record = self.records[stage.name] = Record(stage)
         if record.is_done:
@@ -115,12 +115,15 @@ def _refuse_if_costly(record: Record, reasons: list[str]) -> None:
     """Unfinished mining or embedding may start over; finished stages and trainings are removed only on request."""
     if not reasons or not (record.is_done or record.stage.is_training):
         return
-    shown = "; ".join(reasons[:3]) + (f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else "")
     raise InputError(
-        f"was {'made' if record.is_done else 'started'} with other settings or data: {shown}",
+        f"was {'made' if record.is_done else 'started'} with other settings or data: {_shown(reasons)}",
         file=record.stage.folder,
         hint="restore them, choose another output_dir, or set ladder.overwrite=true to rerun this stage and all that depend on it",
     )
+
+
+def _shown(reasons: list[str]) -> str:
+    return "; ".join(reasons[:3]) + (f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else "")
 
 
 def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
