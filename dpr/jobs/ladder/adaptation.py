@@ -271,7 +271,7 @@ def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) 
         batch, pairs = min(batch, 96), min(pairs, 80_000)
         how = ["encoder=quickstart", "train.learning_rate=1e-3", "train.embedding_lr_factor=5", "train.weight_decay=0.1"]
     else:
-        batch, pairs = min(batch, 32), min(pairs, 20_000)
+        batch, pairs = min(batch, 32), max(1024, min(4 * passages, 20_000))
         known = Path(plan.encoder)
         how = (
             [f"model_file={_value(plan.encoder)}"]
@@ -281,7 +281,7 @@ def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) 
         if not (is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()):  # those state it
             how += ["encoder.pooling=mean", "encoder.normalize=true"]
     pairs = plan.max_pairs or pairs
-    steps = max(1, round(max(pairs * share, min(pairs, _LEAST_PAIRS)) / batch))
+    steps = max(1, round((pairs if share == 1 else min(pairs, max(pairs * share, _LEAST_PAIRS))) / batch))
     epochs = -(-steps // max(1, passages // batch))
     how += [f"train.batch_size={batch}", f"train.max_steps={steps}", f"train.num_train_epochs={epochs}", "train.hard_negatives=0"]
     how += [f"train.eval_every_steps={steps}", "train.sanity_validation=0", f"train.best_metric=eval/dev/{_METRIC}", "train.keep_last=1"]
