@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ def run(config: EvaluateConfig) -> float | None:
         raise ConfigError("evaluation runs in one process; start it without torchrun (a GPU is used when there is one)")
     if config.run_file is not None:
         return _evaluate_run_file(config)
+    if config.run and config.model_file == config.run and (Path(config.run) / FILE).is_file():
+        config = replace(config, model_file=SearchSettings.read(Path(config.run)).model_file or config.model_file)
     out = Path(str(config.output_dir))
     require_writable(out, folder=True)
     cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
