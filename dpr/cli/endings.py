@@ -43,7 +43,10 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     A process of a launcher's group leaves after its exit handlers, without dismantling the interpreter: a thread of gloo may still hold
     the tensors of the last collective, and if it releases them too late it aborts a process that has finished its work.
     """
+    from dpr.core.stopping import OWNED_PROCESS
+
     code: list[int] = []
+    os.environ[OWNED_PROCESS] = str(os.getpid())
     if "RANK" in os.environ:
         atexit.register(_leave, code)  # handlers run in reverse order: this one is the last
     code.append(main())

@@ -12,6 +12,8 @@ from typing import Any, Self
 
 # Windows has neither SIGUSR1, SIGHUP nor SIGALRM.
 _SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
+OWNED_PROCESS = "DPR_PROCESS"
+"""The variable with the number of the process that is the command's own, in which nothing else runs."""
 _LAUNCHER_ENDED = 1
 """The number of SIGHUP, where there is one."""
 _SAME_REQUEST_S = 1.0

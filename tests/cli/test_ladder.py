@@ -14,17 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from dpr.cli.main import main
 from dpr.core.records import Passage, TrainingSample
+from dpr.core.stopping import OWNED_PROCESS
 from dpr.formats.training_sets import write_training_set
-from dpr.jobs.ladder import process
 from tests.architecture.source_files import REPOSITORY
 from tests.faults.runs import state_hash
 from tests.helpers.patience import patient
@@ -117,36 +114,7 @@ def _ladder(arguments: list[str], workplace: Path, environment: dict[str, str], 
     _begin(environment, os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY))
     if as_typed:
         os.execv(sys.executable, [sys.executable, "-m", "dpr", *arguments])
-    process.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _popen})  # type: ignore[attr-defined]
-    sys.exit(main(arguments))
-
-
-def _popen(line: Sequence[str], *, env: dict[str, str], **options: Any) -> Any:
-    return subprocess.Popen(line, env=env, **options) if "torch.distributed.run" in line else _ForkedStage(line[3:], env)
-
-
-class _ForkedStage:
-    """What the ladder uses of a ``Popen``."""
-
-    def __init__(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        reader, writer = os.pipe()
-        self._process = get_context("fork").Process(target=_stage, args=(arguments, environment, writer))
-        self._process.start()
-        os.close(writer)
-        self.stdout = os.fdopen(reader, "rb")
-
-    def wait(self) -> int | None:
-        self._process.join()
-        return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self._process.pid or 0, number)
-
-
-def _stage(arguments: list[str], environment: dict[str, str], output: int) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
-    _begin(environment, output)
+    os.environ[OWNED_PROCESS] = str(os.getpid())
     sys.exit(main(arguments))
 
 
