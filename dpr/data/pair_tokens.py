@@ -116,20 +116,22 @@ def add_passages(part: TokenPartWriter, rows: list[TextRow], tensorizer: Tensori
         TokensOfWordsError: the tokens of a text are not those of its words.
     """
     passages = [row.passage for row in rows]
-    codes_of_titles = _lengths([passage.title for passage in passages], tensorizer)
-    codes_of_texts = _lengths([passage.text.strip() for passage in passages], tensorizer)
-    parts = tensorizer.passage_parts(passages)
-    for row, (title, text), (plain, lengths), (_, codes) in zip(rows, parts, codes_of_titles, codes_of_texts, strict=True):
+    titles = _encoded([passage.title for passage in passages], tensorizer)
+    texts = _encoded([passage.text.strip() for passage in passages], tensorizer)
+    # By a title template, what is put before a text may change how it is tokenised.
+    parts = tensorizer.passage_parts(passages) if tensorizer.text.title_template else None
+    for place, (row, (plain, lengths), (tokens, codes)) in enumerate(zip(rows, titles, texts, strict=True)):
         words = row.words
         for number, word in enumerate(words.sentences):
             codes[word] |= _STARTS | (_ASKS if number in words.questions else 0)
-        if any([sum(code & _LENGTH for code in codes) != len(text), len(plain) >= _ASKS, words.title >= _ASKS]):
+        title, text = parts[place] if parts else (plain if row.passage.title else None, tokens)
+        if any([len(text) != len(tokens), len(plain) >= _ASKS, words.title >= _ASKS]):
             raise TokensOfWordsError("the tokens of a text are not those of its words")
         number = part.add_passage(PassageTokens(title, text, (row.document, 0), False))
         part.add_row([words.title, words.heading, len(plain), *plain, *lengths, *codes], [number], [], [])
 
 
-def _lengths(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], list[int]]]:
+def _encoded(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], list[int]]]:
     """The tokens of each text, and how many each of its words has."""
     encoded: Any = tensorizer.tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
     found = []
