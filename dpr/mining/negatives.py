@@ -74,7 +74,7 @@ def choose_negatives(
     row: int,
     settings: MiningSettings,
 ) -> Choosing:
-    """Applies rank window and filters in this order: known positives, score, near-duplicates of a positive, answers, repeats, veto.
+    """Applies rank window and filters in this order: known positives, no text, score, near-duplicates of positives, answers, repeats, veto.
 
     A candidate is examined only while negatives are missing, its text only when its id and score pass, and the cross-encoder is asked only
     about one that passes all else.
@@ -143,6 +143,8 @@ class _Filters:
             return _KNOWN, _UNREAD
         passage = passage_of(key)
         text = passage.text
+        if not text.strip():
+            return "without text", passage
         if plain(text) in self._texts:
             return _KNOWN, passage
         if score > self._highest:

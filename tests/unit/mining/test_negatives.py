@@ -55,6 +55,11 @@ def test_known_positives_are_recognised_by_id_and_by_text() -> None:
     assert chosen(found) == ([3], {"known positive": 2})
 
 
+def test_a_passage_without_text_is_no_negative_since_training_would_refuse_it() -> None:
+    found = [*candidates("a", " \n"), Passage("", "a title alone", "t")]
+    assert chosen(found) == ([1], {"without text": 2})
+
+
 def test_near_duplicates_of_a_positive_are_left_out() -> None:
     # 9 of 11 words in common is above 0.8, 8 of 12 is not
     found = candidates("one two three four five six seven eight nine X", "one two three four five six seven eight X Y")
