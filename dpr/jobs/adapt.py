@@ -43,9 +43,13 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
     """Decides pairs, order and first weights."""
     device: str | None = None
     """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+    processes: int = setting(1, unit="processes", least=1)
+    """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same but for rounding."""
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"corpus": "corpus.jsonl"})
+        if 16 % self.processes:
+            raise ConfigError(f"processes={self.processes}, expected 1, 2, 4, 8 or 16, which divide every batch")
         corpus = Path(str(self.corpus))
         self.out = self.out or str(Path("runs") / corpus.name.partition(".")[0])
         if corpus.is_dir():
@@ -72,6 +76,7 @@ def run(config: AdaptSettings) -> float | None:
         max_pairs=config.max_pairs,
         seed=config.seed,
         device=config.device,
+        processes=config.processes,
     )
     climb(stages(plan), out, overwrite=True)
     write_search(plan)

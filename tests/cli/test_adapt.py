@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpr.cli.main import main
-from dpr.jobs.ladder.adaptation import CLEARLY, STATIC, TRANSFORMER, AdaptationPlan, training_overrides
+from dpr.jobs.ladder.adaptation import CLEARLY, STATIC, TRANSFORMER, AdaptationPlan, stages, training_overrides
 from dpr.jobs.ladder.texts import CorpusTexts
 from dpr.storage.durable import write_json
 from tests.helpers.tiny import sentence, tiny_model
@@ -91,6 +92,7 @@ def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> Non
 def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "docs").mkdir()
     cases = {"out=runs/x": "corpus is not set", "none.tsv": "corpus=none.tsv does not exist", "docs": "dpr quickstart docs"}
+    cases["docs processes=3"] = "expected 1, 2, 4, 8 or 16"
     for words, expected in cases.items():
         assert main(["adapt", *words.split()]) in (2, 3)
         assert expected in capsys.readouterr().err, words
@@ -135,3 +137,18 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(tmp_path: Path) -
     assert [number("max_steps", size, share=0.1) for size in (20, 25_000)] == [512, 16]
     assert number("batch_size", 25_000, TRANSFORMER) == 96
     assert number("batch_size", 25_000, str(tmp_path)) == 32
+
+
+@pytest.mark.parametrize("encoder", [STATIC, TRANSFORMER, "a/model"])
+@pytest.mark.parametrize("processes", [2, 16])
+def test_processes_share_the_pool_of_one(tmp_path: Path, encoder: str, processes: int) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    of_one = AdaptationPlan(tmp_path, CorpusTexts(tmp_path / "corpus.jsonl", tmp_path), encoder)
+    of_many = replace(of_one, processes=processes)
+    for passages in (20, 25_000):
+        one, many = (dict(item.split("=", 1) for item in training_overrides(plan, passages)) for plan in (of_one, of_many))
+        assert int(many["train.batch_size"]) * processes == int(one["train.batch_size"]) == int(one["train.global_batch_size"])
+        assert {**many, "train.batch_size": ""} == {**one, "train.batch_size": ""}
+    for ours, theirs in zip(stages(of_one), stages(of_many), strict=True):
+        assert ours.settings == theirs.settings
+        assert theirs.processes == (processes if theirs.name.startswith(("trials/", "model", "vectors", "evaluation")) else 1)

@@ -61,6 +61,8 @@ class AdaptationPlan:
     """Training pairs, at most; 0 = by the encoder."""
     seed: int = 0
     device: str | None = None
+    processes: int = 1
+    """That train and embed together; a divisor of the batch, which is the same for any number."""
 
     @property
     def trials(self) -> list[Trial]:
@@ -236,13 +238,14 @@ class _Builder:
                 "trial": list(settings),
             },
             inputs={"encoder": [known]} if is_folder else {},
+            processes=plan.processes,
             is_training=True,
         )
 
     def _embed(self, name: str, corpus: Path, what: str) -> None:
         folder = self.plan.out / name
         command = ["embed", self.model, f"ctx_src={corpus}", f"out_file={folder / 'corpus'}", *self.device]
-        self._stage(folder, what, lambda: command, lambda: ["corpus_0"], ["model"], settings={})
+        self._stage(folder, what, lambda: command, lambda: ["corpus_0"], ["model"], settings={}, processes=self.plan.processes)
 
     def _retrieve(
         self, name: str, split: str, how: Callable[[], list[str]], what: str, after: Sequence[str], more: Sequence[str] = ()
@@ -283,7 +286,13 @@ def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) 
     pairs = plan.max_pairs or pairs
     steps = max(1, round((pairs if share == 1 else min(pairs, max(pairs * share, _LEAST_PAIRS))) / batch))
     epochs = -(-steps // max(1, passages // batch))
-    how += [f"train.batch_size={batch}", f"train.max_steps={steps}", f"train.num_train_epochs={epochs}", "train.hard_negatives=0"]
+    how += [
+        f"train.batch_size={batch // plan.processes}",
+        f"train.global_batch_size={batch}",
+        f"train.max_steps={steps}",
+        f"train.num_train_epochs={epochs}",
+        "train.hard_negatives=0",
+    ]
     how += [f"train.eval_every_steps={steps}", "train.sanity_validation=0", f"train.best_metric=eval/dev/{_METRIC}", "train.keep_last=1"]
     return [*how, f"seed={plan.seed}"]
 
