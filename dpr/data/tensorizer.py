@@ -342,6 +342,6 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
         raise InputError(f"no tokenizer could be loaded ({reason})", file=name_or_folder, hint=hint) from error
     if not isinstance(tokenizer.model_max_length, int | float):
         raise InputError("model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json")
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without tokenizer files
+    if len(tokenizer) <= len(tokenizer.all_special_ids) + 2:  # what transformers makes of a folder without tokenizer files
         raise InputError("has no vocabulary", file=name_or_folder, expected="tokenizer.json or vocab.txt beside config.json")
     return tokenizer

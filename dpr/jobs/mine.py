@@ -62,6 +62,7 @@ def run(config: MineCommand) -> None:
         search=search,
         scorer=scorer,
         corpus=corpus,
+        keep_within=config.keep_within,
         processes=config.processes,
         elsewhere=elsewhere,
         overwrite=config.overwrite,

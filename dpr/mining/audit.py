@@ -27,6 +27,7 @@ _COUNTED = (
     "negatives with a known positive score",
     "negatives above the positive",
 )
+_NOT_FOUND = "questions left out, since no positive is among the first found"
 _VALUES = ("score", "share_of_positive_score", "distance_to_positive_score", "cross_encoder_score")
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -34,8 +35,9 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class BlockAudit:
     """Counts one block of questions; ``record`` is what the final audit is made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, not_found: int = 0) -> None:
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self._counts[_NOT_FOUND] = not_found
         self._left_out: Counter[str] = Counter()
         self._values: dict[str, list[float]] = {name: [] for name in _VALUES}
         self._example: dict[str, Any] | None = None
@@ -108,6 +110,8 @@ def audit_lines(audit: dict[str, Any]) -> Iterator[str]:
         return f"{count:>10,}  {count / max(counts[whole], 1):>6.1%} {what}"
 
     yield f"{counts['questions']:>10,}  questions, {counts['questions without negatives']:,} of them without negatives"
+    if counts.get(_NOT_FOUND):
+        yield f"{counts[_NOT_FOUND]:>10,}  {_NOT_FOUND}"
     yield f"{counts['candidates']:>10,}  candidates examined"
     yield share(counts["candidates above the positive"], "candidates", "of them score above the positive")
     for reason, count in sorted(audit["left_out"].items(), key=lambda item: -item[1]):

@@ -99,10 +99,13 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_bm25.jsonl per_question=10 from
 dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first max_relative_score=0.95
 dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first vectors=runs/first/vectors_0 absolute_margin=0.1
 dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/e5 "query_prefix=query: " "passage_prefix=passage: "
+dpr mine written/train.jsonl corpus=corpus.tsv out=train_bm25.jsonl keep_within=20
 dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/first cross_encoder=ms-marco-cross-encoder veto_above=0.5
 """
     vectors: list[str] = setting(list, also=("encoded_ctx_files",))
     """Vectors of the corpus by this model, by dpr embed; again for more; none = they are made."""
+    keep_within: int = setting(0, unit="passages", least=0)
+    """Leaves out questions for which no positive is among the first so many passages found, to filter what a model wrote; 0 = none."""
     indexer: MiningIndex = field(default_factory=MiningIndex)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
@@ -115,6 +118,8 @@ dpr mine train.jsonl corpus=corpus.tsv out=train_dense.jsonl model_file=runs/fir
             idle |= {"veto_above": "a cross-encoder; add cross_encoder=<folder>"}
             idle |= {} if self.model_file else dict.fromkeys(_MODELS, "models; add model_file=<folder> or cross_encoder=<folder>")
         self.refuse_idle(idle)
+        if self.keep_within > self.to_rank:
+            raise ConfigError(f"keep_within={self.keep_within} is above to_rank={self.to_rank}, the last rank that is searched")
         if self.cluster.kind != "none" and self.processes > 1:
             raise ConfigError(f"processes={self.processes} and cluster=ray are mutually exclusive; cluster.workers limits its workers")
 

@@ -43,6 +43,7 @@ def mine(
     search: Search | None = None,
     scorer: PairScorer | None = None,
     corpus: Path | None = None,
+    keep_within: int = 0,
     processes: int = 1,
     elsewhere: Elsewhere | None = None,
     overwrite: bool = False,
@@ -57,6 +58,7 @@ def mine(
         search: BM25 by default.
         scorer: the cross-encoder that ``settings.veto_above`` is for.
         corpus: passages to mine from; None = those of the training set.
+        keep_within: leaves out questions for which no positive is among the first so many passages found; 0 = none.
         elsewhere: workers on other machines, in place of ``processes`` of this one.
 
     Raises:
@@ -72,9 +74,10 @@ def mine(
     def prepare(work: Path, blocks: Sequence[range]) -> BlockMiner:
         source = source_of(train, corpus, work)
         finder = search.prepare(train, blocks, MiningCorpus(source, work), work)
-        return BlockMiner(train, source, work, finder, search.mined_by, settings)
+        return BlockMiner(train, source, work, finder, search.mined_by, settings, keep_within)
 
     facts = base | {"settings": asdict(settings), "cross_encoder": scorer and scorer.fingerprint}
+    facts |= {"keep_within": keep_within} if keep_within else {}
     job = BlockJob("mining", base, facts, search.block_rows, prepare, combine, scorer)
     audit = run_job(job, train, out, processes=processes, overwrite=overwrite, elsewhere=elsewhere)
     warn_of_few(audit, out)
@@ -88,23 +91,33 @@ class BlockMiner(BlockWriter):
     finder: Finder
     mined_by: str
     settings: MiningSettings
+    keep_within: int = 0
 
     def find(self, rows: range) -> list[QueryHits]:
         """What the search finds for each question of a block."""
-        queries = []
-        for row in rows:
-            sample = self.train[row]
-            positives = (self.corpus.row_of(passage) for passage in sample.positives)
-            queries.append(Query(sample.question, tuple(row for row in positives if row is not None)))
+        samples = [self.train[row] for row in rows]
+        queries = [Query(sample.question, self._known(sample)) for sample in samples]
         return self.finder.find(rows, queries, self.settings.to_rank)
+
+    def _known(self, sample: TrainingSample) -> tuple[int, ...]:
+        """Rows of the positives that are in the corpus."""
+        rows = (self.corpus.row_of(passage) for passage in sample.positives)
+        return tuple(row for row in rows if row is not None)
+
+    def _is_kept(self, sample: TrainingSample, hits: QueryHits) -> bool:
+        if not self.keep_within:
+            return True
+        known = {self.corpus.id_at(row) for row in self._known(sample)}
+        return any(key in known for key, _ in hits.hits[: self.keep_within])
 
     def write(self, rows: range, hits: Sequence[QueryHits], scorer: PairScorer | None = None) -> None:
         """Chooses the negatives of a block and writes its records and its audit."""
         corpus = self.corpus
         prepared: list[TrainingSample] = []
         choices = []
-        for row, one in zip(rows, hits, strict=True):
-            sample = self.train[row]
+        found = [(row, self.train[row], one) for row, one in zip(rows, hits, strict=True)]
+        found = [(row, sample, one) for row, sample, one in found if self._is_kept(sample, one)]
+        for row, sample, one in found:
             positives = tuple(corpus.named(passage) for passage in sample.positives)
             existing = tuple(corpus.named(passage) for passage in sample.hard_negatives) if self.settings.keep_existing else ()
             choosing = choose_negatives(
@@ -119,14 +132,13 @@ class BlockMiner(BlockWriter):
             )
             prepared.append(replace(sample, positives=positives, hard_negatives=existing))
             choices.append((sample.question, choosing))
-        block_audit = BlockAudit()
+        block_audit = BlockAudit(not_found=len(rows) - len(found))
         results = finish_together(choices, scorer)
         if scorer is not None:
             prepared = scored_by(scorer, prepared)
         with durable_file(self.part(rows), note={}) as out:
-            for sample, one, mined in zip(prepared, hits, results, strict=True):
-                in_corpus = any(corpus.row_of(passage) is not None for passage in sample.positives)
-                block_audit.add(sample, mined, one.positive_score, in_corpus=in_corpus)
+            for sample, (_, _, one), mined in zip(prepared, found, results, strict=True):
+                block_audit.add(sample, mined, one.positive_score, in_corpus=bool(self._known(sample)))
                 out.write(json.dumps(_record(sample, mined.negatives, self.mined_by), ensure_ascii=False) + "\n")
         write_json(self.audit(rows), block_audit.record(), note={})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ from dpr.core.records import Passage
 from dpr.data.packing import plan_token_batches
 from dpr.data.tensorizer import load_tokenizer
 from dpr.models.backbones import check_vocabulary
-from dpr.models.pretrained import check_safetensors, load_weights, read_config
+from dpr.models.pretrained import CONFIG, check_safetensors, load_weights, read_config
 from dpr.models.trials import FAILURES, first_position
 from dpr.storage.durable import describe_file
 
 _LONGEST = 512
-EXPECTED = "a folder of a Hugging Face sequence classifier with 1 or 2 labels: config.json, model.safetensors and its tokenizer"
+EXPECTED = (
+    "a folder of a Hugging Face sequence classifier with 1 label, or 2 of which the second means relevant: "
+    "config.json, model.safetensors and its tokenizer"
+)
 
 
 class CrossEncoder:
@@ -78,31 +81,44 @@ class CrossEncoder:
         """
         from transformers import AutoModelForSequenceClassification
 
-        path = Path(folder).expanduser()
-        try:
-            model = load_weights(AutoModelForSequenceClassification, path, _config(path), use_safetensors=True)
-            tokenizer = load_tokenizer(path)
-        except InputError as error:
-            raise CheckpointError(error.found, file=error.file, expected=error.expected or EXPECTED) from error
-        if tokenizer.pad_token_id is None:
-            raise CheckpointError("its tokenizer has no padding token", file=path, expected=EXPECTED)
-        check_vocabulary(tokenizer, model, path)
-        files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
-        digest = text_sha256(json.dumps([files, precision]))[:32]
+        model, tokenizer, digest = load_with_tokenizer(
+            AutoModelForSequenceClassification,
+            folder,
+            check=lambda config: "" if config.num_labels in (1, 2) else f"the classifier has {config.num_labels} labels",
+            precision=precision,
+            expected=EXPECTED,
+        )
         scorer = cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
         try:
             scorer.log_odds([("a", Passage("b c")), ("a b c", Passage("b"))])
         except FAILURES as error:
-            raise CheckpointError(f"it cannot score a pair ({first_line(error)})", file=path, expected=EXPECTED) from error
+            raise CheckpointError(f"it cannot score a pair ({first_line(error)})", file=folder, expected=EXPECTED) from error
         return scorer
 
 
-def _config(path: Path) -> Any:
-    if not (path / "config.json").is_file():
-        raise CheckpointError("is not a cross-encoder" if path.exists() else "there is no such folder", file=path, expected=EXPECTED)
+def load_with_tokenizer(
+    auto_class: Any, folder: str | Path, *, check: Callable[[Any], str], precision: str, expected: str
+) -> tuple[Any, Any, str]:
+    """A whole model and its tokenizer from a local folder, and a fingerprint that changes with the files and ``precision``.
+
+    ``check`` says what is wrong with a config, if anything. Code in the folder is never run, and pickled weights are not read.
+
+    Raises:
+        CheckpointError: the folder has no such model, not all of its weights, or no tokenizer that fits; it needs what is ``expected``.
+    """
+    path = Path(folder).expanduser()
+    if not (path / CONFIG).is_file():
+        raise CheckpointError("has no config.json" if path.exists() else "there is no such folder", file=path, expected=expected)
     check_safetensors(path)
-    config = read_config(path)
-    if (labels := config.num_labels) not in (1, 2):
-        expected = "1 label, or 2 of which the second means relevant"
-        raise CheckpointError(f"the classifier has {labels} labels", file=path / "config.json", expected=expected)
-    return config
+    try:
+        config = read_config(path)
+        if problem := check(config):
+            raise InputError(problem, file=path / CONFIG)
+        model, tokenizer = load_weights(auto_class, path, config, use_safetensors=True), load_tokenizer(path)
+    except InputError as error:
+        raise CheckpointError(error.found, file=error.file, expected=error.expected or expected) from error
+    if tokenizer.pad_token_id is None:
+        raise CheckpointError("its tokenizer has no padding token", file=path, expected=expected)
+    check_vocabulary(tokenizer, model, path)
+    files = [(file.name, describe_file(file)["sha256"]) for file in sorted(path.iterdir()) if file.is_file()]
+    return model, tokenizer, text_sha256(json.dumps([files, precision]))[:32]

@@ -128,6 +128,19 @@ def test_negatives_are_those_of_brute_force(
     assert 0 < audit["counts"]["negatives"] == sum(map(len, expected))
 
 
+def test_questions_that_do_not_find_their_passage_are_left_out(
+    model: BiEncoder, train: TrainingSet, corpus_file: Path, tmp_path: Path
+) -> None:
+    score, passages, kept = dense_scores(model), repeating_corpus(), list[str]()
+    for sample in repeating_samples():
+        scores = score(sample.question, passages)
+        texts = {plain(passages[place].text) for place in np.argsort(-scores, kind="stable")[:30]}
+        kept += [sample.question] if any(plain(positive.text) in texts for positive in sample.positives) else []
+    audit = mine(train, tmp_path / "out.jsonl", MiningSettings(), search=DenseSearch(model), corpus=corpus_file, keep_within=30)
+    assert [record["question"] for record in records(tmp_path / "out.jsonl")] == kept
+    assert 0 < audit["counts"]["questions"] == len(kept) < len(train)
+
+
 def test_entries_carry_score_rank_and_the_model_s_fingerprint(
     tmp_path: Path, train: TrainingSet, corpus_file: Path, model: BiEncoder
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,32 @@ def test_existing_negatives_are_replaced_or_kept(tmp_path: Path) -> None:
     for record in records(tmp_path / "kept.jsonl"):
         assert record["hard_negative_ctxs"][0] == {"title": "", "text": "old one"}
         assert all("rank" in entry for entry in record["hard_negative_ctxs"][1:])
+
+
+@pytest.mark.parametrize("keep_within", [1, 3])
+def test_questions_that_do_not_find_their_passage_are_left_out(
+    tmp_path: Path, keep_within: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_passages(tmp_path / "corpus.tsv", corpus())
+    rng = random.Random(4)
+    rows = [replace(sample, question=" ".join([*sample.question.split()[:2], *rng.choices(WORDS, k=4)])) for sample in samples()]
+    rows[5] = replace(rows[5], positives=(Passage("elsewhere"), *rows[5].positives))
+    train_set(tmp_path, [*rows, replace(rows[0], positives=(Passage("elsewhere"),))])
+    index = Bm25Index.build(Texts([str(p.id) for p in corpus()], [f"{p.title} {p.text}" for p in corpus()]))
+    _, found = index.search([row.question for row in rows], keep_within)
+    kept = [number for number, keys in enumerate(found) if f"d{number}" in keys]
+    assert 0 < len(kept) < len(rows)
+    given = ["mine", str(tmp_path / "train.jsonl"), f"corpus={tmp_path / 'corpus.tsv'}", "per_question=2"]
+    assert main([*given, f"out={tmp_path / 'all.jsonl'}"]) == 0
+    assert "left out, since no positive" not in capsys.readouterr().out
+    for processes in (1, 2):
+        assert main([*given, f"out={tmp_path / f'{processes}.jsonl'}", f"keep_within={keep_within}", f"processes={processes}"]) == 0
+        line = f"{len(rows) + 1 - len(kept):>10,}  questions left out, since no positive is among the first found"
+        assert line in capsys.readouterr().out.splitlines()
+        whole = records(tmp_path / "all.jsonl")
+        assert records(tmp_path / f"{processes}.jsonl") == [whole[number] for number in kept]
+    assert main([*given, f"out={tmp_path / '1.jsonl'}"]) == 3  # made otherwise
+    assert main([*given, f"out={tmp_path / 'x.jsonl'}", "keep_within=200"]) == 2
 
 
 def test_mining_that_finds_nothing_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
