@@ -63,17 +63,22 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
     """Resolves the value of ``train_datasets`` or ``dev_datasets``.
 
     Args:
-        names: a catalogue key, a path, a glob (its files are one set), or a list of these; None gives an empty list.
+        names: a catalogue key, a path, a glob (its files are one set), the options of an entry (``{file: corpus.tsv, pairs: crops}``), or a
+            list of these; None gives an empty list.
         catalogue: the ``datasets`` settings, name -> options. Relative files are taken from the working directory.
 
     Raises:
         ConfigError: a name is unknown, a file is missing, an option is unknown or of the wrong type.
     """
     sources: dict[str, NamedSource] = {}
-    for name in listed(names):
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"{name!r} is not a data set; give names of the catalogue, paths, or a list of them")
-        short_name, files, options = _resolve(name, catalogue)
+    for name in [names] if isinstance(names, Mapping) else listed(names):
+        if isinstance(name, Mapping) and isinstance(file := name.get("file"), str):
+            key = _short_name(Path(file).name)
+            short_name, files, options = _resolve(key, {key: name}, is_entry=True)
+        elif isinstance(name, str) and name:
+            short_name, files, options = _resolve(name, catalogue)
+        else:
+            raise ConfigError(f"{name!r} is not a data set; give names of the catalogue, paths, entries with a file, or a list of them")
         unique, number = short_name, 2
         while unique in sources:
             unique, number = f"{short_name}_{number}", number + 1
@@ -81,9 +86,9 @@ def resolve_training_files(names: Any, catalogue: Mapping[str, Any]) -> list[Nam
     return list(sources.values())
 
 
-def _resolve(name: str, catalogue: Mapping[str, Any]) -> tuple[str, tuple[Path, ...], DataSetSettings]:
+def _resolve(name: str, catalogue: Mapping[str, Any], *, is_entry: bool = False) -> tuple[str, tuple[Path, ...], DataSetSettings]:
     path = Path(name).expanduser()
-    if name in catalogue and not path.is_file():
+    if name in catalogue and (is_entry or not path.is_file()):
         options = _TRAINING_SETS.read_entry(name, catalogue[name])
         return name, _catalogue_files(name, options), options
     if name in catalogue:

@@ -33,7 +33,7 @@ class RunConfig(Settings):
     """The data sets and the output folder."""
 
     train_datasets: Any = setting(None, on_resume=CONTENT)
-    """One name or path, a glob, or a list of them; a name is a key of ``datasets``."""
+    """One name or path, a glob, an entry such as {file: corpus.tsv, pairs: crops}, or a list of them; a name is a key of ``datasets``."""
     dev_datasets: Any = setting(None, on_resume=CONTENT)
     """The sets to validate on, in the same way."""
     output_dir: str | None = setting(None, on_resume=NO_EFFECT)

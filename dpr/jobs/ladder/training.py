@@ -51,7 +51,7 @@ def train_settings(
         "train_datasets": list(entries),
         "train_sampling_rates": for_each("train_sampling_rates", config.train_sampling_rates),
         "loss_scale_factors": for_each("loss_scale_factors", config.loss_scale_factors),
-        "datasets": {name: config.datasets[name] for name in listed(config.dev_datasets) if name in config.datasets} | dict(entries),
+        "datasets": {name: config.datasets[name] for name in listed(config.dev_datasets) if str(name) in config.datasets} | dict(entries),
     }
     return BiEncoderTrainConfig(**values)
 

@@ -44,6 +44,21 @@ def test_paths_globs_and_names_stand_side_by_side() -> None:
     ]
 
 
+def test_an_entry_may_stand_in_place_of_its_name() -> None:
+    touch("a.json", "corpus.jsonl", "corpus")  # a file of the name that it gets changes nothing
+    entry = {"file": "corpus.jsonl", "pairs": "crops"}
+    assert names_and_files(entry) == [("corpus", ["corpus.jsonl"])]
+    assert names_and_files(["a.json", entry, entry]) == [("a", ["a.json"]), ("corpus", ["corpus.jsonl"]), ("corpus_2", ["corpus.jsonl"])]
+    assert resolve_training_files([entry], {"corpus": {"file": "a.json"}})[0].options.pairs == "crops"
+    for wrong, expected in (
+        ({"pairs": "crops"}, "is not a data set"),
+        ({**entry, "pair": 1}, "did you mean pairs"),
+        ({"file": "b"}, "does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            names_and_files([wrong])
+
+
 def test_one_text_is_a_list_of_one() -> None:
     touch("a.json")
     assert names_and_files("a.json") == [("a", ["a.json"])]
