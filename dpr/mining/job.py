@@ -115,8 +115,7 @@ class BlockMiner(BlockWriter):
         corpus = self.corpus
         prepared: list[TrainingSample] = []
         choices = []
-        found = [(row, self.train[row], one) for row, one in zip(rows, hits, strict=True)]
-        found = [(row, sample, one) for row, sample, one in found if self._is_kept(sample, one)]
+        found = [(row, sample, one) for row, one in zip(rows, hits, strict=True) if self._is_kept(sample := self.train[row], one)]
         for row, sample, one in found:
             positives = tuple(corpus.named(passage) for passage in sample.positives)
             existing = tuple(corpus.named(passage) for passage in sample.hard_negatives) if self.settings.keep_existing else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,7 @@ from dpr.models.trials import FAILURES, first_position
 from dpr.storage.durable import describe_file
 
 _LONGEST = 512
-EXPECTED = (
-    "a folder of a Hugging Face sequence classifier with 1 label, or 2 of which the second means relevant: "
-    "config.json, model.safetensors and its tokenizer"
-)
+EXPECTED = "a folder of a Hugging Face sequence classifier with 1 or 2 labels: config.json, model.safetensors and its tokenizer"
 
 
 class CrossEncoder:
@@ -81,13 +78,9 @@ class CrossEncoder:
         """
         from transformers import AutoModelForSequenceClassification
 
-        model, tokenizer, digest = load_with_tokenizer(
-            AutoModelForSequenceClassification,
-            folder,
-            check=lambda config: "" if config.num_labels in (1, 2) else f"the classifier has {config.num_labels} labels",
-            precision=precision,
-            expected=EXPECTED,
-        )
+        model, tokenizer, digest = load_with_tokenizer(AutoModelForSequenceClassification, folder, precision, expected=EXPECTED)
+        if (labels := model.config.num_labels) not in (1, 2):
+            raise CheckpointError(f"the classifier has {labels} labels", file=folder, expected=EXPECTED)
         scorer = cls(model.to(device or "cpu"), tokenizer, fingerprint=digest, batch_tokens=batch_tokens, precision=precision)
         try:
             scorer.log_odds([("a", Passage("b c")), ("a b c", Passage("b"))])
@@ -96,12 +89,10 @@ class CrossEncoder:
         return scorer
 
 
-def load_with_tokenizer(
-    auto_class: Any, folder: str | Path, *, check: Callable[[Any], str], precision: str, expected: str
-) -> tuple[Any, Any, str]:
+def load_with_tokenizer(auto_class: Any, folder: str | Path, precision: str, *, expected: str) -> tuple[Any, Any, str]:
     """A whole model and its tokenizer from a local folder, and a fingerprint that changes with the files and ``precision``.
 
-    ``check`` says what is wrong with a config, if anything. Code in the folder is never run, and pickled weights are not read.
+    Code in the folder is never run, and pickled weights are not read.
 
     Raises:
         CheckpointError: the folder has no such model, not all of its weights, or no tokenizer that fits; it needs what is ``expected``.
@@ -111,10 +102,7 @@ def load_with_tokenizer(
         raise CheckpointError("has no config.json" if path.exists() else "there is no such folder", file=path, expected=expected)
     check_safetensors(path)
     try:
-        config = read_config(path)
-        if problem := check(config):
-            raise InputError(problem, file=path / CONFIG)
-        model, tokenizer = load_weights(auto_class, path, config, use_safetensors=True), load_tokenizer(path)
+        model, tokenizer = load_weights(auto_class, path, read_config(path), use_safetensors=True), load_tokenizer(path)
     except InputError as error:
         raise CheckpointError(error.found, file=error.file, expected=error.expected or expected) from error
     if tokenizer.pad_token_id is None:

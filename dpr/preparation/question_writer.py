@@ -50,23 +50,19 @@ class QuestionWriter:
     """
 
     def __init__(self, settings: WriterSettings) -> None:
-        from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM, GenerationConfig
-
-        def problem(config: Any) -> str:
-            return "" if type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING else f"a model of type {config.model_type} writes no text"
+        from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
         folder, device = str(settings.questions_by), resolve_device(settings.device)
-        loaded = load_with_tokenizer(AutoModelForSeq2SeqLM, folder, check=problem, precision=settings.precision, expected=_EXPECTED)
-        model, self._tokenizer, digest = loaded
+        model, self._tokenizer, digest = load_with_tokenizer(AutoModelForSeq2SeqLM, folder, settings.precision, expected=_EXPECTED)
         self._model = model.to(device, dtype_of(settings.precision)).eval()
         positions = getattr(model.config, "max_position_embeddings", None) or _LONGEST
         self._max_length = min(_LONGEST, positions, self._tokenizer.model_max_length)
         self._settings, self._batch_tokens = settings, settings.batch_tokens or usual_tokens(device)
-        tokens = {name: getattr(model.generation_config, name, None) for name in _KEPT}
         self._max_tokens = min(settings.max_question_tokens, positions - 1)
+        tokens = {name: getattr(model.generation_config, name, None) for name in _KEPT}
         model.generation_config = GenerationConfig(max_new_tokens=self._max_tokens, **tokens)
-        names = ("passage_prefix", "max_question_tokens", "seed")
-        self.facts = {"model": digest, **{name: getattr(settings, name) for name in names}}
+        own = ("passage_prefix", "max_question_tokens", "seed")
+        self.facts = {"model": digest, **{name: getattr(settings, name) for name in own}}
         """What decides the questions."""
         try:
             self.write([(0, Passage("a")), (1, Passage("a b " * _LONGEST))], 1)
@@ -103,19 +99,14 @@ class QuestionWriter:
     ) -> Iterator[tuple[int, list[str]]]:
         """Rows with their questions: one of each of ``num_held`` passages held back, then ``rounds`` of each passage of ``train``.
 
-        The folder ``work`` keeps what is written.
-
-        Raises:
-            InputError: it holds questions made of something else.
+        The folder ``work`` keeps what is written. Raises InputError if it holds questions made of something else.
         """
-        parts: list[tuple[PseudoPairs, Sequence[int], int]] = [(held, [held.corpus_row(row) for row in range(num_held)], 1)]
-        parts += [(train, range(train.num_passages), rounds)] if train else []
-        blocks = [
-            (pairs, rows[start : start + BLOCK_ROWS], count) for pairs, rows, count in parts for start in range(0, len(rows), BLOCK_ROWS)
-        ]
+        asked: list[tuple[PseudoPairs, Sequence[int], int]] = [(held, [held.corpus_row(row) for row in range(num_held)], 1)]
+        asked += [(train, range(train.num_passages), rounds)] if train else []
+        blocks = [(pairs, rows[at : at + BLOCK_ROWS], count) for pairs, rows, count in asked for at in range(0, len(rows), BLOCK_ROWS)]
         steps = StepsInOrder(work, made_of)
-        done = sum(len(rows) for _, rows, _ in blocks[: steps.num_done])
-        progress = Progress("writing questions", sum(len(rows) for _, rows, _ in parts), done=done)
+        done, total = (sum(len(rows) for _, rows, _ in part) for part in (blocks[: steps.num_done], asked))
+        progress = Progress("writing questions", total, done=done)
         for pairs, rows, count in blocks[steps.num_done :]:
             passages = [(number, row.passage) for number in rows if pairs.is_usable(row := pairs.row(number))]
             with steps.appended(_FILE) as out:
