@@ -35,6 +35,8 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
     """Folder or name of a model to train on; absent = a static encoder, trained from nothing."""
     set: str | None = None
     """Real questions with judgements to measure the result on, as dpr evaluate takes them. Nothing is chosen by them."""
+    teacher: str | None = None
+    """Folder of a cross-encoder, or of another bi-encoder: the trained encoder then learns its scores of mined negatives."""
     pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     max_pairs: int = setting(0, unit="pairs", least=0)
@@ -56,7 +58,7 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
             raise ConfigError(
                 f"{corpus} is a folder: for one of documents, dpr quickstart {corpus}; of BEIR's layout, name its corpus file"
             )
-        for key in ("corpus", "set"):
+        for key in ("corpus", "set", "teacher"):
             if (value := getattr(self, key)) is not None and not Path(value).exists():
                 raise ConfigError(f"{key}={value} does not exist")
 
@@ -77,6 +79,7 @@ def run(config: AdaptSettings) -> float | None:
         seed=config.seed,
         device=config.device,
         processes=config.processes,
+        teacher=None if config.teacher is None else Path(config.teacher),
     )
     climb(stages(plan), out, overwrite=True)
     write_search(plan)

@@ -13,7 +13,8 @@ from dpr.cli.main import main
 from dpr.jobs.ladder.adaptation import CLEARLY, STATIC, TRANSFORMER, AdaptationPlan, stages, training_overrides
 from dpr.jobs.ladder.texts import CorpusTexts
 from dpr.storage.durable import write_json
-from tests.helpers.tiny import sentence, tiny_model
+from tests.helpers.tiny import sentence, static_folder, tiny_model
+from tests.unit.models.test_cross_encoder import classifier_folder
 
 STAGES = ["prepare-pairs", "new-encoder", *["train"] * 5, "embed", "embed", "retrieve"]
 
@@ -87,6 +88,24 @@ def test_a_given_model_is_trained_on(commands: list[str], tmp_path: Path) -> Non
     assert main(["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"]) == 0
     assert commands == ["prepare-pairs", "train", "embed", "embed", "retrieve"]
     assert json.loads((tmp_path / "runs" / "corpus" / "adapted.json").read_text())["chosen"] == ["loss.temperature=0.05"]
+
+
+def test_a_teacher_is_learned_from_and_another_one_repeats_what_depends_on_it(commands: list[str], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    for name, width in {"given": 16, "bi-encoder": 32}.items():
+        tiny_model(static_folder(tmp_path / f"{name}-start", width=width), pooling="idf", normalize=True, shared=True).save(tmp_path / name)
+    classifier_folder(tmp_path / "cross-encoder")
+    line, after = (
+        ["adapt", "corpus.jsonl", "model_file=given", "device=cpu", "max_pairs=64"],
+        ["score", "train", "embed", "embed", "retrieve"],
+    )
+    assert main([*line, "teacher=cross-encoder"]) == 0
+    assert commands == ["prepare-pairs", "train", "prepare-pairs", "mine", "mine", *after]
+    config = json.loads(next(Path("runs/corpus/model").glob("*.step*/config.json")).read_text())
+    assert config["loss"]["margin_mse_scale"] > 0 and config["train"]["hard_negatives"] == 6
+    commands.clear()
+    assert main([*line, "teacher=bi-encoder"]) == 0
+    assert commands == after
 
 
 def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

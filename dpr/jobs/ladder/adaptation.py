@@ -32,6 +32,8 @@ CLEARLY = 0.02
 """By how much a setting has to be better than the usual one on the dev questions to be taken."""
 _DEPTH, _METRIC = 1000, "ndcg@10"
 _LEAST_PAIRS, _MOST_PAIRS, _PAIRS_OF_PASSAGE = 8192, 160_000, 16
+_WIDEST_MARGIN = 3.0
+"""What is learned, in temperatures, for the widest of a teacher's scores."""
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 _SHARE_OF_TRIALS = 0.125
 """Of the training pairs, for each trial."""
@@ -63,6 +65,8 @@ class AdaptationPlan:
     device: str | None = None
     processes: int = 1
     """That train and embed together; a divisor of the batch, which is the same for any number."""
+    teacher: Path | None = None
+    """Folder of a cross-encoder or a bi-encoder, from whose scores of mined negatives the encoder learns after its training."""
 
     @property
     def trials(self) -> list[Trial]:
@@ -77,6 +81,10 @@ class AdaptationPlan:
     def counts(self) -> dict[str, Any]:
         """How much of everything there is, once the texts are prepared."""
         return dict(read_manifest(self.texts.prepared)["metadata"]["counts"])
+
+    def batch(self, size: int) -> list[str]:
+        """The settings of a batch of so many pairs of all processes, and of its order."""
+        return [f"train.batch_size={size // self.processes}", f"train.global_batch_size={size}", f"seed={self.seed}"]
 
     def metrics(self, stage: str) -> Path:
         """The metrics file of a stage."""
@@ -161,7 +169,10 @@ class _Builder:
                 self._train(
                     plan.trial_folder(trial), f"a trial: {trial.name}", partial(Trial, *trial), _SHARE_OF_TRIALS, before, trial.overrides
                 )
-        self._train(plan.out / "model", f"training ({plan.encoder})", plan.chosen, 1.0, [stage.name for stage in self.stages])
+        first = plan.out / ("untaught" if plan.teacher else "model")
+        self._train(first, f"training ({plan.encoder})", plan.chosen, 1.0, [stage.name for stage in self.stages])
+        if plan.teacher:
+            self._teach(first, plan.teacher)
         self._embed("vectors", plan.texts.corpus, "the passages, for searching")
         self._embed("evaluation", self.evaluated, "the passages, without the questions cut or made from them")
         bm25 = ["indexer=bm25", f"bm25_index_path={plan.out / 'bm25' / 'index'}"]
@@ -210,17 +221,15 @@ class _Builder:
         self, folder: Path, what: str, trial: Callable[[], Trial], share: float, after: Sequence[str], settings: Sequence[str] = ()
     ) -> None:
         plan = self.plan
-        dev = {name: str(self.prepared / file) for name, file in _DEV_FILES.items()}
-        validation = [{"kind": "retrieval", "corpus": str(self.evaluated), **dev, "name": "dev"}]
         start = {"encoder.pretrained_model_cfg": str(plan.out / "encoder" / "untrained")} if self.is_new else {}
         sets = plan.texts.train_sets(plan.kinds)
         options = {f"datasets.{name}.{key}": value for name, entry in sets.items() for key, value in entry.items()}
         mixed = {"train.sampling.mixed": True} if len(sets) > 1 else {}
-        given = {**start, "train_datasets": list(sets), **options, **mixed, "train.validation": validation, "output_dir": str(folder)}
-        values = [f"{key}={_value(value)}" for key, value in given.items()]
+        given = {**start, "train_datasets": list(sets), **options, **mixed}
+        values = [*(f"{key}={_value(value)}" for key, value in given.items()), *self._judged(folder)]
 
         def command() -> list[str]:
-            return ["train", *training_overrides(plan, plan.counts()["passages"], share), *trial().overrides, *values, *self.device]
+            return ["train", *training_overrides(plan, plan.counts()["passages"], share), *trial().overrides, *values]
 
         known = Path(plan.encoder)
         is_folder = known.is_dir() and not self.is_new
@@ -242,6 +251,56 @@ class _Builder:
             is_training=True,
         )
 
+    def _judged(self, folder: Path) -> list[str]:
+        """The settings of a training in ``folder`` by which it is judged on the dev questions."""
+        names = {"questions": pseudo_questions.QUESTIONS, "qrels": pseudo_questions.QRELS}
+        files = {"corpus": str(self.evaluated), **{key: str(self.prepared / name) for key, name in names.items()}}
+        validation = [{"kind": "retrieval", **files, "name": "dev"}]
+        values = {"sanity_validation": 0, "best_metric": f"eval/dev/{_METRIC}", "keep_last": 1, "validation": validation}
+        return [*(f"train.{key}={_value(value)}" for key, value in values.items()), f"output_dir={_value(str(folder))}", *self.device]
+
+    def _teach(self, first: Path, teacher: Path) -> None:
+        """Trains the model in ``first`` on the teacher's margins between pairs and the negatives that BM25 and this model find for them,
+        among the passages of the pairs: were those held back negatives, the dev questions would tell nothing."""
+        plan, model, pairs, own = self.plan, self.plan.out / "model", self.plan.out / "pairs", f"model_file={first}"
+        (entry,), file, before = plan.texts.train_sets(plan.kinds).values(), pairs / "cut" / pseudo_questions.TRAIN, pairs.name
+        config = (teacher / "config.json").read_text() if (teacher / "config.json").is_file() else ""
+        kind = "cross_encoder" if "ForSequenceClassification" in config else "model_file"
+
+        def cut() -> list[str]:
+            rounds = -(-(plan.max_pairs or _LEAST_PAIRS) // plan.counts()["passages"])
+            how = [f"pairs={_value(plan.kinds)}", f"held_back={entry['held_back']}", f"rounds={rounds}"]
+            return ["prepare-pairs", entry["file"], f"out={pairs / 'cut'}", *how]
+
+        def train() -> list[str]:
+            audit, temperature = read_json(file.with_name(f"{file.name}.audit.json")), float(plan.chosen().overrides[-1].partition("=")[2])
+            scores = audit["positive_score_quantiles"] + audit["negative_score_quantiles"]
+            scale = _WIDEST_MARGIN * temperature / (max(scores) - min(scores) or 1)
+            batch = max(16, min(128 if self.is_new else 32, 2 ** (plan.counts()["passages"].bit_length() - 2)))
+            how = [*plan.batch(batch), "train.hard_negatives=6", "train.num_train_epochs=1", "loss.nll_weight=0"]
+            how += [f"loss.margin_mse_weight={2 / temperature**2:g}", f"loss.margin_mse_scale={scale:g}"]
+            how += ["train.learning_rate=0.005"] if self.is_new else []
+            return [
+                "train",
+                f"model_file={_value(str(first))}",
+                "init=weights",
+                f"train_datasets={_value(str(file))}",
+                *how,
+                *self._judged(model),
+            ]
+
+        self._stage(pairs, "pairs, as a file", cut, lambda: ["cut"], settings={"pairs": plan.kinds, "max_pairs": plan.max_pairs})
+        for name, what, how, inputs in [
+            ("mined_bm25", "negatives, by BM25", ["mine", "per_question=3"], {}),
+            ("mined", "negatives, by the encoder", ["mine", "per_question=3", "keep_existing=true", own, *self.device], {}),
+            ("scored", "the teacher's scores", ["score", f"{kind}={teacher}", *self.device], {"teacher": [teacher]}),
+        ]:
+            read, file, after = file, plan.out / name / "pairs.jsonl", [first.name, before]
+            command, before = partial(list[str], [*how, str(read), f"out={file}"]), name
+            self._stage(file.parent, what, command, lambda: ["pairs.jsonl", "pairs.jsonl.audit.json"], after, settings={}, inputs=inputs)
+        options = {"settings": {"seed": plan.seed}, "processes": plan.processes, "is_training": True}
+        self._stage(model, "training, by the teacher", train, lambda: trained_files(model), [first.name, before], **options)
+
     def _embed(self, name: str, corpus: Path, what: str) -> None:
         folder = self.plan.out / name
         command = ["embed", self.model, f"ctx_src={corpus}", f"out_file={folder / 'corpus'}", *self.device]
@@ -255,9 +314,6 @@ class _Builder:
         settings = {"hybrid_depth": _DEPTH}
         outputs = ["metrics.json", *more]
         self._stage(self.plan.out / name, what, lambda: ["retrieve", *asked, *how()], lambda: outputs, after, settings=settings)
-
-
-_DEV_FILES = {"questions": pseudo_questions.QUESTIONS, "qrels": pseudo_questions.QRELS}
 
 
 def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) -> list[str]:
@@ -286,15 +342,8 @@ def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) 
     pairs = plan.max_pairs or pairs
     steps = max(1, round((pairs if share == 1 else min(pairs, max(pairs * share, _LEAST_PAIRS))) / batch))
     epochs = -(-steps // max(1, passages // batch))
-    how += [
-        f"train.batch_size={batch // plan.processes}",
-        f"train.global_batch_size={batch}",
-        f"train.max_steps={steps}",
-        f"train.num_train_epochs={epochs}",
-        "train.hard_negatives=0",
-    ]
-    how += [f"train.eval_every_steps={steps}", "train.sanity_validation=0", f"train.best_metric=eval/dev/{_METRIC}", "train.keep_last=1"]
-    return [*how, f"seed={plan.seed}"]
+    how += [*plan.batch(batch), f"train.max_steps={steps}", f"train.num_train_epochs={epochs}", "train.hard_negatives=0"]
+    return [*how, f"train.eval_every_steps={steps}"]
 
 
 def _value(value: Any) -> str:
