@@ -280,14 +280,8 @@ class _Builder:
             how = [*plan.batch(batch), "train.hard_negatives=6", "train.num_train_epochs=1", "loss.nll_weight=0"]
             how += [f"loss.margin_mse_weight={2 / temperature**2:g}", f"loss.margin_mse_scale={scale:g}"]
             how += ["train.learning_rate=0.005"] if self.is_new else []
-            return [
-                "train",
-                f"model_file={_value(str(first))}",
-                "init=weights",
-                f"train_datasets={_value(str(file))}",
-                *how,
-                *self._judged(model),
-            ]
+            start, data = f"model_file={_value(str(first))}", f"train_datasets={_value(str(file))}"
+            return ["train", start, data, "init=weights", *how, *self._judged(model)]
 
         self._stage(pairs, "pairs, as a file", cut, lambda: ["cut"], settings={"pairs": plan.kinds, "max_pairs": plan.max_pairs})
         for name, what, how, inputs in [
