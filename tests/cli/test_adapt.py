@@ -57,6 +57,7 @@ def test_a_corpus_becomes_a_run_that_can_be_searched_and_only_what_changes_is_ma
     config = json.loads(next((run / "model").glob("*.step*/config.json")).read_text())
     assert config["loss"]["temperature"] == float(facts["chosen"][-1].partition("=")[2])
     assert config["datasets"]["corpus"]["held_back"] == 0.1
+    assert not list((run / "trials").glob("*/*.step*"))  # the checkpoints of trials are not kept
 
     text = json.loads(corpus.read_text().splitlines()[17])["text"]
     assert main(["search", str(run), text]) == 0

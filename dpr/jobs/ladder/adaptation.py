@@ -237,8 +237,9 @@ class _Builder:
             folder,
             what,
             command,
-            lambda: trained_files(folder),
+            lambda: [RUN_FILE] if settings else trained_files(folder),
             after,
+            scratch=lambda: trained_files(folder)[:-1] if settings else [],  # a trial's checkpoints: its metrics are what is compared
             settings={
                 "encoder": "a folder" if is_folder else plan.encoder,
                 "pairs": plan.kinds,

@@ -140,6 +140,8 @@ def _run(record: Record, inputs: Facts, signals: PassOn) -> None:
     record.add_seconds(time.monotonic() - start)
     if code == 0:
         record.finish()
+        for name in stage.scratch():
+            remove_folder(stage.folder / name)
         logger.info("%s: done in %.0f s", stage.name, record.stored["seconds"])
     elif signals.asked or code == StopRequested.exit_code or _stop_note(stage) != note:
         why = describe(signals.asked) if signals.asked else "a stop was requested"

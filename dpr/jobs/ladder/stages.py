@@ -36,6 +36,8 @@ class Stage:
     """The settings that affect the result, by name."""
     outputs: Callable[[], Sequence[str]]
     """What it makes, by name inside its folder; called when it has ended."""
+    scratch: Callable[[], Sequence[str]] = list
+    """Folders that it makes and nobody reads, removed when it has ended."""
     inputs: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     """The user's files that it reads, by the setting that names them."""
     after: Sequence[str] = ()

@@ -63,7 +63,7 @@ def deciding(config: BiEncoderTrainConfig) -> dict[str, Any]:
 
 
 def trained_files(folder: Path) -> list[str]:
-    """What a finished training has made that others read: its best and last checkpoint, and its metrics."""
+    """What a finished training has made that others read: its best and last checkpoint, and last its metrics."""
     run = read_json(folder / RUN_FILE)
     kept = {run[key] for key in ("best_checkpoint", "last_checkpoint") if run.get(key)}
     return [*sorted(kept), "metrics.json"]
