@@ -312,7 +312,7 @@ def test_what_changes_texts_after_the_cut_is_cut_from_the_text(
 def test_a_tokenizer_that_joins_words_is_given_the_text(corpus: Path, tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    joined = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "ba": 2}, unk_token="[UNK]"))
+    joined = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "ba": 2, "be": 3, "bi": 4}, unk_token="[UNK]"))
     joined.pre_tokenizer = pre_tokenizers.Split("X", "removed")  # type: ignore[assignment]
     folder = tmp_path / "joined"
     PreTrainedTokenizerFast(tokenizer_object=joined, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(str(folder))
