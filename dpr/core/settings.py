@@ -37,14 +37,16 @@ Base = TypeVar("Base", bound="Settings")
 class Settings:
     """Base of the settings dataclasses. They are not frozen because Hydra refuses overrides of frozen ones.
 
-    A class may state what all fields that it declares require: ``class Options(Settings, requires="kind=ray")``.
+    A class may state what all fields that it declares require: ``class Options(Settings, requires="kind=ray")``. The fields of a class
+    with ``is_mixin`` count as declared by the first class without that has them, and come last in ``--help``.
     """
 
     _of_class: ClassVar[Rule]
+    _is_mixin: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, requires: Conditions = (), excludes: Conditions = (), **options: Any) -> None:
+    def __init_subclass__(cls, *, requires: Conditions = (), excludes: Conditions = (), is_mixin: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._of_class = Rule(requires=requires, excludes=excludes)
+        cls._of_class, cls._is_mixin = Rule(requires=requires, excludes=excludes), is_mixin
 
     def check(self, prefix: str = "") -> None:
         """Checks the type, bounds and choices of every field, nested settings included, then calls ``check_together``. Refuses what
@@ -102,10 +104,15 @@ def _fields_with_rules(kind: type[Settings]) -> list[tuple[Field[Any], tuple[Rul
     """The fields, each with what its class and it itself require or exclude."""
     found = []
     for item in fields(kind):
-        declared_by = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
-        rules = (getattr(declared_by, "_of_class", Rule()), rule_of(item))
+        rules = (getattr(_declared_by(kind, item), "_of_class", Rule()), rule_of(item))
         found.append((item, tuple(rule for rule in rules if rule.requires or rule.excludes)))
     return found
+
+
+def _declared_by(kind: type, item: Field[Any]) -> type:
+    """The class that declares a field of ``kind``, or takes it from a mix-in."""
+    base = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
+    return next(each for each in reversed(kind.__mro__) if issubclass(each, base) and not getattr(each, "_is_mixin", False))
 
 
 def idle_settings(settings: Settings, prefix: str = "", *, any_value: bool = False) -> dict[str, str]:
@@ -214,7 +221,7 @@ class Setting:
 
 
 def settings(config_class: type, prefix: str = "") -> list[Setting]:
-    """All settings of ``config_class`` in the order of their fields, nested classes in place, keys dotted."""
+    """All settings of ``config_class`` in the order of their fields, those of mix-ins last, nested classes in place, keys dotted."""
     return [found for found in _walk(config_class, prefix) if isinstance(found, Setting)]
 
 
@@ -226,7 +233,8 @@ def sections(config_class: type) -> dict[str, str]:
 def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:
     yield prefix.rstrip("."), inspect.cleandoc(config_class.__doc__ or "")
     hints = get_type_hints(config_class)
-    for item in fields(config_class):
+    mixed_in = {item.name for base in config_class.__mro__ if getattr(base, "_is_mixin", False) for item in fields(base)}
+    for item in sorted(fields(config_class), key=lambda item: item.name in mixed_in):
         key, kind = prefix + item.name, hints[item.name]
         if is_dataclass(kind) and isinstance(kind, type):
             yield from _walk(kind, key + ".")

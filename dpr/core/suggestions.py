@@ -40,6 +40,8 @@ _USED_BY_OTHERS = {
     "indexer.buffer_size": "index_buffer",
     "seed": "random_seed",
     "device": "device_map",
+    "device=cpu": "no_cuda",
+    "model=model.to(device)": "device",
     "train_sets": "train_dataset train_datasets",
     "dev_sets": "eval_dataset dev_datasets",
     "metrics": "compute_metrics",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings, CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, require_set, setting, store_name
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 
@@ -52,7 +51,7 @@ class CheckpointEncoderConfig(GivenTextSettings):
 
 
 @dataclass
-class EmbedConfig(Settings):
+class EmbedConfig(ForwardSettings, CudaSettings):
     """Encodes a corpus. Shard ``shard_id`` goes to the folder ``<out_file>_<shard_id>``."""
 
     model_file: str | None = None
@@ -73,8 +72,6 @@ class EmbedConfig(Settings):
     cluster embed all parts, each one at a time."""
     batch_size: int = setting(0, unit="passages", least=0)
     """Passages of one forward pass at most; 0 = as many as batch_tokens allows."""
-    batch_tokens: int = setting(0, unit="tokens", least=0)
-    """Tokens of one forward pass at most, halved where memory runs out; 0 = 65,536 on a GPU, 4,096 on a CPU."""
     chunk_size: int = setting(8192, unit="passages", least=1)
     """Passages that are read, encoded and stored at a time; an interrupted run repeats at most one chunk per rank."""
     token_store: str = "off"
@@ -82,14 +79,8 @@ class EmbedConfig(Settings):
     the same tokenizer, length and chunk_size reads them instead of tokenising. Some 2 bytes a token; off keeps nothing."""
     out_dtype: str = setting("float32", choices=("float32", "float16", "int8", "binary"))
     """float32, or smaller: float16 (1/2), int8 (1/4) or binary, one bit a number (1/32). docs/file_formats.md says what each loses."""
-    precision: str = setting("fp32", choices=tuple(PRECISIONS))
-    """fp32, bf16 or fp16 arithmetic of the model; bf16 is several times faster on recent GPUs."""
     attention: str = setting("sdpa", choices=("sdpa", "varlen"))
     """sdpa, or varlen: torch's kernel for sequences end to end, on CUDA with precision=bf16 or fp16; sdpa everywhere else."""
-    device: str | None = setting(None, excludes="no_cuda")
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
-    no_cuda: bool = False
-    """DPR's key; true is the same as device=cpu."""
     encoder: CheckpointEncoderConfig = field(default_factory=CheckpointEncoderConfig)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     ctx_sources: dict[str, Any] = setting(dict, entries=PassageSourceConfig)

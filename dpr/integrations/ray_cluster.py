@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested, first_line
 from dpr.core.lazy import require
 from dpr.core.logs import configure_logging, get_logger

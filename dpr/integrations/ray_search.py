@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
 from dpr.core.progress import Progress

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, require_set, setting
+from dpr.core.settings import require_set, setting
 
 if TYPE_CHECKING:
     from dpr.jobs.ladder.adaptation import AdaptationPlan
@@ -17,7 +18,7 @@ RESULT = "adapted.json"
 
 
 @dataclass
-class AdaptSettings(Settings):
+class AdaptSettings(DeviceSettings):
     """Trains an encoder on pairs cut from a corpus, without labels, and makes the corpus searchable by it and BM25 together. Settings and
     the hybrid's weight are chosen on pseudo-questions of documents held back from training. Rerun the same command to resume, and after
     the corpus has changed: only what has changed is made again."""
@@ -43,8 +44,6 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
     """Pairs to train on; 0 = 16 of each passage, from 8,192 to 160,000, or with model_file 4 of each, from 1,024 to 20,000."""
     seed: int = 0
     """Decides pairs, order and first weights."""
-    device: str | None = None
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     processes: int = setting(1, unit="processes", least=1)
     """Processes that train and embed together, each on its GPU: 1, 2, 4, 8 or 16. The result is the same but for rounding."""
 

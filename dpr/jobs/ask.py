@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from dpr.core.settings import Settings, setting
+from dpr.core.compute_settings import DeviceSettings
+from dpr.core.settings import setting
 
 if TYPE_CHECKING:
     from dpr.retrieval.hits import Hit, Place
@@ -21,7 +22,7 @@ _SIDES = {"dense": "dense", "bm25": "BM25"}
 
 
 @dataclass
-class SearchCommand(Settings):
+class SearchCommand(DeviceSettings):
     """Asks a run folder a question, or opens a prompt when none is given."""
 
     EXAMPLES: ClassVar[str] = """\
@@ -50,8 +51,6 @@ dpr search --model runs/first --vectors runs/first/vectors_* --corpus corpus.tsv
     """Passages, DPR's TSV or BEIR's JSON lines; again for more."""
     pooling: str = "cls"
     """module:Class of a model with a user-defined pooling."""
-    device: str | None = None
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
 
     def check_together(self, prefix: str) -> None:
         if self.corpus and self.question is None and self.folder is not None and not Path(self.folder).is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import current_ranks, process_group, resolve_device
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
@@ -30,11 +30,10 @@ def run(config: EmbedConfig) -> EmbedReport:
     if config.num_shards == 1:
         logger.warning("num_shards=1 is one worker's work; set it to some times the number of workers")
     shards = [replace(config, shard_id=number, cluster=ClusterSettings()) for number in range(config.num_shards)]
-    device = "cpu" if config.no_cuda else config.device
     reports = []
     progress = Progress("embedding", len(shards), unit="shards")
     folder = Path(str(config.out_file)).parent
-    for _, report in share_out(config.cluster, embed, shards, what="embedding", folder=folder, device=device):
+    for _, report in share_out(config.cluster, embed, shards, what="embedding", folder=folder, device=config.device_or_cpu):
         reports.append(report)
         progress.advance(1, 0)
     progress.close()
@@ -47,7 +46,7 @@ def run(config: EmbedConfig) -> EmbedReport:
 def embed(config: EmbedConfig) -> EmbedReport:
     """Embeds one shard; every rank of a group calls it."""
     source = resolve_passage_source(str(config.ctx_src), config.ctx_sources)
-    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=launched("LOCAL_RANK"))
+    device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=_TIMEOUT_S):
         options = TowerOptions(attention=config.attention)
         model = BiEncoder.load(str(config.model_file), device=device, options=options, **config.encoder.arguments())

@@ -87,7 +87,7 @@ class _Suite:
     def __init__(self, config: EvaluateConfig, out: Path, cache: Path) -> None:
         self.config, self.out, self.cache = config, out, cache
         self.fusion = _fusion(config)
-        self.device = resolve_device("cpu" if config.no_cuda else config.device)
+        self.device = resolve_device(config.device_or_cpu)
         self.model: BiEncoder | None = None
         if config.needs_model:
             self.model = BiEncoder.load(str(config.model_file), device=self.device, **config.encoder.arguments())

@@ -105,8 +105,7 @@ def open_vector_index(
     corpora = corpora_of(shard.metadata for shard in shards if isinstance(shard, VectorShard))
     require_corpora(corpora, sources, file=", ".join(patterns))
     if is_shared:  # workers verify the shards that they search
-        where = "cpu" if config.no_cuda else config.device
-        shared = ClusterSearch(cluster_folder(config), config.cluster, config.indexer.block_rows, where)
+        shared = ClusterSearch(cluster_folder(config), config.cluster, config.indexer.block_rows, config.device_or_cpu)
         return ClusterIndex.build(vectors, shared)
     folder = Path(config.index_path) if config.index_path else None
     if folder is not None and not choice.index_class.is_saved:

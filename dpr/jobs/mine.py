@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.embedding.encode import usual_tokens

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import setting
 from dpr.jobs.compare import CompareSettings
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class QuickstartSettings(FolderOfDocuments):
+class QuickstartSettings(DeviceSettings, FolderOfDocuments):
     """Reads a folder of documents, trains an encoder on questions made of them, evaluates it beside BM25 on held-out questions, and makes
     the folder searchable. Rerun the same command to resume, and after the documents have changed: only what has changed is made again."""
 
@@ -32,8 +33,6 @@ dpr quickstart docs encoder=models/e5-small
     """Folder to write; absent = runs/<name of FOLDER>."""
     encoder: str = "static"
     """static, transformer (one small layer, from nothing), or the folder or name of a model to train on."""
-    device: str | None = None
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
     serve: bool = False
     """Open the page to search by hand when all is done (extra serve)."""
     port: int | None = setting(None, least=0, most=65535)

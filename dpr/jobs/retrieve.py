@@ -47,7 +47,7 @@ def run(config: RetrievalConfig) -> float | None:
     job = _Retrieval(config)
     if config.trec_run_file:
         job.require_words(config.trec_run_file)
-    device = resolve_device("cpu" if config.no_cuda else config.device)
+    device = resolve_device(config.device_or_cpu)
     retriever = build_retriever(config, job.sources, form=job.form, device=device, questions=job.asked)
     start = time.monotonic()
     rankings, weight = job.retrieve(retriever)

@@ -62,7 +62,7 @@ def run(config: BiEncoderTrainConfig) -> float | None:
     if train_sources and config.output_dir is None:
         raise ConfigError("output_dir is not set; name the folder that is to hold checkpoints and metrics, e.g. output_dir=runs/first")
     check_formats(config.train.export)
-    device = resolve_device("cpu" if config.no_cuda else config.device, local_rank=launched("LOCAL_RANK"))
+    device = resolve_device(config.device_or_cpu, local_rank=launched("LOCAL_RANK"))
     with process_group(device.type, timeout_s=config.rank_timeout_s):
         # Everything that settings name is looked at before the model and the data are read: that may take an hour.
         if output_dir := config.output_dir:

@@ -50,7 +50,7 @@ def run(config: TuneIndexConfig) -> float | None:
     asked = [form.asked(texts[row].text) for row in held_back(len(texts), config.num_questions)]
     if len(asked) < 2:
         raise ConfigError(f"qa_dataset={config.qa_dataset} has {len(asked)} questions; at least 2 are compared")
-    device = resolve_device("cpu" if config.no_cuda else config.device)
+    device = resolve_device(config.device_or_cpu)
     dense = build_retriever(config, sources, form=form, device=device, questions=[form.asked(text.text) for text in texts])
     assert isinstance(dense, DenseRetriever)
     queries = dense.encode(asked)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings, ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, require_set, setting, settings
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import Bm25Settings
@@ -17,11 +16,11 @@ from dpr.mining.settings import MiningSettings, ModelSearchSettings
 
 _BM25 = ("k1", "b")
 _MODEL = ("query_prefix", "passage_prefix", "prompt", "encoder")
-_MODELS = ("device", "precision", "batch_tokens")
+_MODELS = tuple(item.name for item in fields(ForwardSettings))
 
 
 @dataclass
-class MiningInputs(Bm25Settings):
+class MiningInputs(ForwardSettings, Bm25Settings):
     """Training data, and what is asked about its passages: BM25, a bi-encoder or a cross-encoder."""
 
     files: list[str] = setting(list, operand="FILE ...")
@@ -40,12 +39,6 @@ class MiningInputs(Bm25Settings):
     """The same before every passage; vectors must have been made with it."""
     prompt: str | None = None
     """Name of the model's prompt for these questions (encoder.prompts); without it those of encoder.query_prompt."""
-    device: str | None = None
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
-    precision: str = setting("fp32", choices=tuple(PRECISIONS))
-    """Arithmetic of the models."""
-    batch_tokens: int = setting(0, unit="tokens", least=0)
-    """Of a forward pass; 0 = 65,536 on a GPU, 4,096 on a CPU."""
     processes: int = setting(1, unit="processes", least=1)
     """Processes that search by BM25 or by vectors, and filter; they share the CPU's cores."""
     on_bad_row: str = setting("fail", choices=("fail", "skip"))
@@ -58,7 +51,7 @@ class MiningInputs(Bm25Settings):
 
     def models_options(self) -> dict[str, Any]:
         """Where and how models run."""
-        return {name: getattr(self, name) for name in _MODELS}
+        return vars(self.part(ForwardSettings))
 
     def model_search(self, **more: Any) -> ModelSearchSettings:
         """The bi-encoder, and how it is used."""

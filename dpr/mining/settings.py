@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.core.compute_settings import ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 
@@ -62,7 +62,7 @@ class MiningSettings(Settings):
 
 
 @dataclass
-class ModelSearchSettings(CheckpointEncoderConfig):
+class ModelSearchSettings(ForwardSettings, CheckpointEncoderConfig):
     """The bi-encoder that negatives are searched with, its index, and the vectors that there are of the corpus."""
 
     model_file: str = ""
@@ -75,10 +75,6 @@ class ModelSearchSettings(CheckpointEncoderConfig):
     """The same before every passage; vectors must have been made with it."""
     prompt: str | None = None
     """Name of the model's prompt for these questions."""
-    device: str | None = None
-    precision: str = setting("fp32", choices=tuple(PRECISIONS))
-    batch_tokens: int = setting(0, unit="tokens", least=0)
-    """Of a forward pass; 0 = as many as usual for the device."""
     indexer: str = "exact"
     """Kind of the index, or module:Class."""
     indexer_options: dict[str, Any] = field(default_factory=dict)

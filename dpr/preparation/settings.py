@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from dpr.core.compute_settings import ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, listed, setting
 
 
@@ -61,7 +61,7 @@ class PairFileSettings(Settings):
 
 
 @dataclass
-class WriterSettings(Settings, requires="questions_by"):
+class WriterSettings(ForwardSettings, requires="questions_by"):
     """A model that writes questions, and how it is run."""
 
     questions_by: str | None = None
@@ -72,12 +72,6 @@ class WriterSettings(Settings, requires="questions_by"):
     """Length of a question, at most."""
     seed: int = setting(0, least=0)
     """Decides which of the likely words are drawn."""
-    device: str | None = None
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
-    precision: str = setting("fp32", choices=tuple(PRECISIONS))
-    """Arithmetic of the model."""
-    batch_tokens: int = setting(0, unit="tokens", least=0)
-    """Of passages that are read together; 0 = 65,536 on a GPU, 4,096 on a CPU."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings, CudaSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
@@ -73,7 +73,7 @@ class QuestionSetConfig(Settings):
 
 
 @dataclass
-class RetrievalConfig(Settings):
+class RetrievalConfig(CudaSettings):
     """Searches a set of questions and evaluates what is found."""
 
     qa_dataset: str | None = None
@@ -131,10 +131,6 @@ class RetrievalConfig(Settings):
     """Try the weights 0, 0.05, ... 1 on these questions and use the best; for a dev set. The metrics file says which it was."""
     tune_metric: str = setting("mrr@10", requires="tune_hybrid_weight")
     """What the best weight maximises; with answers instead of qrels an accuracy, such as accuracy@20."""
-    device: str | None = setting(None, excludes="no_cuda")
-    """cpu, cuda, cuda:N; absent = CUDA when there is one. Encodes the questions, and does the exact search."""
-    no_cuda: bool = False
-    """DPR's key; true is the same as device=cpu."""
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, excludes="indexer.kind=bm25")
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
 from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, require_set, setting
@@ -39,7 +40,7 @@ class SuiteSetConfig(Settings):
 
 
 @dataclass
-class SuiteSettings(Settings, requires=("suite", "set")):
+class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     """How the test sets of a suite are evaluated."""
 
     model_file: str | None = setting(None, requires="systems=dense|hybrid")
@@ -68,13 +69,8 @@ class SuiteSettings(Settings, requires=("suite", "set")):
     batch_size: int = setting(128, unit="questions", least=1, requires="systems=dense|hybrid")
     """Questions encoded at a time."""
     batch_tokens: int = setting(0, unit="tokens", least=0, requires="systems=dense|hybrid")
-    """Tokens of passages of one forward pass at most, halved where memory runs out; 0 = 65,536 on a GPU, 4,096 on a CPU."""
     precision: str = setting("fp32", choices=tuple(PRECISIONS), requires="systems=dense|hybrid")
     """fp32, bf16 or fp16 arithmetic of the model while it embeds passages."""
-    device: str | None = setting(None, excludes="no_cuda")
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
-    no_cuda: bool = False
-    """DPR's key; true is the same as device=cpu."""
     bm25: Bm25Settings = setting(Bm25Settings, requires="systems=bm25|hybrid")
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, requires="systems=dense|hybrid")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import Settings, setting
 from dpr.retrieval.settings import SEARCH_MODES
@@ -31,7 +32,7 @@ class LimitSettings(Settings):
 
 
 @dataclass
-class ServeSettings(LimitSettings):
+class ServeSettings(DeviceSettings, LimitSettings):
     """Where a service listens, and how it works."""
 
     host: str = "127.0.0.1"
@@ -52,8 +53,6 @@ class ServeSettings(LimitSettings):
     """Which ways of searching to open, of those that a run folder has the files for. Its own is always there."""
     metadata: str | None = None
     """Fields of the corpora that requests may filter by, with their kinds: section,year:int (text where none is stated)."""
-    device: str | None = None
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
 
     def mode_names(self) -> list[str]:
         """``modes`` as a list."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpr.core.compute_settings import CudaSettings
 from dpr.core.errors import ConfigError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, TRAINING, Settings, setting
 from dpr.data.settings import DataSetSettings
@@ -41,7 +42,7 @@ class RunConfig(Settings):
 
 
 @dataclass
-class BiEncoderTrainConfig(TrainingSettings, RunConfig):
+class BiEncoderTrainConfig(CudaSettings, TrainingSettings, RunConfig):
     """Trains a bi-encoder. With ``model_file`` and no ``train_datasets``, evaluates one."""
 
     loss_scale_factors: list[float] | None = setting(None, least=0, on_resume=IDENTITY, requires=TRAINING)
@@ -54,10 +55,6 @@ class BiEncoderTrainConfig(TrainingSettings, RunConfig):
     """fail, or skip (rows go to a rejects file, up to max_bad_rows)."""
     max_bad_rows: int = setting(100, unit="rows", least=0, on_resume=NO_EFFECT, requires="on_bad_row=skip")
     """How many rows on_bad_row=skip may leave out before the command ends."""
-    device: str | None = setting(None, on_resume=NO_EFFECT, excludes="no_cuda")
-    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
-    no_cuda: bool = setting(False, on_resume=NO_EFFECT)
-    """DPR's key; true is the same as device=cpu."""
     rank_timeout_s: float = setting(300.0, unit="seconds", least=1, on_resume=NO_EFFECT)
     """Seconds after which a process of the group that does not answer counts as lost."""
     encoder: TowerSettings = field(default_factory=TowerSettings)

@@ -15,7 +15,7 @@ from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
 
 WARMUP_RATIO = 0.1
-_ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings")  # of BiEncoderTrainer
+_ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings", "model")  # of BiEncoderTrainer
 _AVERAGE_RANK = ("val_av_rank_start_epoch", "train_datasets=null")
 _VALIDATED = ("dev_datasets", "validation", "callbacks")
 

@@ -117,7 +117,7 @@ class LadderBuilder:
         given |= {"on_bad_row": config.on_bad_row, "max_bad_rows": config.max_bad_rows}
         given |= {key.partition(".")[2]: value for key, value in settings.items()}
         if model is not None or config.mine.cross_encoder is not None:
-            given |= {"precision": config.train.precision, "device": "cpu" if config.no_cuda else config.device}
+            given |= {"precision": config.train.precision, "device": config.device_or_cpu}
 
         def command() -> list[str]:
             found = {} if model is None or embed is None else {"model_file": self._model_of(model), "vectors": embed.folder / VECTORS}

@@ -37,6 +37,40 @@ class Outer(Settings):
             raise ConfigError(f"{prefix}count={self.count} and {prefix}inner.kind=b are mutually exclusive")
 
 
+@dataclass
+class Where(Settings, is_mixin=True):
+    """A mix-in."""
+
+    device: str | None = None
+    """Which."""
+    speed: int = 0
+
+
+@dataclass
+class Writing(Where, requires="writer"):
+    writer: str | None = None
+    speed: int = setting(0, excludes="writer=slow")
+
+
+@dataclass
+class Command(Writing):
+    overwrite: bool = False
+
+
+def test_the_fields_of_a_mixin_count_as_those_of_the_class_that_takes_it() -> None:
+    assert [(entry.key, entry.doc) for entry in settings(Command)] == [
+        ("writer", ""),
+        ("overwrite", ""),
+        ("device", "Which."),
+        ("speed", ""),
+    ]
+    with pytest.raises(ConfigError, match="device=cpu has no effect with writer=null; set writer="):
+        Command(device="cpu").check()
+    with pytest.raises(ConfigError, match="speed=1 has no effect with writer=slow"):
+        Command(speed=1, writer="slow").check()
+    Command(speed=1, writer="quick", device="cpu").check()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

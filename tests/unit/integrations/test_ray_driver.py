@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpr.core.cluster_settings import ClusterSettings
+from dpr.core.compute_settings import ClusterSettings
 from dpr.core.errors import ConfigError, DprError, InputError, LostRankError, StopRequested
 from dpr.formats.vector_shards import open_shards
 from dpr.indexer.exact import ExactIndex

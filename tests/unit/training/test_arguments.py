@@ -26,6 +26,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     [
         ({"epochs": 3}, "there is no setting epochs; did you mean num_train_epochs?"),
         ({"lr": 1e-5}, "there is no setting lr; did you mean learning_rate?"),
+        ({"device": "cuda"}, "there is no setting device; did you mean model=model.to(device)?"),
         ({"eval_steps": 10}, "there is no setting eval_steps; did you mean eval_every_steps?"),
         ({"per_device_train_batch_size": 8}, "did you mean batch_size?"),
         ({"eval_dataset": []}, "there is no setting eval_dataset; did you mean dev_sets?"),

@@ -1,11 +1,43 @@
-"""Settings of the commands whose work several machines can share."""
+"""Settings that commands have in common: where they compute, and how models run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
 from dpr.core.settings import NO_EFFECT, Settings, setting
+
+
+@dataclass
+class DeviceSettings(Settings, is_mixin=True):
+    """Where a command computes."""
+
+    device: str | None = setting(None, on_resume=NO_EFFECT, excludes="no_cuda")
+    """cpu, cuda, cuda:N; absent = CUDA when there is one."""
+
+
+@dataclass
+class CudaSettings(DeviceSettings, is_mixin=True):
+    """The same, with DPR's key."""
+
+    no_cuda: bool = setting(False, on_resume=NO_EFFECT)
+    """DPR's key; true is the same as device=cpu."""
+
+    @property
+    def device_or_cpu(self) -> str | None:
+        """``device``, with ``no_cuda`` taken into account."""
+        return "cpu" if self.no_cuda else self.device
+
+
+@dataclass
+class ForwardSettings(DeviceSettings, is_mixin=True):
+    """Where models run, and how."""
+
+    precision: str = setting("fp32", choices=tuple(PRECISIONS))
+    """Arithmetic of models; bf16 is several times faster than fp32 on recent GPUs."""
+    batch_tokens: int = setting(0, unit="tokens", least=0)
+    """Tokens of one forward pass at most, halved where embedding runs out of memory; 0 = 65,536 on a GPU, 4,096 on a CPU."""
 
 
 @dataclass
