@@ -15,7 +15,6 @@ from dpr.core.logs import get_logger
 from dpr.core.precision import autocast
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
-from dpr.training.grad_cache import CachedStep
 from dpr.training.rows import row_tables
 from dpr.training.settings import TrainSettings
 from dpr.training.sharding import shard
@@ -59,7 +58,11 @@ def make_step(model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: R
         parts = 1 if settings.sharding == "none" else ranks.world_size
         max_tokens = tokens_within(model, settings.memory_budget_gb, precision=settings.precision, parts=parts)
     how: dict[str, Any] = {"ranks": ranks, "device": device, "precision": settings.precision}
-    cached = CachedStep(model, loss, max_tokens=max_tokens, **how) if max_tokens else None  # it measures the whole model
+    cached = None
+    if max_tokens:
+        from dpr.training.grad_cache import CachedStep
+
+        cached = CachedStep(model, loss, max_tokens=max_tokens, **how)  # it measures the whole model
     if settings.sharding == "fsdp2":
         shard(model, ranks)
         return cached or DirectStep(model, loss, **how)

@@ -13,11 +13,10 @@ from dpr.core.suggestions import same_elsewhere, suggestion
 from dpr.data.settings import Augmentation, SamplingSettings
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.settings import TemperatureSettings
+from dpr.training.period_settings import DevSetSettings, Periods
 
 WARMUP_RATIO = 0.1
 _ARGUMENTS = ("train_sets", "dev_sets", "metrics", "settings", "model")  # of BiEncoderTrainer
-_AVERAGE_RANK = ("val_av_rank_start_epoch", "train_datasets=null")
-_VALIDATED = ("dev_datasets", "validation", "callbacks")
 
 
 @dataclass
@@ -148,75 +147,6 @@ class ComputeSettings(Settings, requires=TRAINING):
     sharded_checkpoints: bool = setting(False, on_resume=NO_EFFECT, requires="sharding=fsdp2")
     """With sharding: each process writes its part of the optimizer's state, in place of one process all of it. The processes need a common
     file system. The weights are one file in any case."""
-
-
-@dataclass
-class EarlyStoppingSettings(Settings, requires="patience"):
-    """Ends a run that has stopped getting better."""
-
-    patience: int = setting(0, unit="validations", least=0, on_resume=WARNED, requires=_VALIDATED)
-    """Validations in a row without an improvement after which the run ends; 0 = never."""
-    min_delta: float = setting(0.0, least=0, on_resume=WARNED)
-    """An improvement exceeds the best value by more than this."""
-    metric: str | None = setting(None, on_resume=WARNED)
-    """A metric of the validation, e.g. eval/in_batch_acc; absent = the one that the best checkpoint is chosen by."""
-    highest: bool = setting(False, on_resume=WARNED, requires="metric")
-    """More is better, for a metric named here."""
-
-
-@dataclass
-class Periods(Settings, requires=TRAINING):
-    """What is done every so often, what is kept of it, and what is validated on."""
-
-    log_batch_step: int = setting(100, unit="steps", least=0, on_resume=NO_EFFECT)
-    """Optimizer steps between log lines; 0 = none."""
-    eval_per_epoch: int = setting(
-        1, unit="validations", least=0, on_resume=WARNED, requires=("eval_every_steps=0", "eval_per_epoch=0"), excludes="eval_epochs"
-    )
-    """Validations per epoch; 0 = none but those of eval_every_steps."""
-    eval_every_steps: int = setting(0, unit="steps", least=0, on_resume=WARNED, excludes="eval_epochs")
-    """Validate every so many optimizer steps instead of per epoch; 0 = per epoch."""
-    eval_epochs: list[int] | None = setting(None, least=0, on_resume=WARNED)
-    """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
-    sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT, requires=("dev_datasets", "validation"))
-    """Pools of each dev set that are validated before training to check that it works; 0 = none."""
-    renew_negatives: int = setting(0, unit="validations", least=0, on_resume=IDENTITY, requires="validation")
-    """Every so many validations, mine the hard negatives of all train sets anew with the present model, in the pass of the first validation
-    of kind retrieval over the corpus, and train on with them (docs/training.md); 0 = never."""
-    best_metric: str | None = setting(None, on_resume=WARNED, requires=_VALIDATED)
-    """The metric by which the best checkpoint is chosen; absent = the average rank, or the NLL before val_av_rank_start_epoch."""
-    best_is_highest: bool = setting(False, on_resume=WARNED, requires="best_metric")
-    """More is better, for best_metric; known of metrics of retrieval."""
-    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    load_best_at_end: bool = setting(False, on_resume=NO_EFFECT, requires=_VALIDATED)
-    """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
-    export: list[str] | None = setting(None, on_resume=NO_EFFECT)
-    """When dpr train ends, write the best checkpoint in these formats, as <output_dir>/export/<format>: sentence-transformers,
-    transformers, hf-dpr, onnx, pyserini (docs/interop.md)."""
-    callbacks: Any = setting(None, on_resume=WARNED)
-    """User-defined callbacks: module:Class, or {use: module:Class, argument: value}, or a list of them (docs/training.md)."""
-    save_every_steps: int = setting(0, unit="steps", least=0, on_resume=NO_EFFECT)
-    """Extra checkpoints every so many optimizer steps; 0 = only after validations."""
-    keep_last: int = setting(3, unit="checkpoints", least=0, on_resume=NO_EFFECT)
-    """Checkpoints kept besides the best one; 0 = all."""
-
-
-@dataclass
-class DevSetSettings(Settings, requires="dev_datasets"):
-    """Validation over dev sets."""
-
-    metrics: list[str] | None = setting(None, on_resume=WARNED)
-    """User-defined validation metrics: functions module:name of (scores, labels), as eval/<name> (docs/training.md)."""
-    dev_batch_size: int = setting(64, unit="questions", least=1, on_resume=WARNED)
-    """Questions per validation pool over all ranks."""
-    val_av_rank_hard_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK)
-    """Hard negatives of each dev question in the average-rank pool."""
-    val_av_rank_other_neg: int = setting(30, unit="passages", least=0, on_resume=WARNED, requires=_AVERAGE_RANK)
-    """Other negatives of each dev question in the average-rank pool."""
-    val_av_rank_bsz: int = setting(128, unit="passages", least=1, on_resume=NO_EFFECT)
-    """Passages (questions, in their turn) per forward pass of validation on dev sets, of the NLL and of the average rank."""
-    val_av_rank_max_qs: int = setting(10000, unit="questions", least=1, on_resume=WARNED, requires=_AVERAGE_RANK)
-    """Dev questions used for the average rank, over all ranks."""
 
 
 @dataclass

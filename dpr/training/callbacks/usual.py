@@ -22,8 +22,9 @@ from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
+from dpr.training.period_settings import Periods
 from dpr.training.run import Run
-from dpr.training.settings import Periods, TrainSettings
+from dpr.training.settings import TrainSettings
 from dpr.training.validations.protocol import run_validations
 
 logger = get_logger(__name__)

@@ -17,8 +17,8 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.usual import ValidateAndSave
 from dpr.training.metrics import Metrics
+from dpr.training.period_settings import Periods
 from dpr.training.run import Progress
-from dpr.training.settings import Periods
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
