@@ -10,23 +10,51 @@ from typing import Any
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, Settings, setting
 
+LONGEST_PROMPT = 1 << 14
+"""In characters: a prompt is part of every text."""
+
 
 @dataclass
-class TextSettings(Settings):
-    """What a model was trained to find around its texts. Stored in every checkpoint and applied by every job."""
+class TextOptions(Settings):
+    """Prompts, titles and apostrophes, each of which may be left out."""
 
-    query_prompt: str = setting("", on_resume=IDENTITY)
-    """Put before every question as it is: "query: ", or an instruction."""
-    passage_prompt: str = setting("", on_resume=IDENTITY)
+    query_prompt: str | None = setting(None, on_resume=IDENTITY)
+    """Put before every question as it is: "query: ", or an instruction. Stored with the model, like the next four; absent = as stored."""
+    passage_prompt: str | None = setting(None, on_resume=IDENTITY)
     """Put before every passage as it is: before its title or, without one, its text."""
     prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
-    """More prompts for questions, by name: {web: "...", code: "..."}. A data set, a job or a call names one (prompt=web) in place of
-    query_prompt."""
+    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web) in place of query_prompt."""
+    title_template: str | None = setting(None, on_resume=IDENTITY)
+    """How title and text become one text; empty = the tokenizer's pair. Absent = as stored; in new models the pair, or
+    "{title} {text}" where the tokenizer puts nothing between the two."""
+    plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
+    """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in DPR, unless shared."""
+
+    def check_together(self, prefix: str) -> None:
+        super().check_together(prefix)
+        prompts = {f"prompts.{name}": text for name, text in self.prompts.items()}
+        for name, text in ({key: getattr(self, key) for key in ("query_prompt", "passage_prompt", "title_template")} | prompts).items():
+            is_text = isinstance(text, str) and not any("\ud800" <= letter <= "\udfff" for letter in text)
+            if not is_text and not (text is None and name not in prompts):
+                raise ConfigError(f"{prefix}{name}={text!r} is not a text")
+            if text is not None and len(text) > LONGEST_PROMPT:
+                raise ConfigError(f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are read")
+        template = self.title_template
+        if template and not re.fullmatch(r"([^{}]*\{title\})+[^{}]*\{text\}", template):
+            raise ConfigError(f"{prefix}title_template={template!r} must have {{title}} and end with {{text}}, as in '{{title}} {{text}}'")
+
+
+@dataclass
+class TextSettings(TextOptions):
+    """What a model was trained to find around its texts. Stored in every checkpoint and applied by every job.
+
+    A title template such as "{title} {title} {text}" gives words of the title more weight where the pooling counts them.
+    """
+
+    query_prompt: str = setting("", on_resume=IDENTITY)
+    passage_prompt: str = setting("", on_resume=IDENTITY)
     title_template: str = setting("", on_resume=IDENTITY)
-    """How title and text become one text, such as "{title} {text}"; empty = they stay a pair, with the tokenizer's separator between.
-    "{title} {title} {text}" gives words of the title more weight where the pooling counts them."""
     plain_apostrophes: bool = setting(True, on_resume=IDENTITY)
-    """Typographic apostrophes of questions become plain ones, as DPR does."""
 
     @property
     def has_prompts(self) -> bool:
@@ -65,28 +93,6 @@ class TextSettings(Settings):
     def head(self, title: str) -> str:
         """What ``title_template`` puts before the text of a passage with this title."""
         return self.title_template.removesuffix("{text}").replace("{title}", title)
-
-    def check_together(self, prefix: str) -> None:
-        super().check_together(prefix)
-        check_text(self, prefix)
-
-
-LONGEST_PROMPT = 1 << 14
-"""In characters: a prompt is part of every text."""
-
-
-def check_text(settings: Any, prefix: str) -> None:
-    """Raises ConfigError for prompts of settings like ``TextSettings`` that are no texts, and for a title template that is none."""
-    prompts = {f"prompts.{name}": text for name, text in settings.prompts.items()}
-    for name, text in ({key: getattr(settings, key) for key in ("query_prompt", "passage_prompt", "title_template")} | prompts).items():
-        is_text = isinstance(text, str) and not any("\ud800" <= letter <= "\udfff" for letter in text)
-        if not is_text and not (text is None and name not in prompts):
-            raise ConfigError(f"{prefix}{name}={text!r} is not a text")
-        if text is not None and len(text) > LONGEST_PROMPT:
-            raise ConfigError(f"{prefix}{name} has {len(text):,} characters; at most {LONGEST_PROMPT:,} are read")
-    template = settings.title_template
-    if template and not re.fullmatch(r"([^{}]*\{title\})+[^{}]*\{text\}", template):
-        raise ConfigError(f"{prefix}title_template={template!r} must have {{title}} and end with {{text}}, as in '{{title}} {{text}}'")
 
 
 def check_selector_type(selector: int | str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import IDENTITY, NO_EFFECT, START, TRAINING, WARNED, Settings, setting
-from dpr.data.settings import TextSettings, check_text
+from dpr.data.settings import TextOptions, TextSettings
 
 PRETRAINED_MODEL = "bert-base-uncased"
 
@@ -130,20 +130,9 @@ class EncoderSettings(VectorSettings, TextSettings):
 
 
 @dataclass
-class GivenTextSettings(Settings):
+class GivenTextSettings(TextOptions):
     """What a job says of prompts, titles and apostrophes; what it leaves out is the model's own."""
 
-    query_prompt: str | None = setting(None, on_resume=IDENTITY)
-    """Put before every question as it is: "query: ", or an instruction. Stored with the model, like the next four; absent = as stored."""
-    passage_prompt: str | None = setting(None, on_resume=IDENTITY)
-    """Put before every passage as it is: before its title or, without one, its text."""
-    prompts: dict[str, str] = setting(dict, on_resume=IDENTITY)
-    """More prompts for questions, by name: {web: "...", code: "..."}. A data set names one (prompt=web) in place of query_prompt."""
-    title_template: str | None = setting(None, on_resume=IDENTITY)
-    """How title and text become one text; empty = the tokenizer's pair. Absent = as stored; in new models the pair, or
-    "{title} {text}" where the tokenizer puts nothing between the two."""
-    plain_apostrophes: bool | None = setting(None, on_resume=IDENTITY)
-    """Typographic apostrophes of questions become plain ones; absent = as stored, in new models true, as in DPR, unless shared."""
     allow_other_prompts: bool = setting(
         False, on_resume=NO_EFFECT, requires=("query_prompt", "passage_prompt", "prompts", "title_template", "plain_apostrophes")
     )
@@ -171,10 +160,6 @@ class GivenTextSettings(Settings):
                     "encoder.allow_other_prompts=true to use it with yours"
                 )
         return replace(own, **given | {"prompts": own.prompts | self.prompts})
-
-    def check_together(self, prefix: str) -> None:
-        super().check_together(prefix)
-        check_text(self, prefix)
 
 
 @dataclass
