@@ -41,7 +41,7 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
     pairs: Any = "mixed"
     """Kinds of pairs, as in datasets.<name>.pairs (docs/without_labels.md)."""
     max_pairs: int = setting(0, unit="pairs", least=0)
-    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 160,000, or with model_file 4 of each, from 1,024 to 20,000."""
+    """Pairs to train on; 0 = 16 of each passage, from 8,192 to 131,072, or with model_file 4 of each, from 1,024 to 20,000."""
     seed: int = 0
     """Decides pairs, order and first weights."""
     processes: int = setting(1, unit="processes", least=1)

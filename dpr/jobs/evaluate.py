@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -15,7 +16,7 @@ from dpr.core.hashes import text_sha256
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
 from dpr.core.records import Question
-from dpr.embedding.job import embed_shard
+from dpr.embedding.job import embed_shard, shard_metadata
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
 from dpr.evaluation.ranking_metrics import format_table
@@ -27,7 +28,7 @@ from dpr.formats.corpora import require_word
 from dpr.formats.metrics_files import RESULTS, read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions, write_qrels
 from dpr.formats.results import read_trec_run, write_trec_run
-from dpr.formats.vector_shards import open_shards
+from dpr.formats.vector_shards import VectorShard, open_shards
 from dpr.indexer.exact import ExactIndex
 from dpr.indexer.ranking import Ranking
 from dpr.integrations.mteb import task_sets
@@ -47,6 +48,8 @@ from dpr.storage.outputs import output, require_writable
 logger = get_logger(__name__)
 
 PAGE, MTEB = "results.html", "mteb:"
+_PLACE_OF_ROWS = ("corpus", "shard_id", "num_shards", "first_row", "end_row", "chunk_size")
+"""What metadata of vectors say beside what decides them."""
 _OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
 
 
@@ -56,8 +59,8 @@ def run(config: EvaluateConfig) -> float | None:
         raise ConfigError("evaluation runs in one process; start it without torchrun (a GPU is used when there is one)")
     if config.run_file is not None:
         return _evaluate_run_file(config)
-    if config.run and config.model_file == config.run and (Path(config.run) / FILE).is_file():
-        config = replace(config, model_file=SearchSettings.read(Path(config.run)).model_file or config.model_file)
+    if config.model_file == config.run and (stored := _stored_search(config)):
+        config = replace(config, model_file=stored.model_file or config.model_file)
     out = Path(str(config.output_dir))
     require_writable(out, folder=True)
     cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
@@ -165,21 +168,37 @@ class _Suite:
         """The corpus's vectors by this model are embedded once, wherever ``cache_dir`` is named; a killed run continues."""
         model, config = self.model, self.config
         assert model is not None
-        facts = [self.fingerprint, source.agreed(model.tensorizer.text).identity(), config.precision]
-        start = self._cached(test_set.name, facts)
-        embed_shard(model, source, EmbedConfig(out_file=str(start), precision=config.precision, batch_tokens=config.batch_tokens))
-        index = ExactIndex(open_shards([f"{start}_0"]), device=self.device)
-        return DenseRetriever(model, index, form=form, batch_size=config.batch_size)
+        agreed = source.agreed(model.tensorizer.text)
+        start = self._cached(test_set.name, [self.fingerprint, agreed.identity(), config.precision])
+        embedding = EmbedConfig(out_file=str(start), precision=config.precision, batch_tokens=config.batch_tokens)
+        if not (shards := self._vectors_of_run(shard_metadata(model, agreed, embedding, range(0)))):
+            embed_shard(model, source, embedding)
+            shards = open_shards([f"{start}_0"])
+        return DenseRetriever(model, ExactIndex(shards, device=self.device), form=form, batch_size=config.batch_size)
+
+    def _vectors_of_run(self, wanted: Mapping[str, Any]) -> list[VectorShard]:
+        """The vectors that the run is searched with, if embedding this corpus would give the same."""
+        stored = _stored_search(self.config)
+        with suppress(InputError):  # damaged, or gone: the corpus is embedded
+            shards = open_shards(stored.encoded_ctx_files) if stored and stored.encoded_ctx_files else []
+            same = {name: value for name, value in wanted.items() if name not in _PLACE_OF_ROWS} | {"dtype": "float32"}
+            if all(shard.metadata.get(name) == value for shard in shards for name, value in same.items()):
+                return shards
+        return []
 
     def _cached(self, name: str, facts: Any) -> Path:
         return self.cache / f"{name}-{text_sha256(json.dumps(facts, sort_keys=True))[:16]}"
+
+
+def _stored_search(config: EvaluateConfig) -> SearchSettings | None:
+    return SearchSettings.read(Path(config.run)) if config.run and (Path(config.run) / FILE).is_file() else None
 
 
 def _fusion(config: EvaluateConfig) -> Fusion:
     """As the run is searched, unless the settings say otherwise."""
     if config.hybrid_weight is not None:
         return Fusion(weight=config.hybrid_weight)
-    stored = SearchSettings.read(Path(config.run)) if config.run and (Path(config.run) / FILE).is_file() else None
+    stored = _stored_search(config)
     if stored is None or stored.hybrid_weight is None or stored.hybrid != "linear":
         return Fusion()
     return Fusion(weight=stored.hybrid_weight, normalisation=stored.hybrid_normalisation, depth=stored.hybrid_depth)

@@ -36,6 +36,7 @@ from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import SEARCH_MODES
 from dpr.storage.checksums import content_sha256
 from dpr.storage.leftovers import remove
+from dpr.storage.run_lock import held, lock_of
 from dpr.storage.strict_json import describe
 
 Record = str | Mapping[str, Any] | Passage
@@ -188,11 +189,20 @@ def add_to(folder: Path | None, corpus: StoredCorpus, passages: Passages, sides:
     """The corpus of a folder with more passages, which are stored there; ``sides`` are those that are open."""
     if folder is None or not (folder / FILE).is_file():
         raise ConfigError("passages are added to a folder with a search.json, or to a retriever in memory; Retriever.build makes both")
-    old, number = corpus.settings, 1
-    while (folder / f"added{number}.jsonl").exists():
+    with held(folder / FILE, file=lock_of(folder / FILE)):
+        return _add_alone(folder, corpus, passages, sides)
+
+
+def _add_alone(folder: Path, corpus: StoredCorpus, passages: Passages, sides: Mapping[str, Retriever]) -> StoredCorpus:
+    old = corpus.settings
+    if SearchSettings.read(folder).passages != old.passages:
+        raise InputError("names other passages than when it was opened", file=folder / FILE, hint="open the folder again, then add")
+    first, names, number = old.passages[0], {source.file.stem for source in old.passages}, 1
+    while f"added{number}" in names:
         number += 1
-    first = old.passages[0]
     known = sum(1 for source in old.passages for _ in source.read())
+    for path in (*folder.glob(f"added{number}[.-]*"), folder / f"bm25-{number}", folder / f"index-{number}"):  # of one that was killed
+        remove(path)
     file = folder / f"added{number}.jsonl"
     try:
         source = replace(first, file=file, name=file.stem)

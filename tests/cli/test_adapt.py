@@ -153,8 +153,8 @@ def test_batches_leave_steps_to_learn_in_and_pairs_are_bounded(tmp_path: Path) -
 
     sizes = [20, 120, 1400, 25_000, 10_000_000]
     assert [number("batch_size", size) for size in sizes] == [16, 32, 512, 1024, 1024]
-    assert [number("batch_size", size) * number("max_steps", size) for size in sizes] == [8192, 8192, 22_528, 159_744, 159_744]
-    assert [number("max_steps", size, share=0.1) for size in (20, 25_000)] == [512, 16]
+    assert [number("batch_size", size) * number("max_steps", size) for size in sizes] == [8192, 8192, 22_528, 131_072, 131_072]
+    assert [number("max_steps", size, share=0.1) for size in (20, 25_000)] == [512, 13]
     assert number("batch_size", 25_000, TRANSFORMER) == 96
     assert number("batch_size", 25_000, str(tmp_path)) == 32
 

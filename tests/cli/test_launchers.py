@@ -70,7 +70,7 @@ class TestPlain:
             run([sys.executable, "-m", "dpr", *argv], tmp_path, REPOSITORY)
             taken.append(time.perf_counter() - start)
         print(f"dpr {' '.join(argv)}: {min(taken):.2f} s")
-        assert min(taken) < 2.0
+        assert min(taken) < patient(2 / 3)  # two seconds, more where the machine is busy
 
 
 class TestLeaving:

@@ -31,11 +31,11 @@ USUAL_WEIGHT, WEIGHTS = 0.4, (0.2, 0.6)
 CLEARLY = 0.02
 """By how much a setting has to be better than the usual one on the dev questions to be taken."""
 _DEPTH, _METRIC = 1000, "ndcg@10"
-_LEAST_PAIRS, _MOST_PAIRS, _PAIRS_OF_PASSAGE = 8192, 160_000, 16
+_LEAST_PAIRS, _MOST_PAIRS, _PAIRS_OF_PASSAGE = 8192, 131_072, 16
 _WIDEST_MARGIN = 3.0
 """What is learned, in temperatures, for the widest of a teacher's scores."""
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
-_SHARE_OF_TRIALS = 0.125
+_SHARE_OF_TRIALS = 0.0625
 """Of the training pairs, for each trial."""
 
 

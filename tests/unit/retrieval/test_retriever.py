@@ -9,6 +9,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dpr import BiEncoder, ConfigError, InputError, Passage, Retriever
 from dpr.jobs.search import StoredCorpus
 from dpr.retrieval.hits import Hits, Place
 from dpr.retrieval.retrievers import Fusion, HybridRetriever
+from dpr.retrieval.search_folder import SearchSettings
 from tests.helpers.tiny import sentence
 from tests.unit.retrieval.conftest import World, searchable
 
@@ -193,6 +195,25 @@ def test_added_passages_are_found_and_stay(world: World, model: BiEncoder, tmp_p
         assert len(found) == 61
     if folder:
         assert not list(folder.glob("added2*")) and len(list(folder.glob("index*"))) == len(list(folder.glob("bm25*"))) == 1
+
+
+def test_what_a_killed_add_left_is_removed_by_the_next(
+    world: World, model: BiEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    other = Retriever.build(model, world.passages[:30], folder=folder, mode="hybrid", indexer="hnsw32")
+    with monkeypatch.context() as patch:
+        patch.setattr(SearchSettings, "write", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            other.add(["one", "two"])
+    assert {path.name for path in folder.glob("*1*")} >= {"added1.jsonl", "added1-vectors_0", "index-1"}
+    retriever = Retriever.open(folder)
+    retriever.add([{"id": "new", "text": "zebra crossing"}])
+    assert [hit.id for hit in Retriever.open(folder).search("zebra", mode="bm25")] == ["new"]
+    assert not list(folder.glob("added2*")) and (folder / "added1.jsonl").read_text().count("\n") == 1
+    with pytest.raises(InputError, match=r"search\.json: names other passages than when it was opened"):
+        other.add(["three"])
+    assert not list(folder.glob("added2*"))
 
 
 def test_a_folder_of_other_passages_or_of_another_model_is_left_as_it_is(world: World, model: BiEncoder, tmp_path: Path) -> None:

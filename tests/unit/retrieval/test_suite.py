@@ -86,6 +86,22 @@ def test_one_command_evaluates_a_run(world: World, beir: Path, tmp_path: Path, c
         read_suite(world.folder / "questions.jsonl")
 
 
+def test_vectors_that_the_run_is_searched_with_are_not_made_again(world: World, beir: Path, evaluated: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Retriever.build(world.folder / "model", beir / "first" / "corpus.jsonl.gz", folder=run)
+    line = [f"run={run}", "no_cuda=true", "n_docs=20", "hybrid_weight=0.3"]
+    assert main([*line, f"set={beir}"]) == 0
+    cached = {path.name.partition("-")[0] for path in (run / "evaluation" / "cache").glob("*_0")}
+    assert cached == {"second"}, "of another corpus"
+    assert (run / "evaluation" / "first" / "dense.run").read_bytes() == (evaluated / "first" / "dense.run").read_bytes()
+    vectors = next((run / "vectors_0").glob("vectors-*.npy"))
+    vectors.write_bytes(vectors.read_bytes()[:-4] + b"\0\0\0\1")
+    assert main([*line, f"set={beir / 'first'}", f"output_dir={tmp_path / 'again'}"]) == 0
+    assert list((tmp_path / "again" / "cache").glob("first-*_0")), "damaged"
+    assert main([*line, f"set={beir / 'first'}", f"output_dir={tmp_path / 'bf16'}", "precision=bf16"]) == 0
+    assert list((tmp_path / "bf16" / "cache").glob("first-*_0")), "of another precision"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
