@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
 
-from dpr.cli import composed, values
-from dpr.cli.arguments import parse, under_launcher
+from dpr.cli import composed
+from dpr.cli.arguments import Arguments, exists, items_of, parse, under_launcher, unquoted
 from dpr.cli.endings import exit_code_of
-from dpr.cli.help_text import help_text
-from dpr.cli.keys import check_keys, conf_folder
+from dpr.cli.keys import check_keys, conf_folder, group_options
 from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
-from dpr.core.settings import Settings, quoted, settings
+from dpr.core.settings import Setting, Settings, quoted, sections, settings, type_name, without_none
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_HELP = """
+Flags
+  --help                this text
+"""
+_FLAGS = f"""{_HELP}  --cfg job             print the composed configuration instead of running
+  -m, --multirun        run once for every combination of comma-separated values
+  --config-dir FOLDER   look for configuration files there as well
+  --hydra-help          all flags of the configuration system
+"""
 
 
 def launch(config_name: str | None, config_class: type[Config], job: Job[Config], argv: list[str], *, program: str = "dpr COMMAND") -> int:
@@ -67,10 +81,97 @@ def answer(
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
     if config_name is None:
-        result = job(values.filled(config_class, replace(given, overrides=overrides), known))
+        result = job(filled(config_class, replace(given, overrides=overrides), known))
         return result if type(result) is int else 0
     words = [f"{key}=[{','.join(map(quoted, value))}]" for key, value in given.operands.items()]
     overrides = composed.quote_values(with_original_defaults(overrides, known), known, is_sweep=given.is_sweep)
     if is_main or not given.is_for_hydra:
         composed.run_composed(config_name, config_class, job, given, [*overrides, *words], folder=folders[0], is_main=is_main)
     return 0
+
+
+def filled(config_class: type[Config], given: Arguments, known: Mapping[str, Setting]) -> Config:
+    """The checked settings. A list that is given twice gets the values of both.
+
+    Raises:
+        ConfigError: a value is of the wrong type, out of range, or does not fit another.
+    """
+    config = config_class()
+    values: dict[str, Any] = dict(given.operands)
+    for override in given.overrides:
+        key, _, text = override.partition("=")
+        key = key.strip().lstrip("+")
+        value = value_of(known[key], text.strip())
+        values[key] = values[key] + value if isinstance(value, list) and key in values else value
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        setattr(getattr(config, section) if section else config, name, value)
+    config.check()
+    return config
+
+
+def value_of(entry: Setting, text: str) -> Any:
+    """The value that a text stands for, or the text itself where it cannot be one of that type, for the check to refuse."""
+    kind = without_none(entry.type)
+    if text.lower() == "null":
+        if NoneType not in get_args(entry.type):
+            raise ConfigError(f"{entry.key} does not accept null; leave it out for the default")
+        return None
+    if kind is bool:
+        return _TRUTH.get(text.lower(), text)
+    if kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+        return text
+    if get_origin(kind) is list:
+        return [unquoted(text)] if exists(text) else [unquoted(item) for item in items_of(text)]
+    if get_origin(kind) is dict:
+        with suppress(ValueError):
+            return json.loads(text)
+        raise ConfigError(f"{entry.key}={text} is not JSON, expected e.g. '{{\"name\": 1}}'")
+    return unquoted(text)
+
+
+def help_text(program: str, config_class: type, folder: Path | None) -> str:
+    """The whole help page; ``folder``: that of the config groups, for a command that has them."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 140)
+    entries, names = settings(config_class), sections(config_class)
+    words = [entry for entry in entries if entry.rule.operand]
+    usage = " ".join([program, *(entry.rule.operand for entry in words), "[key=value ...]"])
+    parts = [f"Usage: {usage}\n", *(textwrap.fill(" ".join(text.split()), width) + "\n" for text in names[""].split("\n\n"))]
+    # Config groups that this job has a section or a catalogue for.
+    places = [name for name in [*names, *(entry.key for entry in entries)] if folder and name and (folder / name).is_dir()]
+    if groups := {group: options for group in places if folder and (options := group_options(group, [folder]))}:
+        first = next(iter(groups))
+        parts.append(f"Groups: a file of settings chosen by name, e.g. {first}={groups[first][0]}")
+        parts += [_row(f"{group}=", ", ".join(options), width) for group, options in groups.items()]
+        parts.append("")
+    parts += [_row(entry.rule.operand, entry.doc, width) for entry in words] + [""] * bool(words)
+    for name, doc in names.items():
+        inside = [entry for entry in entries if entry.key.rpartition(".")[0] == name and entry not in words]
+        parts.append(f"{name or 'Settings'}" + (f": {' '.join(doc.split())}" if name and doc else ""))
+        parts += [_describe(entry, width) for entry in inside]
+        parts.append("")
+    for catalogue, options in ((entry.key, entry.entries) for entry in entries if entry.entries is not None):
+        parts.append(f"{catalogue}.NAME: {' '.join((options.__doc__ or '').split())}")
+        parts += [_describe(option, width) for option in settings(options, f"{catalogue}.NAME.")]
+        parts.append("")
+    examples = f"\nExamples\n{textwrap.indent(text, '  ')}" if (text := getattr(config_class, "EXAMPLES", "")) else ""
+    flags = _HELP + "  --key value           the same as key=value; of a switch, --key is key=true\n" if folder is None else _FLAGS
+    more = f"\n{config_class.more_help()}" if hasattr(config_class, "more_help") else ""
+    return "\n".join(parts).replace("``", "").rstrip() + "\n" + flags + examples + more
+
+
+def _describe(entry: Setting, width: int) -> str:
+    rule, default = entry.rule, "null" if entry.default is None else str(entry.default)
+    value = "" if entry.is_open else f"={default.lower() if isinstance(entry.default, bool) else default}"
+    kind = "|".join([*rule.choices, *["module:Class"] * rule.or_class]) if rule.choices else type_name(entry.type)
+    facts = ", ".join(filter(None, [kind, rule.unit, rule.range, f"also {', '.join(rule.also)}" if rule.also else ""]))
+    return _row(f"{entry.key}{value}", f"({facts}) {entry.doc}".rstrip(), width)
+
+
+def _row(left: str, right: str, width: int) -> str:
+    column = 46
+    lines = textwrap.wrap(right, max(30, width - column)) or [""]
+    first = f"  {left:<{column - 3}} " if len(left) < column - 2 else f"  {left}\n{' ' * column}"
+    return first + f"\n{' ' * column}".join(lines)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from dpr.core.errors import ConfigError
 
 NEAR_DUPLICATE = 0.8
 """Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
@@ -23,3 +31,59 @@ def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
     """Common members as a share of all; 0 for two empty sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common) if common else 0.0
+
+
+def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> list[int | None]:
+    """For each text, the index of the earliest kept text it nearly repeats, or ``None`` where it is kept itself.
+
+    A text is seen as the set of its words and word pairs; two texts are near-duplicates when the Jaccard similarity of their sets reaches
+    ``threshold``. The search is exact, not sampled: two sets that similar must share one of their rarest members (prefix filtering as in
+    Bayardo, Ma and Srikant, "Scaling up all pairs similarity search", WWW 2007), so a text is compared only with the kept ones that share a
+    member of its prefix, the ``n - ceil(threshold * n) + 1`` rarest of its ``n`` members. Copies never enter the register, so a thousand
+    copies cost a thousand comparisons, not a million.
+
+    A text of ten or more words with one word changed is always found at the default threshold. Texts without any word are kept.
+
+    Raises:
+        ConfigError: ``threshold`` is not in (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise ConfigError(f"threshold={threshold} is out of range; it must be above 0 and at most 1")
+    original: list[int | None] = []
+    register: defaultdict[int, list[int]] = defaultdict(list)
+    kept: dict[int, frozenset[int]] = {}
+    for index, members in enumerate(_members_from_rare_to_common(texts)):
+        own = frozenset(members)
+        # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly at the threshold.
+        prefix = members[: len(members) - math.ceil(threshold * len(members) - 1e-9) + 1]
+        candidates = {other for member in prefix for other in register.get(member, ())}
+        match = min((other for other in candidates if _jaccard_reaches(threshold, own, kept[other])), default=None)
+        original.append(match)
+        if match is None:
+            kept[index] = own
+            for member in prefix:
+                register[member].append(index)
+    return original
+
+
+def _jaccard_reaches(threshold: float, first: frozenset[int], second: frozenset[int]) -> bool:
+    smaller, larger = sorted((len(first), len(second)))
+    if smaller < threshold * larger - 1e-9:
+        return False
+    common = len(first & second)
+    return common >= threshold * (smaller + larger - common) - 1e-9
+
+
+def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:
+    """The set of each text, its members as numbers that grow with the number of texts they occur in."""
+    numbers: dict[str | tuple[str, str], int] = {}
+    sets = []
+    for text in texts:
+        words = _WORD.findall(text.casefold())
+        sets.append(np.unique([numbers.setdefault(member, len(numbers)) for member in [*words, *pairwise(words)]]))
+    counts = np.zeros(len(numbers), dtype=np.int64)
+    for members in sets:
+        counts[members.astype(np.int64)] += 1
+    rank = np.empty_like(counts)
+    rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
+    return [np.sort(rank[members.astype(np.int64)]).tolist() for members in sets]

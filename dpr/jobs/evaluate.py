@@ -19,13 +19,13 @@ from dpr.core.records import Question
 from dpr.embedding.job import embed_shard, shard_metadata
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
-from dpr.evaluation.ranking_metrics import format_table
+from dpr.evaluation.ranking_metrics import format_table, text_table
 from dpr.evaluation.report.page import Report
 from dpr.evaluation.report.reading import read_retrieval
 from dpr.evaluation.report.write import write_page
-from dpr.evaluation.suite_results import MEAN, as_records, figures_of, rows_of, suite_table
+from dpr.evaluation.significance import Estimate, estimate, mean_of
 from dpr.formats.corpora import require_word
-from dpr.formats.metrics_files import RESULTS, read_metrics
+from dpr.formats.metrics_files import RESULTS, MetricsFile, read_metrics
 from dpr.formats.question_sets import read_qrels, read_questions, write_qrels
 from dpr.formats.results import read_trec_run, write_trec_run
 from dpr.formats.vector_shards import VectorShard, open_shards
@@ -51,6 +51,10 @@ PAGE, MTEB = "results.html", "mteb:"
 _PLACE_OF_ROWS = ("corpus", "shard_id", "num_shards", "first_row", "end_row", "chunk_size")
 """What metadata of vectors say beside what decides them."""
 _OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
+COLUMNS = {"ndcg@10": "nDCG@10", "recall@100": "recall@100", "mrr@10": "MRR@10"}
+MEAN = "mean"
+Figures = dict[str, dict[str, dict[str, Estimate]]]
+"""By set, system and metric."""
 
 
 def run(config: EvaluateConfig) -> float | None:
@@ -78,7 +82,7 @@ def run(config: EvaluateConfig) -> float | None:
     retrievals = [read_retrieval(system, file) for systems in files.values() for system, file in systems.items()]
     heading = "Test sets: mean over questions, with its 95 % interval"
     write_page(out / PAGE, Report(str(config.model_file or "BM25"), retrievals=retrievals, table=(heading, rows_of(figures))))
-    print(suite_table(figures))
+    print(text_table(rows_of(figures)))
     logger.info("%s and %s written", out / RESULTS, out / PAGE)
     last = figures[MEAN if len(sets) > 1 else sets[0].name][config.systems[-1]]
     return next(one.mean for one in last.values())
@@ -226,3 +230,57 @@ def _evaluate_run_file(config: EvaluateConfig) -> float | None:
     columns = {key: key for key in ("accuracy@1", "accuracy@20", "recall@100", "mrr@10", "ndcg@10", "map")}
     print(f"{name}, {len(judged.rows)} questions\n{format_table({Path(str(config.run_file)).name: judged.metrics}, columns)}")
     return judged.metrics.get("ndcg@10")
+
+
+def shown_metrics(run: MetricsFile) -> list[str]:
+    """Those of ``COLUMNS``; of a run of fewer than ten passages the same kinds at its deepest cut-off."""
+    if "ndcg@10" in run.metrics:
+        return [metric for metric in COLUMNS if metric in run.metrics]
+    deepest = max(int(name.partition("@")[2]) for name in run.metrics if name.startswith("ndcg@"))
+    return [f"{kind}@{deepest}" for kind in ("ndcg", "recall", "mrr")]
+
+
+def measured(run: MetricsFile, metric: str) -> Estimate | None:
+    """The metric of a run over the judged questions; None where it was not measured."""
+    values = {} if run.each is None or metric not in run.each.values else run.each.judged(metric)
+    return estimate(list(values.values())) if values else None
+
+
+def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
+    """The shown metrics of every set and system, and where there are several sets their means under the name ``mean``."""
+    figures: Figures = {
+        name: {label: {metric: one for metric in shown_metrics(run) if (one := measured(run, metric))} for label, run in runs.items()}
+        for name, runs in sets.items()
+    }
+    if len(sets) < 2:
+        return figures
+    means: dict[str, dict[str, Estimate]] = {}
+    for label, first in next(iter(figures.values())).items():
+        for metric in first:
+            means.setdefault(label, {})[metric] = mean_of([systems[label][metric] for systems in figures.values()])
+    return {**figures, MEAN: means}
+
+
+def rows_of(figures: Figures) -> list[list[str]]:
+    """A table's lines of cells, headings first."""
+    columns = list(dict.fromkeys(metric for systems in figures.values() for one in systems.values() for metric in one))
+    lines = [["", *(COLUMNS.get(metric, metric) for metric in columns)]]
+    for name, systems in figures.items():
+        for label, one in systems.items():
+            lines.append([f"{name}, {label}", *(_text(one[metric]) if metric in one else "-" for metric in columns)])
+    return lines
+
+
+def _text(one: Estimate) -> str:
+    return f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
+
+
+def as_records(figures: Figures) -> dict[str, Any]:
+    """For JSON: mean, low and high of every metric, by set and system."""
+    return {
+        name: {
+            label: {metric: {"mean": part.mean, "low": part.low, "high": part.high} for metric, part in one.items()}
+            for label, one in systems.items()
+        }
+        for name, systems in figures.items()
+    }

@@ -24,12 +24,21 @@ from dpr.indexer.ranking import Ranking, decode_ids
 from dpr.jobs.indexes import build_retriever, cluster_folder, index_choice
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.models.settings import GivenTextSettings
-from dpr.retrieval.judging import Judged, example_rows, first_hits, judge_by_answers, judge_by_qrels, relevant_ids, to_results, write_report
+from dpr.retrieval.judging import (
+    Judged,
+    example_rows,
+    first_hits,
+    judge_by_answers,
+    judge_by_qrels,
+    relevant_ids,
+    to_results,
+    weight_values,
+    write_report,
+)
 from dpr.retrieval.passages import require_passages
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, HybridRetriever, QuestionForm, Retriever
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retrieval.settings import QuestionSetConfig, RetrievalConfig
-from dpr.retrieval.tuning import weight_values
 from dpr.storage.durable import remove_folder
 from dpr.storage.outputs import require_writable
 

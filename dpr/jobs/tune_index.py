@@ -24,7 +24,7 @@ from dpr.jobs.indexes import build_retriever, index_choice, open_vector_index
 from dpr.jobs.retrieve import question_form
 from dpr.jobs.sources import resolve_passage_sources, resolve_question_set
 from dpr.retrieval.retrievers import DenseRetriever
-from dpr.retrieval.tuning_settings import TuneIndexConfig
+from dpr.retrieval.settings import TuneIndexConfig
 from dpr.storage.durable import durable_file, write_json
 from dpr.storage.outputs import require_writable
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpr.core.batch import TokenBatch
 from dpr.core.errors import ConfigError
 from dpr.models.adapters import Adapter
-from dpr.models.fast import Capabilities, accelerate, packed_vectors
+from dpr.models.fast.packed import Capabilities, accelerate, packed_vectors
 from dpr.models.pooling import make_pooling
 from dpr.models.settings import EncoderSettings as EncoderSettings  # users import it from here
 from dpr.models.trials import LENGTHS, check_vectors, first_position, is_static, longest_sequence, pad_id, steady_length

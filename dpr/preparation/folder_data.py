@@ -20,6 +20,7 @@ from typing import Any
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question, TrainingSample
+from dpr.data.near_duplicates import find_near_duplicates
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
@@ -27,7 +28,6 @@ from dpr.indexer.bm25 import Bm25Index
 from dpr.indexer.registry import Texts
 from dpr.preparation.folder_files import BadFile, ReadFile, find_documents, name_in, read_documents
 from dpr.preparation.given_questions import find_answers, read_given
-from dpr.preparation.near_duplicates import find_near_duplicates
 from dpr.preparation.passages import Piece, cut
 from dpr.preparation.question_pairs import GIVEN, KINDS, QuestionPair, made_questions, one_for_each_passage, without_questions
 from dpr.preparation.settings import FolderSettings

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpr.serving.engine import Engine
-from dpr.serving.runs import open_runs
+from dpr.serving.engine import Engine, open_runs
 from dpr.serving.settings import ServeSettings
 from dpr.serving.workers import WorkerLost
 from tests.helpers.patience import patient

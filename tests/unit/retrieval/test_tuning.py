@@ -11,8 +11,7 @@ from dpr.core.records import Passage, Question
 from dpr.evaluation.ranking_metrics import evaluate_run, metric_names
 from dpr.indexer.fusion import fuse_linear
 from dpr.indexer.ranking import Ranking
-from dpr.retrieval.judging import judge_by_answers, judge_by_qrels
-from dpr.retrieval.tuning import WEIGHTS, weight_values
+from dpr.retrieval.judging import WEIGHTS, judge_by_answers, judge_by_qrels, weight_values
 
 WORDS = "ba be bi bo bu da de di do du".split()
 

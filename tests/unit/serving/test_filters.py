@@ -23,8 +23,7 @@ from dpr.indexer.ranking import encode_ids, is_among, to_rankings
 from dpr.indexer.registry import Texts
 from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.search_folder import SearchSettings
-from dpr.serving.engine import Engine
-from dpr.serving.runs import open_runs
+from dpr.serving.engine import Engine, open_runs
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World

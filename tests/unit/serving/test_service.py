@@ -13,8 +13,7 @@ from dpr.core.errors import ConfigError
 from dpr.formats.vector_shards import VectorShard, VectorShardWriter
 from dpr.retrieval.passages import PassageLookup
 from dpr.retriever import Retriever
-from dpr.serving.engine import Engine
-from dpr.serving.runs import open_runs
+from dpr.serving.engine import Engine, open_runs
 from dpr.serving.settings import ServeSettings
 from tests.helpers.serving import served
 from tests.unit.retrieval.conftest import World
