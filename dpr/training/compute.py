@@ -56,7 +56,8 @@ def make_step(model: BiEncoder, loss: Loss, settings: TrainSettings, *, ranks: R
     max_tokens = settings.grad_cache_tokens
     if settings.memory_budget_gb:
         parts = 1 if settings.sharding == "none" else ranks.world_size
-        max_tokens = tokens_within(model, settings.memory_budget_gb, precision=settings.precision, parts=parts)
+        memory: dict[str, Any] = {"precision": settings.precision, "parts": parts, "averages": settings.ema_decay > 0}
+        max_tokens = tokens_within(model, settings.memory_budget_gb, **memory)
     how: dict[str, Any] = {"ranks": ranks, "device": device, "precision": settings.precision}
     cached = None
     if max_tokens:

@@ -77,7 +77,8 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     validations, saves = (sum(times) for times in zip(*due))
     kept = trainer.checkpoints.keep_last
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
-    moments = sum(2 * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
+    fields = 3 if trainer.settings.train.ema_decay else 2
+    moments = sum(fields * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
         step_s=elapsed,

@@ -107,6 +107,10 @@ class OptimizerSettings(Settings, requires=TRAINING):
     most_skipped_steps: int = setting(5, unit="steps", least=1, on_resume=WARNED)
     """The run ends when the gradient is NaN or infinite in this many steps in a row; each such step is skipped, on all ranks alike."""
 
+    ema_decay: float = setting(0.0, least=0, below=1, on_resume=WARNED)
+    """Above 0, what is validated and saved is a mean of the weights over all updates so far, in which each counts ema_decay times as much
+    as the next (0.999: about the last thousand); training goes on from the weights themselves (docs/training.md)."""
+
     def betas(self) -> tuple[float, float]:
         """``adam_betas`` as two numbers."""
         parts = self.adam_betas.strip().strip("()[]").split(",")

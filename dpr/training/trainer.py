@@ -112,7 +112,6 @@ class BiEncoderTrainer(Run):
         self.optimizer = make_optimizer(model, train)
         self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps), train.min_lr_ratio)
         self.guard = FiniteGuard(self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16")
-
         self.progress, self.grad_norm = Progress(), torch.zeros(())
         self._better: dict[str, Any] = {}
         self.results: list[StepResult] = []
@@ -178,7 +177,8 @@ class BiEncoderTrainer(Run):
 
     def _restore(self, stored: StoredRun) -> None:
         settings, progress = self.settings, stored.progress
-        self._state.read(stored.folder, with_optimizer=not settings.ignore_checkpoint_optimizer)
+        with self.optimizer.averaged():
+            self._state.read(stored.folder, with_optimizer=not settings.ignore_checkpoint_optimizer)
         logger.info("resuming from %s at step %d", stored.folder, progress.step)
         if settings.ignore_checkpoint_offset:
             return
@@ -216,6 +216,7 @@ class BiEncoderTrainer(Run):
                 self.checkpoints.note_stop(self.progress.step)
             raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
         self.checkpoints.require_saved(self.progress.step)
+        self.optimizer.swap()
         self.emit("on_train_end")
 
     def _is_over(self) -> bool:
@@ -247,8 +248,7 @@ class BiEncoderTrainer(Run):
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
         """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step, number, rank) alone."""
         seed_torch(DROPOUT, self.settings.seed, self.progress.step, number, self.ranks.rank)
-        accumulation = self.plan.accumulation
-        result = self.step(batch, num_pools=accumulation, is_last=number == accumulation - 1)
+        result = self.step(batch, num_pools=self.plan.accumulation, is_last=number == self.plan.accumulation - 1)
         self.metrics.add(result, batch)
         return result
 
@@ -256,8 +256,7 @@ class BiEncoderTrainer(Run):
         """One optimizer step: unscale, clip once, set the learning rate, update, clear."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.step.scaler.unscale_(self.optimizer)
-        limit = self.settings.gradient_limit(self.ranks.world_size)
-        self.grad_norm = clip_gradients(parameters, limit or float("inf"))
+        self.grad_norm = clip_gradients(parameters, self.settings.gradient_limit(self.ranks.world_size) or float("inf"))
         self.guard.check(self.optimizer, self.grad_norm)
         start = self.progress.schedule_start
         factor = self.schedule.factor(self.progress.step - start, self.total_steps - start)
@@ -271,8 +270,7 @@ class BiEncoderTrainer(Run):
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
         metrics = self.metrics.take(peak=peak)
-        metrics["optim/lr"] = self.learning_rate
-        metrics["optim/grad_norm"] = float(self.grad_norm)
+        metrics |= {"optim/lr": self.learning_rate, "optim/grad_norm": float(self.grad_norm)}
         if self.step.scaler.is_enabled():
             metrics["optim/loss_scale"] = self.step.scaler.get_scale()  # it falls where steps are skipped
         metrics["train/skipped_steps"] = float(self.guard.num_skipped)
@@ -284,7 +282,8 @@ class BiEncoderTrainer(Run):
         due = [each for each in self.validations if each.is_due(self.epoch) and (is_last or number % each.every == 0)]
         if not due:
             return {}
-        metrics = run_validations(due, self.model)  # all of them: the best may be chosen by any metric of any
+        with self.optimizer.averaged():
+            metrics = run_validations(due, self.model)  # all of them: the best may be chosen by any metric of any
         name, highest = self.best_by(metrics)
         if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
             folder = f"{self.checkpoints.name}.step{self.progress.step}"
@@ -314,7 +313,8 @@ class BiEncoderTrainer(Run):
         if self._better.get("best_checkpoint") != f"{self.checkpoints.name}.step{self.progress.step}":
             self._better = {}  # of a step that was not saved
         progress = replace(self.progress, **self._better)
-        folder = self.checkpoints.save(progress, self._state.collect, asdict(self.identity), self.config)
+        with self.optimizer.averaged():
+            folder = self.checkpoints.save(progress, self._state.collect, asdict(self.identity), self.config)
         if folder is not None:
             self.saved_step = self.progress.step
             self._commit_best()

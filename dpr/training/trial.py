@@ -86,14 +86,15 @@ def graph_bytes_per_token(model: BiEncoder, *, length: int = 0, precision: str =
     return sum(kept.values()) / (2 * length)
 
 
-def tokens_within(model: BiEncoder, budget_gb: float, *, precision: str = "fp32", parts: int = 1) -> int:
+def tokens_within(model: BiEncoder, budget_gb: float, *, precision: str = "fp32", parts: int = 1, averages: bool = False) -> int:
     """How many tokens' graphs a training process of ``budget_gb`` GiB may hold at once; ``parts``: how many share the weights.
 
     Raises:
         ConfigError: not even one sequence of the greatest length fits.
     """
-    # A part of the weights and, of those that are trained, of AdamW's two moments; their gradient is whole until it is averaged.
-    fixed = sum(parameter.nbytes * ((1 + 3 / parts) if parameter.requires_grad else 1 / parts) for parameter in model.parameters())
+    # A part of the weights and, of those that are trained, of AdamW's two moments and means; their gradient is whole until it is averaged.
+    trained = 1 + (3 + averages) / parts
+    fixed = sum(parameter.nbytes * (trained if parameter.requires_grad else 1 / parts) for parameter in model.parameters())
     per_token = graph_bytes_per_token(model, precision=precision)
     tokens = int(_SHARE_FOR_GRAPHS * (budget_gb * 2**30 - fixed) / per_token)
     length = model.settings.sequence_length
