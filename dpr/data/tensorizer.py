@@ -20,7 +20,7 @@ from dpr.data.presentation import PresentedPassage, check_room, presented, split
 from dpr.data.settings import TextSettings, check_selector_type
 from dpr.data.special_tokens import append_end_token, with_special_tokens
 from dpr.data.text import decorate_question
-from dpr.data.tokenizer_files import check_tokenizer_files
+from dpr.data.tokenizer_files import TOKENIZER, check_tokenizer_files
 
 _IDS_ONLY: dict[str, Any] = {"padding": False, "return_attention_mask": False, "return_token_type_ids": False}
 # The tokenizer keeps some 100 bytes for every token of a call (offsets, pieces) until the call's result is dropped.
@@ -327,6 +327,7 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
         InputError: there is none, or it is damaged.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import has_file
 
     if Path(name_or_folder).exists():
         check_tokenizer_files(Path(name_or_folder))
@@ -342,6 +343,8 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
         raise InputError(f"no tokenizer could be loaded ({reason})", file=name_or_folder, hint=hint) from error
     if not isinstance(tokenizer.model_max_length, int | float):
         raise InputError("model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json")
-    if len(tokenizer) <= len(tokenizer.all_special_ids) + 2:  # what transformers makes of a folder without tokenizer files
+    files = [TOKENIZER, *tokenizer.vocab_files_names.values(), *tokenizer.init_kwargs.get("fast_tokenizer_files", ())]
+    is_read = any(has_file(str(name_or_folder), file, local_files_only=True) for file in files)  # else transformers makes one of nothing
+    if not is_read or len(tokenizer) <= len(tokenizer.all_special_ids):
         raise InputError("has no vocabulary", file=name_or_folder, expected="tokenizer.json or vocab.txt beside config.json")
     return tokenizer

@@ -17,9 +17,9 @@ from dpr.core.errors import InputError
 from dpr.storage.durable import read_json
 from dpr.storage.strict_json import describe
 
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 _CONFIG = "config.json"
-_OBJECTS = (_TOKENIZER, _CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+_OBJECTS = (TOKENIZER, _CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 _MAX_ID = 1 << 24
 # Patterns of settings that count parts, and the largest value allowed; a config of 100 bytes could ask for all memory.
 _MOST = {r"(.*_)?(layers?|blocks|depth)": 1000, r"num_labels|(.*_)?num_experts|n_routed_experts": 10_000, r".*": 1 << 31}
@@ -91,7 +91,7 @@ def check_tokenizer_files(folder: Path) -> None:
                 odd = "fast_tokenizer_files" if isinstance(files, list) and not all(map(_is_plain, files)) else None
             if odd is not None:
                 raise InputError(f"{odd} is {describe(state[odd])}", file=folder / name, expected="no file elsewhere")
-            if name == _TOKENIZER and (found := _fault(state)):
+            if name == TOKENIZER and (found := _fault(state)):
                 raise InputError(found, file=folder / name, hint="copy the tokenizer's files again")
 
 

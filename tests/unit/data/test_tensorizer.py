@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,33 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     (folder / "vocab.txt").unlink()
     with pytest.raises(InputError, match="has no vocabulary"):
         Tensorizer.load(folder, sequence_length=24)
+
+
+def test_a_vocabulary_under_a_name_that_its_tokenizer_does_not_read_is_none(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "other")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
+    with pytest.raises(InputError, match="has no vocabulary"):
+        Tensorizer.load(folder, sequence_length=24)
+
+
+def test_a_vocabulary_of_special_tokens_alone_is_none(tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "special", vocab_size=5)
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    with pytest.raises(InputError, match="has no vocabulary"):
+        Tensorizer.load(folder, sequence_length=24)
+
+
+@pytest.mark.parametrize("kept", ["vocab.txt", "tokenizer.json", "tokenizer.4.0.0.json"])
+def test_a_vocabulary_of_special_tokens_and_a_word_is_one(kept: str, tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "small", vocab_size=6)
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nba\n")
+    if kept != "vocab.txt":
+        Tensorizer.load(folder, sequence_length=24).save(folder)
+        (folder / "vocab.txt").unlink()
+        (folder / "tokenizer.json").rename(folder / kept)
+        config = json.loads((folder / "tokenizer_config.json").read_text()) | {"fast_tokenizer_files": [kept]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tensorizer.load(folder, sequence_length=24).question_tokens(["ba"]) == [[2, 5, 3]]
 
 
 def test_a_text_without_any_token_is_one_token_for_every_use() -> None:
