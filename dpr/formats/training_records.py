@@ -40,9 +40,9 @@ def sample_to_json(sample: TrainingSample) -> dict[str, Any]:
     return {
         "question": sample.question,
         "answers": list(sample.answers),
-        "positive_ctxs": [_passage_to_json(passage) for passage in sample.positives],
-        "negative_ctxs": [_passage_to_json(passage) for passage in sample.other_negatives],
-        "hard_negative_ctxs": [_passage_to_json(passage) for passage in sample.hard_negatives],
+        "positive_ctxs": [passage_to_json(passage) for passage in sample.positives],
+        "negative_ctxs": [passage_to_json(passage) for passage in sample.other_negatives],
+        "hard_negative_ctxs": [passage_to_json(passage) for passage in sample.hard_negatives],
     }
 
 
@@ -52,10 +52,11 @@ def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
         return ()
     if not isinstance(listed, list):
         raise ValueError(f"{key} is {describe(listed)}, expected a list of passages")
-    return tuple(_passage(item, f"{key}[{number}]") for number, item in enumerate(listed))
+    return tuple(passage_from_json(item, f"{key}[{number}]") for number, item in enumerate(listed))
 
 
-def _passage(item: Any, where: str) -> Passage:
+def passage_from_json(item: Any, where: str) -> Passage:
+    """The passage in an object; ValueError says what was found ``where``, and what is expected."""
     if not isinstance(item, dict):
         raise ValueError(f"{where} is {describe(item)}, expected an object with text and title")
     text = checked_text(item, "text", f"{where}.text")
@@ -110,7 +111,8 @@ def checked_answers(value: Any) -> tuple[str, ...]:
     return tuple(str(answer) for answer in answers)
 
 
-def _passage_to_json(passage: Passage) -> dict[str, Any]:
+def passage_to_json(passage: Passage) -> dict[str, Any]:
+    """The object of a passage."""
     record: dict[str, Any] = {"title": passage.title, "text": passage.text}
     if passage.id is not None:
         record["passage_id"] = passage.id

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from textwrap import shorten
 from typing import ClassVar
 
+from dpr.core.errors import ConfigError
 from dpr.core.settings import require_set, setting
-from dpr.preparation.settings import ReadSettings
+from dpr.preparation.settings import ReadSettings, SuspectSettings
+
+_SHOWN, _WIDTH = 5, 110
 
 
 @dataclass
-class CheckDataSettings(ReadSettings):
-    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model will see them.
+class CheckDataSettings(ReadSettings, SuspectSettings):
+    """Counts, lengths, repeats, contradictions and overlap of training data, and five records as the model will see them; with suspects=
+    the labels that look wrong.
 
     Ends with 0, or with strict=true and a problem with 3. Any format that dpr prepare knows."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr check-data train.jsonl
 dpr check-data train.jsonl dev=dev.jsonl encoder.pretrained_model_cfg=bert-base-uncased encoder.sequence_length=256 --strict
+dpr check-data train.jsonl model_file=runs/first suspects=suspects.jsonl
 """
     files: list[str] = setting(list, operand="FILE ...")
     """Training files, folders or patterns; together one data set."""
@@ -38,6 +46,10 @@ dpr check-data train.jsonl dev=dev.jsonl encoder.pretrained_model_cfg=bert-base-
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"files": "train.jsonl"})
+        if self.suspects and not self.tokenizer:
+            raise ConfigError("suspects needs a trained bi-encoder: model_file=runs/first")
+        if self.suspects and (key := next((key for key in ("corpus", "queries", "min_grade") if getattr(self, key) is not None), None)):
+            raise ConfigError(f"suspects and {key} are mutually exclusive; make a file of these data with dpr prepare first")
 
 
 def run(config: CheckDataSettings) -> int:
@@ -62,4 +74,33 @@ def run(config: CheckDataSettings) -> int:
     require_rows(train, "train")
     if not config.tokenizer:
         print("\nlengths are in words; encoder.pretrained_model_cfg=NAME or model_file=FOLDER counts tokens")
+    if config.suspects:
+        _list_suspects(config, Path(config.suspects))
     return 3 if config.strict and problems else 0
+
+
+def _list_suspects(config: CheckDataSettings, out: Path) -> None:
+    """Writes the list and shows its beginning."""
+    from dpr.core.compute_settings import ForwardSettings
+    from dpr.formats.json_records import iter_json_objects
+    from dpr.formats.text_input import expand_files
+    from dpr.formats.training_sets import open_training_set
+    from dpr.jobs.mine import dense_search, lexical_search
+    from dpr.mining.settings import ModelSearchSettings
+    from dpr.mining.suspects import find_suspects
+
+    how = vars(config.part(ForwardSettings)) | {"query_prefix": config.query_prefix, "passage_prefix": config.passage_prefix}
+    model = dense_search(ModelSearchSettings(model_file=config.tokenizer, **how))
+    train = open_training_set(expand_files(config.files), name="train", split=config.split, columns=config.columns())
+    counts = find_suspects(train, out, [model, lexical_search()], most=config.most_suspects, overwrite=config.overwrite)
+    print(f"\nlabels of {counts['questions']:,} questions that BM25 and {config.tokenizer} both contradict: ", end="")
+    print(f"{counts['positives in doubt']:,} positives, {counts['negatives in doubt']:,} hard negatives; the most doubtful are in {out}")
+    for _, record in islice(iter_json_objects(out), _SHOWN):
+        print(f"  {record['doubt']:.2f}  {_short(record['question'])}\n        {record['label']}: {_short(record['passage']['text'])}")
+        if "instead" in record:
+            print(f"        found:    {_short(record['instead']['text'])}")
+    print(f"Delete the lines that are right, then dpr prepare {' '.join(config.files)} out=FILE suspects={out} (relabel=true)")
+
+
+def _short(text: str) -> str:
+    return shorten(text, _WIDTH, placeholder=" ...")

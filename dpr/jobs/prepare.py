@@ -37,6 +37,10 @@ dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
     """skip lists bad rows in <out>.rejected.jsonl."""
     max_bad_rows: int | None = setting(None, unit="rows", least=0)
     """How many may be skipped; absent = 100, or 0.1% of all if that is more."""
+    suspects: str | None = None
+    """List of labels that look wrong, by dpr check-data suspects=: these are dropped."""
+    relabel: bool = setting(False, requires="suspects")
+    """In place of a positive on that list take the passage that was found instead; a negative on it becomes a positive."""
     overwrite: bool = False
     """Replace what is at out."""
 
@@ -61,6 +65,7 @@ def run(config: PrepareSettings) -> None:
     """Converts the files."""
     from dpr.formats.text_input import expand_files
     from dpr.preparation.conversion import convert
+    from dpr.preparation.corrections import Corrections
 
     counts = convert(
         expand_files(config.sources),
@@ -70,6 +75,7 @@ def run(config: PrepareSettings) -> None:
         to=config.to,
         skip_bad_rows=config.on_bad_row == "skip",
         max_bad_rows=config.max_bad_rows,
+        corrections=None if config.suspects is None else Corrections(Path(config.suspects), relabel=config.relabel),
         overwrite=config.overwrite,
     )
     print(f"{config.out}: {counts or 'there already, made of the same'}")

@@ -11,6 +11,7 @@ from dpr.core.records import TrainingSample
 from dpr.formats.training_files.registry import format_named, format_of
 from dpr.formats.training_files.rows import ReadOptions
 from dpr.formats.training_files.usable_rows import Counts, UsableRows
+from dpr.preparation.corrections import Corrections
 from dpr.storage.checksums import content_sha256
 from dpr.storage.outputs import output, require_writable
 
@@ -41,6 +42,7 @@ def convert(
     to: str = "dpr",
     skip_bad_rows: bool = False,
     max_bad_rows: int | None = None,
+    corrections: Corrections | None = None,
     overwrite: bool = False,
 ) -> ConversionCounts | None:
     """Reads ``sources`` one after the other and writes them as ``out``, holding one record at a time; None if that was done before.
@@ -55,7 +57,7 @@ def convert(
     """
     writer = format_named(to, to_write=True).write
     require_writable(out.parent, folder=True)
-    made_of = {
+    made_of: dict[str, object] = {
         "sources": [[source.name, content_sha256(source, without=out)] for source in sources],
         "corpus": options.corpus and content_sha256(options.corpus),
         "queries": options.queries and content_sha256(options.queries),
@@ -63,6 +65,7 @@ def convert(
         "format": [format_name, to],
         "bad rows": [skip_bad_rows, max_bad_rows],
     }
+    made_of |= {"suspects": corrections.identity} if corrections else {}
     limit = (100 if max_bad_rows is None else max_bad_rows) if skip_bad_rows else None
     share = SKIPPED_SHARE if max_bad_rows is None and skip_bad_rows else 0.0
     usable = UsableRows(limit, share=share, file=out.with_name(f"{out.name}.rejected.jsonl"))
@@ -70,7 +73,8 @@ def convert(
     with output(out, made_of, overwrite=overwrite) as is_missing:
         if not is_missing:
             return None
-        written = writer(out, _samples(sources, options, format_name, usable), made_of)
+        samples = _samples(sources, options, format_name, usable)
+        written = writer(out, corrections.apply(samples) if corrections else samples, made_of)
     return ConversionCounts(**asdict(usable.counts), written=written)
 
 

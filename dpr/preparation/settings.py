@@ -75,6 +75,19 @@ class WriterSettings(ForwardSettings, requires="questions_by"):
 
 
 @dataclass
+class SuspectSettings(ForwardSettings, requires="suspects"):
+    """Which labels of training data look wrong, by BM25 and a model."""
+
+    suspects: str | None = None
+    """File to write: the labels that BM25 and the bi-encoder model_file both contradict, the most doubtful first. Delete the lines that are
+    right after all; dpr prepare ... suspects=FILE drops or relabels the others."""
+    most_suspects: int = setting(200, unit="labels", least=1)
+    """How many are listed, at most."""
+    overwrite: bool = False
+    """Replace the file."""
+
+
+@dataclass
 class FolderSettings(Settings):
     """How a folder of documents is read."""
 
