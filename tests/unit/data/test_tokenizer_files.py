@@ -1,0 +1,216 @@
+"""What is looked at in a model folder before libraries read it: sizes, links, names, numbers, and tables of characters."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from dpr.core.errors import InputError
+from dpr.data.tokenizer_files import check_files, check_numbers, check_tokenizer_files
+
+
+def unigram(folder: Path, charsmap: bytes | None = None) -> Path:
+    """A tokenizer as the tokenizers package writes it, whose vocabulary is a list, with a table of characters if one is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁ba", -1.0), ("b", -2.0)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    if charsmap is not None:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap), normalizers.Strip()])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def table(units: dict[int, int], texts: bytes = b"b\0", *, count: int = 768) -> bytes:
+    """A double array of these units, and the texts that its values point into."""
+    trie = struct.pack(f"<{count}I", *(units.get(place, 0) for place in range(count)))
+    return struct.pack("<I", len(trie)) + trie + texts
+
+
+LEAF, END = 1 << 8, 1 << 31
+A_TO_B = {0: 256 << 10, 256 ^ ord("a"): 97 << 10 | LEAF | ord("a"), 256: END}
+"""The root's children are at 256; "a" is one of them, and its first child, at 256 again, says that the text at 0 takes its place."""
+FIRST, SECOND = "é".encode()
+ACCENT_TO_B = {
+    0: 256 << 10,
+    256 ^ FIRST: (256 ^ FIRST ^ 512) << 10 | FIRST,
+    512 ^ SECOND: (512 ^ SECOND ^ 700) << 10 | LEAF | SECOND,
+    700: END,
+}
+
+
+def change(folder: Path, name: str, **values: Any) -> None:
+    state = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps(state | values))
+
+
+@pytest.mark.parametrize("units", [A_TO_B, ACCENT_TO_B])
+def test_a_table_of_characters_that_the_library_reads_is_sound(units: dict[int, int], tmp_path: Path) -> None:
+    folder = unigram(tmp_path, table(units))
+    check_tokenizer_files(folder)
+    text = "a" if units is A_TO_B else "é"
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).normalizer.normalize_str(text) == "b"
+
+
+@pytest.mark.parametrize(
+    "charsmap",
+    [
+        table(A_TO_B | {256: END | 3}),  # behind the last text
+        table(A_TO_B | {256: END | 1}, "é\0".encode()),  # inside a character
+        table(A_TO_B | {256 ^ ord("a"): 4000 << 10 | LEAF | ord("a")}),  # children behind the array
+        table(ACCENT_TO_B | {512 ^ SECOND: 4000 << 10 | LEAF | SECOND}),  # the same one level down
+        table({0: 512 << 10}, count=700),  # not all children of the root are inside
+        table(A_TO_B)[:-1] + b"\xff",
+        table(A_TO_B)[:2000],
+        struct.pack("<I", 6) + bytes(6),  # not whole units
+        b"",
+    ],
+)
+def test_a_table_that_leads_outside_itself_is_refused(charsmap: bytes, tmp_path: Path) -> None:
+    folder = unigram(tmp_path)
+    step = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+    change(folder, "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [step]}]})
+    with pytest.raises(InputError, match="precompiled_charsmap of its normalizer is damaged"):
+        check_tokenizer_files(folder)
+
+
+def test_a_value_at_the_end_of_the_texts_is_one(tmp_path: Path) -> None:
+    check_tokenizer_files(unigram(tmp_path, table(A_TO_B | {256: END | 2})))
+
+
+@pytest.mark.parametrize(
+    ("vocab", "is_sound"),
+    [
+        ({"ba": 0, "be": (1 << 24) - 1}, True),
+        ({"ba": 1 << 24}, False),
+        ({"ba": -1}, False),
+        ({"ba": True}, False),
+        ({"ba": 0.0}, False),
+        ([["ba", -1.0]], True),
+        ([["ba", -1.0], ["be"]], False),
+        ([["ba", -1.0], "be"], False),
+        (None, False),
+    ],
+)
+def test_a_vocabulary_is_tokens_with_their_numbers(vocab: Any, is_sound: bool, tmp_path: Path) -> None:
+    folder = unigram(tmp_path)
+    change(folder, "tokenizer.json", model={"type": "Unigram", "vocab": vocab})
+    if is_sound:
+        check_tokenizer_files(folder)
+    else:
+        with pytest.raises(InputError, match="its model has no vocabulary"):
+            check_tokenizer_files(folder)
+
+
+@pytest.mark.parametrize("key", ["normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens"])
+def test_a_long_text_is_refused_beside_the_vocabulary_and_not_in_it(key: str, tmp_path: Path) -> None:
+    folder = unigram(tmp_path)
+    change(folder, "tokenizer.json", model={"vocab": [["x" * 20_000, 0.0]]}, **{key: [{"content": "x" * (1 << 14)}]})
+    check_tokenizer_files(folder)
+    change(folder, "tokenizer.json", **{key: [{"deeper": {"content": "x" * ((1 << 14) + 1)}}]})
+    with pytest.raises(InputError, match="a text of more than 16,384 characters beside its vocabulary"):
+        check_tokenizer_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        ("special_tokens_map.json", {"vocab_file": "/etc/hostname"}, "vocab_file is"),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["tokenizer.4.json", "../tokenizer.json"]}, "fast_tokenizer_files is"),
+        ("tokenizer_config.json", {"fast_tokenizer_files": [7]}, "fast_tokenizer_files is"),
+        ("config.json", {"num_hidden_layers": 1001}, "num_hidden_layers is the number 1001"),
+    ],
+)
+def test_files_that_name_files_or_sizes_without_end_are_refused(name: str, values: dict[str, Any], found: str, tmp_path: Path) -> None:
+    folder = unigram(tmp_path)
+    change(folder, "special_tokens_map.json", unk_token="<unk>")
+    change(folder, "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.json"])
+    check_tokenizer_files(folder)
+    change(folder, name, **values)
+    with pytest.raises(InputError, match=found) as caught:
+        check_tokenizer_files(folder)
+    assert caught.value.file == folder / name
+    (folder / name).write_text("[]")
+    with pytest.raises(InputError, match="expected an object"):
+        check_tokenizer_files(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "refused"),
+    [
+        ({"encoder": {"num_layers": 1001}}, "num_layers is the number 1001"),
+        ({"n_layer": -1001}, "n_layer is the number -1001"),
+        ({"depth": 1001}, "depth is the number 1001"),
+        ({"num_labels": 10_001}, "num_labels is the number 10001"),
+        ({"hidden_size": (1 << 31) + 1}, "hidden_size is"),
+        ([], "expected an object"),
+        ({"num_layers": 1000, "num_labels": 10_000, "hidden_size": 1 << 31, "layer_types": ["full"] * 2000, "layer_scale": 1e12}, ""),
+    ],
+)
+def test_a_config_asks_for_no_more_than_models_have(values: Any, refused: str, tmp_path: Path) -> None:
+    if refused:
+        with pytest.raises(InputError, match=refused):
+            check_numbers(values, tmp_path / "config.json")
+    else:
+        check_numbers(values, tmp_path / "config.json")
+
+
+def test_links_lead_nowhere_but_to_the_blobs_of_their_own_repository(tmp_path: Path) -> None:
+    snapshot, blobs, other = (tmp_path / name for name in ("models--a/snapshots/1", "models--a/blobs", "models--b/blobs"))
+    for folder in (snapshot, blobs, other):
+        folder.mkdir(parents=True)
+    unigram(blobs)
+    (blobs / "tokenizer.json").rename(blobs / "0f")
+    (snapshot / "tokenizer.json").symlink_to(blobs / "0f")
+    (snapshot / "README.md").symlink_to(other)  # nobody reads it
+    check_tokenizer_files(snapshot)
+    (other / "0e").write_bytes((blobs / "0f").read_bytes())
+    (snapshot / "vocab.json").symlink_to(other / "0e")
+    with pytest.raises(InputError, match="is a link") as caught:
+        check_tokenizer_files(snapshot)
+    assert caught.value.file == snapshot / "vocab.json"
+
+
+def test_a_folder_that_is_a_link_is_followed_where_a_person_named_it(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(unigram(tmp_path / "whole"))
+    check_files(tmp_path / "linked")
+    with pytest.raises(InputError, match="is a link"):
+        check_files(tmp_path / "linked", within=tmp_path)
+
+
+@pytest.mark.parametrize(("name", "most"), [("config.json", 1 << 20), ("tokenizer_config.json", 32 << 20), ("vocab.txt", 256 << 20)])
+def test_files_are_as_large_as_a_model_needs_them(name: str, most: int, tmp_path: Path) -> None:
+    for size in (most, most + 1):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(size)  # no disk is used
+        with open(tmp_path / "model.safetensors", "wb") as file:
+            file.truncate(1 << 34)
+        if size == most:
+            check_files(tmp_path)
+        else:
+            with pytest.raises(InputError, match=f"expected at most {most:,}"):
+                check_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "found"),
+    [
+        ({"a": "model-1.safetensors"}, ""),
+        ({"a": "../model-1.safetensors"}, "expected safetensors files beside it"),
+        ({"a": "model-1.bin"}, "expected safetensors files beside it"),
+        ({"a": 1}, "expected safetensors files beside it"),
+        (["model-1.safetensors"], "has no weight_map"),
+    ],
+)
+def test_an_index_of_weights_names_safetensors_beside_it(weight_map: Any, found: str, tmp_path: Path) -> None:
+    change(tmp_path, "model.safetensors.index.json", weight_map=weight_map)
+    if found:
+        with pytest.raises(InputError, match=found):
+            check_files(tmp_path)
+    else:
+        check_files(tmp_path)

@@ -1,0 +1,125 @@
+"""What a stored model is opened as: what its files may say, and what a job may say beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpr.core.errors import CheckpointError, InputError
+from dpr.formats.checkpoints import MODEL_FILE, SETTINGS_FILE, read_tensors, write_tensors
+from dpr.models.model_folders import OpenedModel, open_model
+from dpr.models.pooling import MeanPooling
+from dpr.models.settings import EncoderSettings, TowerOptions
+from dpr.storage.durable import write_manifest
+from tests.helpers.tiny import encoder_folder, tiny_model
+
+
+class OwnPooling(MeanPooling):
+    """A user-defined pooling."""
+
+
+def opened(folder: Path, settings: EncoderSettings | None = None, options: TowerOptions | None = None, **given: Any) -> OpenedModel:
+    usual: dict[str, Any] = {"text": None, "dropout": None, "base": None, "special_tokens": (), "trailing_sep": False}
+    return open_model(folder, settings, options, **usual | given)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    tiny_model(tmp_path / "encoder", pooling="mean", title_template="{title}: {text}").save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def restate(folder: Path, **values: Any) -> None:
+    """Changes what the checkpoint says of itself."""
+    state = json.loads((folder / SETTINGS_FILE).read_text())
+    (folder / SETTINGS_FILE).write_text(json.dumps(state | values))
+    write_manifest(folder, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"pooling": "nonsense"}, "pooling is"),
+        ({"pooling": 1}, "pooling is"),
+        ({"projection_activation": "relu"}, "projection_activation is"),
+        ({"normalize": 1}, "normalize is"),
+        ({"projection_dim": True}, "projection_dim is"),
+        ({"projection_dim": -1}, "projection_dim is"),
+        ({"projection_dim": (1 << 20) + 1}, "projection_dim is"),
+        ({"sequence_length": 2}, "sequence_length is"),
+        ({"lora_alpha": 1}, "lora_alpha is"),
+        ({"prompts": {"web": 1}}, "prompts.web=1 is not a text"),
+        ({"title_template": "{title}"}, "must have {title} and end with {text}"),
+        ({"temperature": float("nan")}, "not JSON"),
+        ({"adapter": "lora"}, "base is"),
+        ({"adapter": "lora", "base": {"name": "x"}}, "base is"),
+        ({"adapter": "lora", "base": {"name": "", "fingerprint": "x"}}, "base is"),
+        ({"adapter": "lora", "base": {"name": "x", "fingerprint": "x"}, "lora_rank": 7}, "lora_rank is 7"),
+    ],
+)
+def test_what_a_checkpoint_may_not_say(values: dict[str, Any], found: str, stored: Path) -> None:
+    restate(stored, **values)
+    with pytest.raises(InputError) as caught:
+        opened(stored)
+    assert found in str(caught.value).replace("the number ", "") and caught.value.file == stored / SETTINGS_FILE
+
+
+def test_settings_of_newer_versions_are_left_out_and_the_rest_is_as_stored(stored: Path) -> None:
+    restate(stored, hyperbolic=True, sequence_length=3)
+    model = opened(stored, EncoderSettings(pooling="cls", sequence_length=99))
+    assert (model.settings.pooling, model.settings.sequence_length, model.tensorizer.sequence_length) == ("mean", 3, 3)
+    assert model.tensorizer.text.title_template == model.settings.title_template == "{title}: {text}"
+
+
+def test_a_checkpoint_runs_no_class_that_the_job_does_not_name(stored: Path) -> None:
+    own = f"{__name__}:OwnPooling"
+    restate(stored, pooling=own)
+    with pytest.raises(CheckpointError, match="a file may not name code to run") as caught:
+        opened(stored, EncoderSettings(pooling="mean"))
+    assert f"encoder.pooling={own}" in str(caught.value)
+    assert type(opened(stored, EncoderSettings(pooling=own)).towers[0].pooling) is OwnPooling
+
+
+def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored: Path) -> None:
+    restate(stored, temperature=0.5)
+    assert opened(stored).options.temperature == 0.5
+    weights = read_tensors(stored, MODEL_FILE)
+    learned = {**weights, "log_temperature": next(iter(weights.values())).new_tensor(0.25).log()}
+    write_tensors(stored, MODEL_FILE, learned)
+    write_manifest(stored, {})
+    model = opened(stored)
+    assert (model.temperature, model.options.temperature) == pytest.approx((0.25, 0.25))
+    assert "log_temperature" in model.weights
+    still_learning = opened(stored, options=TowerOptions(learn_temperature=True))
+    assert still_learning.options.temperature == 0.5 and "log_temperature" in still_learning.weights  # where it began
+    own = opened(stored, options=TowerOptions(temperature=2.0))
+    assert own.options.temperature == 2.0 and "log_temperature" not in own.weights
+    assert own.temperature == pytest.approx(0.25)
+
+
+def test_a_learned_temperature_that_is_none_names_the_weights(stored: Path) -> None:
+    weights = read_tensors(stored, MODEL_FILE)
+    write_tensors(stored, MODEL_FILE, {**weights, "log_temperature": next(iter(weights.values())).new_tensor(1e9)})
+    write_manifest(stored, {})
+    with pytest.raises(CheckpointError, match="expected a finite number above 0") as caught:
+        opened(stored)
+    assert caught.value.file == stored / MODEL_FILE
+
+
+def test_what_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="is not a checkpoint") as caught:
+        opened(tmp_path / "empty")
+    assert all(name in str(caught.value) for name in ("model.safetensors", "sentence-transformers", "peft", "original DPR"))
+
+
+def test_one_encoder_of_a_hugging_face_dpr_pair_is_no_model(tmp_path: Path) -> None:
+    from transformers import DPRConfig
+
+    folder = encoder_folder(tmp_path / "question_encoder")
+    DPRConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8).save_pretrained(folder)
+    with pytest.raises(CheckpointError, match="is the folder of one encoder of a Hugging Face DPR pair"):
+        opened(folder)
