@@ -21,7 +21,7 @@ from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
-from dpr.core.settings import Setting, Settings, quoted, sections, settings, type_name, without_none
+from dpr.core.settings import Setting, Settings, check_type, quoted, sections, settings, type_name, without_none
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]
@@ -124,7 +124,12 @@ def value_of(entry: Setting, text: str) -> Any:
             return kind(text)
         return text
     if get_origin(kind) is list:
-        return [unquoted(text)] if exists(text) else [unquoted(item) for item in items_of(text)]
+        words = [unquoted(text)] if exists(text) else [unquoted(item) for item in items_of(text)]
+        (kind,) = get_args(kind)
+        values = words if kind is str else [value_of(replace(entry, type=kind), word) for word in words]
+        for value in values:
+            check_type(entry.key, value, kind)
+        return values
     if get_origin(kind) is dict:
         with suppress(ValueError):
             return json.loads(text)

@@ -1,12 +1,14 @@
-"""Settings of ``dpr export`` and ``dpr push``."""
+"""Settings of ``dpr export``, ``dpr push`` and ``dpr merge``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from dpr.core.compute_settings import DeviceSettings
 from dpr.core.errors import ConfigError
+from dpr.core.precision import PRECISIONS
 from dpr.core.settings import Settings, listed, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig, PassageSourceConfig
 
@@ -145,3 +147,44 @@ class PushConfig(Settings):
 
     def check_together(self, prefix: str) -> None:
         require_set(self, {"folder": "exported/first", "message": '"First version"'})
+
+
+@dataclass
+class MergeConfig(DeviceSettings):
+    """Writes a model whose weights lie between those of a tuned model and of the base that it was tuned from, or are the mean of several.
+    Dev questions choose, by a search of their corpus with each candidate."""
+
+    EXAMPLES: ClassVar[str] = """\
+dpr merge base=models/base tuned=runs/first out=models/merged set=data/dev
+dpr merge base=models/base tuned=runs/first out=models/merged weights=0.5
+dpr merge tuned=runs/first/dpr_biencoder.step800,runs/first/dpr_biencoder.step1000 out=models/merged
+"""
+    base: str | None = None
+    """The model that was tuned: a folder or file as for model_file of other commands. Absent = the mean of the tuned ones alone."""
+    tuned: list[str] = setting(list, takes_words=True)
+    """The tuned model, or several. With set, these are joined greedily: best first, the next one where the mean with it is no worse (model
+    soups); without, their mean is taken."""
+    out: str | None = None
+    """Model folder to write, which every command takes as model_file. merge.json in it says what it is made of, candidates.jsonl how good
+    each candidate was."""
+    weights: list[float] = setting(lambda: [step / 10 for step in range(11)], least=0, most=1, requires="base")
+    """Shares of the tuned model that are tried: 0 = the base, 1 = the tuned model."""
+    set: str | None = None
+    """Dev data to choose by, as in dpr evaluate: a folder in BEIR's layout, a folder of such, a YAML that lists them, or a file of training
+    data. Of several sets, the mean decides."""
+    split: str = setting("dev", requires="set")
+    """Which qrels/<split>.tsv of a folder."""
+    metric: str = setting("ndcg@10", requires="set")
+    """What decides: ndcg@10, mrr@10, recall@100, accuracy@1 and others of the table of dpr evaluate."""
+    precision: str = setting("fp32", choices=tuple(PRECISIONS), requires="set")
+    """Arithmetic of the model while candidates are measured."""
+    encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig)
+
+    def check_together(self, prefix: str) -> None:
+        require_set(self, {"tuned": "runs/first", "out": "models/merged"})
+        if self.base is None and len(self.tuned) < 2:
+            raise ConfigError("base is not set, and tuned names one model; set base=<the model that it was tuned from>, or name several")
+        if not self.weights:
+            raise ConfigError("weights is empty, e.g. weights=0.5")
+        if self.base is not None and self.set is None and len(self.weights) > 1:
+            raise ConfigError(f"set is not set, so nothing chooses among {len(self.weights)} weights; e.g. set=data/dev, or weights=0.5")

@@ -94,6 +94,12 @@ def open_model(
     return OpenedModel(towers, parts.tensorizer, settings, options, weights, source, stored)
 
 
+def is_backbone(folder: Path) -> bool:
+    """Whether a folder holds a Hugging Face encoder alone, which does not say how it is used."""
+    is_stated = checkpoints.is_checkpoint(folder) or (folder / MODULES).is_file() or is_dpr(folder)
+    return (folder / CONFIG).is_file() and not is_stated
+
+
 def _folder_parts(folder: Path, given: Path, settings: EncoderSettings, base: str | None) -> ModelParts:
     """The model in a folder; ``settings`` state what a third-party folder does not, ``base`` the model that its adapters belong to."""
     try:

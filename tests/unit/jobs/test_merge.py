@@ -1,0 +1,247 @@
+"""``dpr merge``: models between a model and what it was tuned to, and means of several."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage, Question
+from dpr.export.adapters import merged
+from dpr.formats import checkpoints
+from dpr.formats.corpora import write_passages
+from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.jobs import merge
+from dpr.models.biencoder import BiEncoder
+from dpr.storage.durable import verify_folder
+from tests.helpers.adapters import base_folder, randomize_adapters
+from tests.helpers.jobs import raising
+from tests.helpers.tiny import encoder_folder, make_samples, static_folder, tiny_model
+
+run = raising("merge")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, two models tuned from it, one of them badly, and dev questions."""
+    place = tmp_path_factory.mktemp("merge")
+    for name, seed in (("base", 0), ("tuned", 1), ("bad", 2)):
+        model = tiny_model(place / "encoder", seed=seed, dtype=torch.float32, pooling="mean")
+        with torch.no_grad():
+            for tensor in model.weights().values():
+                tensor.view(-1)[:3] = torch.tensor([0.0, -0.0, 1e-40])
+        model.save(place / name)
+    for number, name in enumerate(("dev", "more")):
+        (place / name / "qrels").mkdir(parents=True)
+        samples = make_samples(8, seed=number)
+        passages = {f"p{row}": sample.positives[0] for row, sample in enumerate(samples)}
+        write_passages(place / name / "corpus.jsonl", [Passage(each.text, each.title, key) for key, each in passages.items()])
+        write_questions(place / name / "queries.jsonl", [Question(sample.question, f"q{row}") for row, sample in enumerate(samples)])
+        write_qrels(place / name / "qrels" / "dev.tsv", {f"q{row}": {f"p{row}": 1} for row in range(len(samples))})
+    return place
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    assert not verify_folder(folder)
+    return checkpoints.read_tensors(folder, checkpoints.MODEL_FILE)
+
+
+def candidates(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / merge.CANDIDATES).read_text().splitlines()]
+
+
+def with_dev(place: Path, out: Path, *more: str) -> list[str]:
+    return [f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={out}", f"set={place / 'dev'}", "device=cpu", *more]
+
+
+@pytest.mark.parametrize(("weight", "end"), [(0, "base"), (1, "tuned")])
+def test_the_ends_are_the_models_bit_for_bit(place: Path, tmp_path: Path, weight: int, end: str) -> None:
+    assert run([f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", f"weights={weight}"]) == 0
+    assert (tmp_path / "out" / checkpoints.MODEL_FILE).read_bytes() == (place / end / checkpoints.MODEL_FILE).read_bytes()
+    assert BiEncoder.load(tmp_path / "out").fingerprint == BiEncoder.load(place / end).fingerprint
+
+
+def test_between_the_ends_it_is_the_sum_in_float64(place: Path, tmp_path: Path) -> None:
+    assert run([f"base={place / 'base'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.3"]) == 0
+    base, tuned = weights_of(place / "base"), weights_of(place / "tuned")
+    for name, tensor in weights_of(tmp_path / "out").items():
+        assert torch.equal(tensor, (0.7 * base[name].double() + 0.3 * tuned[name].double()).float()), name
+    assert json.loads((tmp_path / "out" / merge.FACTS).read_text())["weights"] == {"tuned": 0.3, "base": 0.7}
+
+
+@pytest.fixture(scope="module")
+def chosen(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("chosen") / "out"
+    assert run(with_dev(place, out)) == 0
+    return out
+
+
+def test_dev_questions_choose(place: Path, chosen: Path, tmp_path: Path) -> None:
+    tried = candidates(chosen)
+    assert [line["weights"] for line in tried] == [[step / 10, 1 - step / 10] for step in range(11)]
+    values = [line["metrics"]["ndcg@10"] for line in tried]
+    assert len(set(values)) > 3, "the candidates differ"
+    facts = json.loads((chosen / merge.FACTS).read_text())
+    best = tried[values.index(max(values))]
+    assert facts["weights"] == dict(zip(("tuned", "base"), best["weights"], strict=True)) and facts["metrics"] == best["metrics"]
+    base, tuned = weights_of(place / "base"), weights_of(place / "tuned")
+    expected = merge.mixed([tuned, base], tuple(best["weights"]))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(chosen).items())
+    # What is measured is what dpr evaluate measures of the same model.
+    assert (
+        raising("evaluate")([f"set={place / 'dev'}", "split=dev", "systems=[dense]", f"model_file={chosen}", f"output_dir={tmp_path}"]) == 0
+    )
+    assert json.loads((tmp_path / "dev" / "dense.json").read_text())["metrics"]["ndcg@10"] == pytest.approx(best["metrics"]["ndcg@10"])
+
+
+def test_the_same_command_again_does_nothing_and_another_is_refused(place: Path, chosen: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in chosen.rglob("*")}
+    assert run(with_dev(place, chosen)) == 0
+    assert {file: file.stat().st_mtime_ns for file in chosen.rglob("*")} == before
+    with pytest.raises(InputError, match="exists already, made with another metric"):
+        run(with_dev(place, chosen, "metric=mrr@10"))
+    with pytest.raises(InputError, match="exists already, made with another models"):
+        run([*with_dev(place, chosen)[:1], f"tuned={place / 'bad'}", *with_dev(place, chosen)[2:]])
+
+
+@pytest.mark.parametrize("moment", ["a candidate", "the model"])
+def test_killed_anywhere_it_ends_with_the_same_bytes(
+    place: Path, chosen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    measured: list[int] = []
+    measure, copy = merge.run_validations, shutil.copyfileobj
+
+    def count(*arguments: Any) -> Any:
+        measured.append(1)
+        if len(measured) == 5 and moment == "a candidate":
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    def stop(source: Any, target: Any) -> None:
+        target.write(source.read(5))
+        target.flush()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(merge, "run_validations", count)
+    with monkeypatch.context() as patch:
+        if moment == "the model":
+            patch.setattr(shutil, "copyfileobj", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(with_dev(place, tmp_path / "out"))
+    assert not (tmp_path / "out").exists() and shutil.copyfileobj is copy
+    assert run(with_dev(place, tmp_path / "out")) == 0
+    assert len(measured) == (12 if moment == "a candidate" else 11), "finished candidates are not measured again"
+    names = [path.relative_to(chosen) for path in chosen.rglob("*") if path.is_file()]
+    assert all((tmp_path / "out" / name).read_bytes() == (chosen / name).read_bytes() for name in names)
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["out"]
+
+
+def test_several_models_are_joined_as_long_as_it_helps(place: Path, tmp_path: Path) -> None:
+    several = f"tuned={place / 'base'},{place / 'tuned'},{place / 'bad'}"
+    assert run([several, f"out={tmp_path / 'mean'}"]) == 0
+    expected = merge.mixed([weights_of(place / name) for name in ("base", "tuned", "bad")], (1 / 3,) * 3)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(tmp_path / "mean").items())
+
+    assert run([several, f"out={tmp_path / 'soup'}", f"set={place / 'dev'}", "metric=mrr@10", "device=cpu"]) == 0
+    tried = {tuple(line["weights"]): line["metrics"]["mrr@10"] for line in candidates(tmp_path / "soup")}
+    ends = sorted(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), key=lambda shares: -tried[shares])
+    kept = [ends[0]]
+    for end in ends[1:]:
+        both = tuple(sum(values) / (len(kept) + 1) for values in zip(*kept, end, strict=True))
+        if tried[both] >= tried[tuple(sum(values) / len(kept) for values in zip(*kept, strict=True))]:
+            kept.append(end)
+    soup = tuple(sum(values) / len(kept) for values in zip(*kept, strict=True))
+    assert list(json.loads((tmp_path / "soup" / merge.FACTS).read_text())["weights"].values()) == pytest.approx(soup)
+    assert tried[soup] == max(tried[end] for end in [*ends, soup])
+
+    line = [several, f"base={place / 'base'}", f"out={tmp_path / 'line'}", f"set={place}", "weights=0,0.5,1", "device=cpu"]
+    assert run(line) == 0
+    last = candidates(tmp_path / "line")[-1]["metrics"]
+    assert last["ndcg@10"] == pytest.approx((last["eval/dev/ndcg@10"] + last["eval/more/ndcg@10"]) / 2)
+
+
+def test_static_tables(place: Path, tmp_path: Path) -> None:
+    for seed, name in enumerate(("base", "tuned")):
+        tiny_model(static_folder(tmp_path / "encoder"), seed=seed, dtype=torch.float32, pooling="idf_sqrt", shared=True).save(
+            tmp_path / name
+        )
+    assert (
+        run([f"base={tmp_path / 'base'}", f"tuned={tmp_path / 'tuned'}", f"out={tmp_path / 'out'}", f"set={place / 'dev'}", "device=cpu"])
+        == 0
+    )
+    assert len(candidates(tmp_path / "out")) == 11
+
+
+def test_adapters_are_merged_into_the_base(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    lora: dict[str, Any] = {"adapter": "lora", "pooling": "mean", "shared": True}
+    base_folder(tmp_path / "bert")
+    for seed, (name, rank) in enumerate((("one", 2), ("two", 4)), 1):
+        model = BiEncoder.from_pretrained(str(tmp_path / "bert"), merge.EncoderSettings(sequence_length=24, **lora, lora_rank=rank))
+        torch.manual_seed(seed)
+        randomize_adapters(model)
+        model.save(tmp_path / name)
+    one, two = (merged(BiEncoder.load(tmp_path / name)).weights() for name in ("one", "two"))
+    base = BiEncoder.from_pretrained(
+        str(tmp_path / "bert"), merge.EncoderSettings(sequence_length=24, pooling="mean", shared=True)
+    ).weights()
+    assert run([f"base={tmp_path / 'bert'}", f"tuned={tmp_path / 'one'}", f"out={tmp_path / 'half'}", "weights=0.5"]) == 0
+    assert run([f"tuned={tmp_path / 'one'},{tmp_path / 'two'}", f"out={tmp_path / 'both'}"]) == 0
+    for name, tensor in weights_of(tmp_path / "half").items():
+        torch.testing.assert_close(tensor, (base[name] + one[name]) / 2, rtol=0, atol=1e-6)
+    for name, tensor in weights_of(tmp_path / "both").items():
+        torch.testing.assert_close(tensor, (one[name] + two[name]) / 2, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "message"),
+    [
+        ({"pooling": "max"}, {}, "its pooling is 'max', that of .*tuned is 'mean'"),
+        ({"query_prompt": "query: "}, {}, "its query_prompt is 'query: ', that of .*tuned is ''"),
+        ({"sequence_length": 20}, {}, "its sequence_length is 20, that of .*tuned is 24"),
+        ({"shared": True}, {}, "its shared is True, that of .*tuned is False"),
+        ({}, {"intermediate_size": 64}, r"its shape of \S*intermediate.dense.weight is \(64, 16\), that of .*tuned is \(32, 16\)"),
+        ({}, {"vocab_size": 200}, r"its shape of \S*word_embeddings.weight is \(200, 16\)"),
+    ],
+)
+def test_models_that_differ_otherwise_are_refused(
+    place: Path, tmp_path: Path, settings: dict[str, Any], config: dict[str, Any], message: str
+) -> None:
+    folder = encoder_folder(tmp_path / "encoder", **config)
+    tiny_model(folder, dtype=torch.float32, **{"pooling": "mean", **settings}).save(tmp_path / "other")
+    with pytest.raises(InputError, match=message):
+        run([f"base={tmp_path / 'other'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.5"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path / "encoder")
+    words = (folder / "vocab.txt").read_text().split("\n")
+    (folder / "vocab.txt").write_text("\n".join([*words[:20], *reversed(words[20:-1]), ""]))
+    tiny_model(folder, dtype=torch.float32, pooling="mean").save(tmp_path / "other")
+    with pytest.raises(InputError, match="its tokenizer's fingerprint is"):
+        run([f"base={tmp_path / 'other'}", f"tuned={place / 'tuned'}", f"out={tmp_path / 'out'}", "weights=0.5"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["tuned=a", "out=b"], "base is not set, and tuned names one model"),
+        (["tuned=a", "base=c", "out=b"], "nothing chooses among 11 weights"),
+        (["tuned=a", "base=c", "out=b", "weights=1.5"], r"weights=1\.5 is out of range; it must be in \[0, 1\]"),
+        (["base=c", "out=b"], "tuned is not set"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(more: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(more)
+
+
+def test_an_unknown_metric_is_refused_before_anything_is_measured(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="metric=ndcg is not known; choose one of accuracy@1"):
+        run(with_dev(place, tmp_path / "out", "metric=ndcg"))
