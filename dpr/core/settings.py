@@ -104,15 +104,11 @@ def _fields_with_rules(kind: type[Settings]) -> list[tuple[Field[Any], tuple[Rul
     """The fields, each with what its class and it itself require or exclude."""
     found = []
     for item in fields(kind):
-        rules = (getattr(_declared_by(kind, item), "_of_class", Rule()), rule_of(item))
+        base = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
+        owner = next(each for each in reversed(kind.__mro__) if issubclass(each, base) and not getattr(each, "_is_mixin", False))
+        rules = (getattr(owner, "_of_class", Rule()), rule_of(item))
         found.append((item, tuple(rule for rule in rules if rule.requires or rule.excludes)))
     return found
-
-
-def _declared_by(kind: type, item: Field[Any]) -> type:
-    """The class that declares a field of ``kind``, or takes it from a mix-in."""
-    base = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
-    return next(each for each in reversed(kind.__mro__) if issubclass(each, base) and not getattr(each, "_is_mixin", False))
 
 
 def idle_settings(settings: Settings, prefix: str = "", *, any_value: bool = False) -> dict[str, str]:

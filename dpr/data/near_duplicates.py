@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from dpr.core.errors import ConfigError
 NEAR_DUPLICATE = 0.8
 """Share of the words of two texts that they have in common (Jaccard) from which they count as the same."""
 _WORD = re.compile(r"\w+")
+_Member = TypeVar("_Member")
 
 
 def plain(text: str) -> str:
@@ -27,7 +29,7 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(_WORD.findall(text.casefold()))
 
 
-def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
+def jaccard(first: frozenset[_Member], second: frozenset[_Member]) -> float:
     """Common members as a share of all; 0 for two empty sets."""
     common = len(first & second)
     return common / (len(first) + len(second) - common) if common else 0.0
@@ -57,21 +59,13 @@ def find_near_duplicates(texts: Sequence[str], *, threshold: float = 0.6) -> lis
         # The small number: 0.7 * 10 is a little above 7, and a prefix one too short would miss a pair exactly at the threshold.
         prefix = members[: len(members) - math.ceil(threshold * len(members) - 1e-9) + 1]
         candidates = {other for member in prefix for other in register.get(member, ())}
-        match = min((other for other in candidates if _jaccard_reaches(threshold, own, kept[other])), default=None)
+        match = min((other for other in candidates if jaccard(own, kept[other]) >= threshold - 1e-9), default=None)
         original.append(match)
         if match is None:
             kept[index] = own
             for member in prefix:
                 register[member].append(index)
     return original
-
-
-def _jaccard_reaches(threshold: float, first: frozenset[int], second: frozenset[int]) -> bool:
-    smaller, larger = sorted((len(first), len(second)))
-    if smaller < threshold * larger - 1e-9:
-        return False
-    common = len(first & second)
-    return common >= threshold * (smaller + larger - common) - 1e-9
 
 
 def _members_from_rare_to_common(texts: Sequence[str]) -> list[list[int]]:

@@ -124,7 +124,8 @@ def _fault(state: dict[str, Any]) -> str | None:
     if not all(map(_is_sound, _charsmaps(state.get("normalizer")))):
         return "the precompiled_charsmap of its normalizer is damaged"
     steps = [state.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")]
-    return f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary" if any(map(_is_long, _texts(steps))) else None
+    is_long = any(len(text) > _LONGEST_TEXT for text in _texts(steps))
+    return f"it holds a text of more than {_LONGEST_TEXT:,} characters beside its vocabulary" if is_long else None
 
 
 def _charsmaps(normalizer: Any) -> Iterator[Any]:
@@ -147,10 +148,6 @@ def _texts(steps: list[Any]) -> Iterator[str]:
                 {key: value for key, value in step.items() if key != "precompiled_charsmap"}.values() if isinstance(step, dict) else step
             )
             steps += values
-
-
-def _is_long(text: str) -> bool:
-    return len(text) > _LONGEST_TEXT
 
 
 def _is_sound(charsmap: Any) -> bool:

@@ -101,10 +101,12 @@ def build_in_steps(
         ids: those of all rows, where they are to be written as well.
         made_of: what decides the parts; unfinished ones of something else are refused.
     """
+    import faiss
+
     steps = StepsInOrder(work, made_of)
     if not steps.num_done:
         with steps.appended(QUANTISER_FILE) as out:
-            out.write(_serialized(train()))
+            out.write(faiss.serialize_index(train()).data)
         steps.commit()
     quantiser = work / QUANTISER_FILE
     size = max(settings.buffer_size, _PART_BYTES // (read(quantiser).code_size + 8))
@@ -123,12 +125,6 @@ def build_in_steps(
         progress.advance(len(parts[number]), 0)
     progress.close()
     _merge(folder, work, len(parts), read(quantiser), ids)
-
-
-def _serialized(engine: Any) -> memoryview:
-    import faiss
-
-    return faiss.serialize_index(engine).data
 
 
 def _merge(folder: Path, work: Path, num_parts: int, engine: Any, ids: IdChunks | None) -> None:

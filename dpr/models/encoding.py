@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -26,16 +26,23 @@ BATCH_TOKENS = 8192
 PassageLike = str | Passage
 
 
-class TextEncoding(nn.Module):
-    """The ``encode`` methods. Options that they share:
+class EncodingOptions(TypedDict, total=False):
+    """How texts are encoded: what the ``encode`` methods share."""
 
-    Args:
-        batch_tokens: tokens of a forward pass at most; texts of similar length are encoded together.
-        batch_size: texts of a forward pass at most; 0 is no limit.
-        show_progress_bar: a bar on a terminal, lines in the log elsewhere.
-        convert_to_tensor: a tensor on the model's device, in place of an array.
-        convert_to_numpy: the default; False needs ``convert_to_tensor``.
-    """
+    batch_tokens: int
+    """Tokens of a forward pass at most, else ``BATCH_TOKENS``; texts of similar length are encoded together."""
+    batch_size: int
+    """Texts of a forward pass at most; 0 is no limit."""
+    show_progress_bar: bool
+    """A bar on a terminal, lines in the log elsewhere."""
+    convert_to_tensor: Literal[False]
+    """True: a tensor on the model's device, in place of an array."""
+    convert_to_numpy: bool
+    """The default; False needs ``convert_to_tensor``."""
+
+
+class TextEncoding(nn.Module):
+    """The ``encode`` methods, which take ``EncodingOptions``."""
 
     tensorizer: Tensorizer
     settings: EncoderSettings
@@ -63,11 +70,7 @@ class TextEncoding(nn.Module):
         texts: str | Sequence[str],
         *,
         prompt: str | None = None,
-        batch_tokens: int = BATCH_TOKENS,
-        batch_size: int = 0,
-        show_progress_bar: bool = False,
-        convert_to_tensor: Literal[False] = False,
-        convert_to_numpy: bool = True,
+        **options: Unpack[EncodingOptions],
     ) -> np.ndarray: ...
 
     def encode_questions(self, texts: str | Sequence[str], *, prompt: str | None = None, **options: Any) -> np.ndarray | Tensor:
@@ -86,12 +89,7 @@ class TextEncoding(nn.Module):
     def encode_passages(
         self,
         passages: PassageLike | Sequence[PassageLike],
-        *,
-        batch_tokens: int = BATCH_TOKENS,
-        batch_size: int = 0,
-        show_progress_bar: bool = False,
-        convert_to_tensor: Literal[False] = False,
-        convert_to_numpy: bool = True,
+        **options: Unpack[EncodingOptions],
     ) -> np.ndarray: ...
 
     def encode_passages(self, passages: PassageLike | Sequence[PassageLike], **options: Any) -> np.ndarray | Tensor:
@@ -109,12 +107,7 @@ class TextEncoding(nn.Module):
     def encode(
         self,
         texts: PassageLike | Sequence[PassageLike],
-        *,
-        batch_tokens: int = BATCH_TOKENS,
-        batch_size: int = 0,
-        show_progress_bar: bool = False,
-        convert_to_tensor: Literal[False] = False,
-        convert_to_numpy: bool = True,
+        **options: Unpack[EncodingOptions],
     ) -> np.ndarray: ...
 
     def encode(self, texts: PassageLike | Sequence[PassageLike], **options: Any) -> np.ndarray | Tensor:

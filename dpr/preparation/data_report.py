@@ -58,7 +58,8 @@ def report(train: DataCheck, dev: DataCheck | None, tensorizer: Tensorizer | Non
     if dev is not None:
         if shared := num_shared(train.questions, dev.questions):
             problems["dev: questions that are in train too"] = Finding(shared)
-        lines.insert(-1, _shared_positives(train, dev))
+        shared, total = num_shared(train.positives, dev.positives), len(dev.positives)
+        lines.insert(-1, f"  {shared:,} of {total:,} positives of dev are positives in train too ({shared / max(total, 1):.0%})")
     lines.append(f"problems: {', '.join(problems) or 'none'}")
     for what, finding in problems.items():
         lines += [f"  {finding.count:>9,}  {what}", *(f"             {place}" for place in finding.places)]
@@ -98,11 +99,6 @@ def _counts(name: str, check: DataCheck) -> list[str]:
         f"  {check.num_scored:,} of {sum(check.texts[role].seen for role in roles):,} passages have a teacher's score",
         f"  {check.repeated_questions.count:,} questions occur before in the file",
     ]
-
-
-def _shared_positives(train: DataCheck, dev: DataCheck) -> str:
-    shared, total = num_shared(train.positives, dev.positives), max(len(dev.positives), 1)
-    return f"  {shared:,} of {len(dev.positives):,} positives of dev are positives in train too ({shared / total:.0%})"
 
 
 def _lengths(check: DataCheck, tensorizer: Tensorizer | None, prefixes: Prefixes) -> Iterator[str]:

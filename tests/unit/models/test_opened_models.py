@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import CheckpointError, ConfigError, InputError
 from dpr.formats.checkpoints import MODEL_FILE, SETTINGS_FILE, read_tensors, write_tensors
 from dpr.models.model_folders import OpenedModel, open_model
 from dpr.models.pooling import MeanPooling
@@ -81,6 +81,11 @@ def test_a_checkpoint_runs_no_class_that_the_job_does_not_name(stored: Path) -> 
         opened(stored, EncoderSettings(pooling="mean"))
     assert f"encoder.pooling={own}" in str(caught.value)
     assert type(opened(stored, EncoderSettings(pooling=own)).towers[0].pooling) is OwnPooling
+
+
+def test_a_model_gets_no_adapters_that_it_does_not_have(stored: Path) -> None:
+    with pytest.raises(ConfigError, match="adapter"):
+        opened(stored, EncoderSettings(adapter="lora"))
 
 
 def test_a_stored_temperature_is_the_first_one_unless_the_job_has_its_own(stored: Path) -> None:
