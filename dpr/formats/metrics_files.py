@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -14,6 +14,9 @@ from dpr.storage.strict_json import describe
 
 RESULTS = "results.json"
 """Of a whole evaluation, in its output folder."""
+BESIDE = {"bm25": "BM25", "hybrid": "hybrid"}
+"""In metrics of step 0, what stands beside those of the model: ``eval/<set>/bm25/ndcg@10``."""
+_FINEST = ("ndcg@10", "mrr@10", "accuracy@20", "est_accuracy@20")
 _EXPECTED = "what dpr retrieve metrics_file=... writes"
 _AGAIN = "the file was changed; run the retrieval again"
 _ROUNDING = 1e-9
@@ -137,6 +140,19 @@ def per_question(value: Any, file: Path) -> PerQuestion:
         if not all(item is None or is_finite_number(item) for item in listed):
             raise InputError(f"per_question: {name} holds something else than numbers and null", file=file)
     return PerQuestion(ids, texts, values)
+
+
+def is_beside(name: str) -> bool:
+    """Whether a metric of a validation is of something that stands beside the model."""
+    parts = name.split("/")
+    return len(parts) > 3 and parts[-2] in BESIDE
+
+
+def finest(names: Sequence[str]) -> list[str]:
+    """Of the metrics of each set that was searched, the one that tells small differences best."""
+    heads = dict.fromkeys(name.rpartition("/")[0] for name in names if "@" in name)
+    found = (next((f"{head}/{kind}" for kind in _FINEST if f"{head}/{kind}" in names), None) for head in heads)
+    return [name for name in found if name]
 
 
 def _are_texts(value: Any) -> TypeGuard[list[str]]:

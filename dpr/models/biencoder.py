@@ -20,13 +20,14 @@ from dpr.core.temperature import Temperature
 from dpr.data.tensorizer import Tensorizer
 from dpr.formats import checkpoints
 from dpr.models.adapters import BaseModel, is_stored, update_digest
-from dpr.models.backbones import check_vocabulary, check_weights, distinct_weights, load_backbone
+from dpr.models.backbones import check_vocabulary, check_weights, distinct_weights, is_without_weights, load_backbone
 from dpr.models.encoder import Encoder
 from dpr.models.encoding import BATCH_TOKENS as BATCH_TOKENS
 from dpr.models.encoding import TextEncoding
 from dpr.models.parts import build_towers, new_tensorizer
 from dpr.models.settings import EncoderSettings, GivenTextSettings
 from dpr.models.settings import TowerOptions as TowerOptions  # users import it from here
+from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder
 
 
@@ -59,6 +60,8 @@ class BiEncoder(TextEncoding):
         self.log_temperature = nn.Parameter(torch.tensor(temperature).log()) if options.learn_temperature else None
         self.stored_temperature: float | None = None
         """The temperature in the checkpoint that it was loaded from, if that stores one."""
+        self.is_random = False
+        """Its layers have random weights, as those of a new model do."""
         if self.options.fix_ctx_encoder:
             self.ctx_model.requires_grad_(False)
         for tower in self.towers:
@@ -278,4 +281,6 @@ class BiEncoder(TextEncoding):
             length = length_of_rows(tower.backbone)
             begin_with_idf(tower.pooling, Path(token_frequencies or name_or_folder), length, bm25_k1, bm25_b)
         tensorizer, settings = new_tensorizer(name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens)
-        return cls(*towers, tensorizer, settings, options)
+        model = cls(*towers, tensorizer, settings, options)
+        model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(Path(name_or_folder)))
+        return model

@@ -194,6 +194,7 @@ def resumed_identity(own: RunIdentity, stored: StoredRun, settings: TrainingSett
         if key.startswith(_OF_METRICS):
             consequence = "; metrics before and after cannot be compared, so the best checkpoint is chosen anew"
             stored.progress.forget_best()
+            stored.progress.start_metrics = {}
         logger.warning("resuming with %s changed from %s to %s%s", *_narrowed(key, was, now), consequence)
     return replace(own, lineage=identity["lineage"]) if identity.get("lineage") else own
 

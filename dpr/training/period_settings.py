@@ -41,6 +41,9 @@ class Periods(Settings, requires=TRAINING):
     """Validate at the end of these epochs only (counted from 0); absent = as the two before say."""
     sanity_validation: int = setting(2, unit="pools", least=0, on_resume=NO_EFFECT, requires=("dev_datasets", "validation"))
     """Pools of each dev set that are validated before training to check that it works; 0 = none."""
+    eval_at_start: bool | None = setting(None, on_resume=NO_EFFECT, requires=_VALIDATED)
+    """Validate before the first step too, and at the end compare with that; absent = where the run starts from weights, unless it would
+    encode more than a fifth of what training does."""
     renew_negatives: int = setting(0, unit="validations", least=0, on_resume=IDENTITY, requires="validation")
     """Every so many validations, mine the hard negatives of all train sets anew with the present model, in the pass of the first validation
     of kind retrieval over the corpus, and train on with them (docs/training.md); 0 = never."""

@@ -39,6 +39,12 @@ class Plan:
     repeats_first: bool
     """Every epoch has the pools of the first (``train.overfit_batches``)."""
 
+    def num_texts(self) -> int:
+        """How many texts all steps encode, about."""
+        drawn = self.dataset.collator
+        negatives, _ = negatives_per_question(self.dataset.sources, num_hard=drawn.num_hard, num_other=drawn.num_other)
+        return self.total_steps * self.accumulation * self.pool_size * (1 + drawn.num_positives + negatives)
+
     def order_from(self, step: int) -> PoolOrder:
         """The pools of update ``step`` (counted from 0) and of all after it, epoch by epoch."""
         return PoolOrder(
@@ -121,7 +127,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
         parts = [f"{source.name} {count} {unit} ({lap:.3g} times over it)" for source, count, lap in laps]
         logger.info("an epoch has %d pools: %s", dataset.iterator.pools_per_epoch, ", ".join(parts))
     num_hard = dataset.collator.num_hard
-    of_question, has_hard = _negatives_per_question(dataset.sources, num_hard=num_hard, num_other=dataset.collator.num_other)
+    of_question, has_hard = negatives_per_question(dataset.sources, num_hard=num_hard, num_other=dataset.collator.num_other)
     if has_hard and not num_hard:
         logger.warning("the training data have hard negatives, but train.hard_negatives=0 ignores them; set train.hard_negatives=1")
     num_contexts = plan.pool_size * (dataset.collator.num_positives + of_question)
@@ -154,7 +160,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
             )
 
 
-def _negatives_per_question(sources: Sequence[SampleSource], *, num_hard: int, num_other: int) -> tuple[int, bool]:
+def negatives_per_question(sources: Sequence[SampleSource], *, num_hard: int, num_other: int) -> tuple[int, bool]:
     """The most negatives that any row gives, and whether any row has hard ones, among rows spread over each set."""
     most, has_hard = 0, False
     for source in sources:

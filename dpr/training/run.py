@@ -15,6 +15,7 @@ from dpr.core.distributed import Ranks
 from dpr.data.training_data import SampleSource
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
+from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
 from dpr.training.validations.protocol import Validation
@@ -35,6 +36,8 @@ class Progress:
     best_checkpoint: str | None = None
     last_metrics: Metrics = field(default_factory=dict)
     """Metrics of the last validation."""
+    start_metrics: Metrics = field(default_factory=dict)
+    """Metrics of step 0, and what stands beside them, where they were measured."""
 
     def summary(self) -> dict[str, Any]:
         """What ``metrics.json`` holds: the metrics of the last validation, and the best."""
@@ -74,6 +77,7 @@ class Run(Protocol):
     epoch: int
     """The current epoch, from its ``on_epoch_begin`` to the next."""
     steps_per_epoch: int
+    plan: Plan
     total_steps: int
     """What the schedule is over."""
     last_step: int

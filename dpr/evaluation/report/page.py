@@ -16,6 +16,7 @@ from dpr.evaluation.report.charts import Chart, bar_chart, line_chart, number_te
 from dpr.evaluation.report.examples import NUM_EXAMPLES, TEXT_LIMIT, Example, cut
 from dpr.evaluation.report.overview import duel, headline, interval
 from dpr.evaluation.report.reading import Retrieval, Training
+from dpr.formats.metrics_files import BESIDE, finest, is_beside
 
 LARGEST = 1_000_000
 _MOST_RUNS = 6
@@ -142,18 +143,29 @@ def _training_section(run: Training) -> dict[str, Any]:
         series = [(label, points) for label, entries, key in sources if (points := _column(entries, key))]
         return [line_chart(title, series, **options)] if series or is_kept else []
 
+    def levels(key: str) -> list[Any]:
+        """What the curve of a metric is to be compared with, as horizontal lines."""
+        first = run.validations[0] if run.validations and run.step and not run.validations[0]["step"] else {}
+        head, _, kind = key.rpartition("/")
+        names = {"start": key, **{words: f"{head}/{name}/{kind}" for name, words in BESIDE.items()}}
+        return [
+            (words, [{"step": step, name: first[name]} for step in (0, run.step)], name) for words, name in names.items() if name in first
+        ]
+
     logs, validations = run.logs, run.validations
     nll, accuracy = ("validation (NLL)", validations, "eval/nll_loss"), ("validation", validations, "eval/in_batch_acc")
-    charts = chart("Loss", ("training", logs, "train/loss"), nll, is_kept=True)
-    charts += chart("In-batch accuracy", ("training", logs, "train/in_batch_acc"), accuracy, percent=True)
-    charts += chart("Average rank (validation)", ("average rank", validations, "eval/avg_rank"))
+    charts = chart("Loss", ("training", logs, "train/loss"), nll, *levels(nll[2]), is_kept=True)
+    charts += chart("In-batch accuracy", ("training", logs, "train/in_batch_acc"), accuracy, *levels(accuracy[2]), percent=True)
+    charts += chart("Average rank (validation)", ("average rank", validations, "eval/avg_rank"), *levels("eval/avg_rank"))
+    newest = validations[::-1]
+    names = [key for key in dict.fromkeys(key for entry in newest for key in entry) if key.startswith("eval/") and not is_beside(key)]
+    for key in finest(names)[:_MOST_RUNS]:
+        charts += chart(f"{_metric_words(key)} (validation)", ("validation", validations, key), *levels(key), percent=True)
     charts += chart("Learning rate", ("learning rate", logs, "optim/lr"), is_kept=True)
     charts += chart("Gradient norm", ("gradient norm", logs, "optim/grad_norm"))
     speed = chart("Questions per second", ("questions/s", logs, "perf/questions_per_s"), from_zero=True)
     speed += chart("Tokens per second", ("tokens/s", logs, "perf/tokens_per_s"), from_zero=True)
     speed += chart("Padding share", ("padding", logs, "perf/padding_share"), percent=True, from_zero=True)
-    newest = validations[::-1]
-    names = list(dict.fromkeys(key for entry in newest for key in entry if key.startswith("eval/")))
     # With a single dev set its own columns repeat the totals.
     if len({name.split("/")[1] for name in names if name.count("/") > 1}) < 2:
         names = [name for name in names if name.count("/") == 1]

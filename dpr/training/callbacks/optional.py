@@ -84,6 +84,8 @@ class _Tracker(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.ranks.is_main and run.progress.step < run.last_step:
             self._sink = self._open(run)
+            if not run.progress.step and run.progress.start_metrics:
+                self.on_log(run, run.progress.start_metrics)
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
         self.on_log(run, metrics)

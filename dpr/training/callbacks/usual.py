@@ -21,6 +21,7 @@ from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.optional import EarlyStopping, LoadBest
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
+from dpr.training.callbacks.verdict import Verdict, validations_ahead
 from dpr.training.metrics import Metrics, matrix_peak, peak_memory_gb
 from dpr.training.period_settings import Periods
 from dpr.training.run import Run
@@ -48,8 +49,7 @@ class SanityCheck(Callback):
 
 def validate_ahead(run: Run, *, num_pools: int = 0) -> Metrics:
     """The metrics of all validations that the run will reach; with ``num_pools`` those of their trials."""
-    epochs = range(-(-run.last_step // run.steps_per_epoch))
-    return run_validations([each for each in run.validations if any(map(each.is_due, epochs))], run.model, num_pools=num_pools)
+    return run_validations(validations_ahead(run), run.model, num_pools=num_pools)
 
 
 class ReportPage(Callback):
@@ -159,12 +159,16 @@ class MetricsFile(Callback):
             return
         for problem in metrics_problems(self.path.parent) or []:
             logger.warning("%s %s; it is used as it is", self.path, problem)
-        if not self.path.exists():
-            return
+        if self.path.exists():
+            self._drop_lines_after(run.progress.step or -1)
+        if not run.progress.step and run.progress.start_metrics:
+            self.on_log(run, run.progress.start_metrics)
+
+    def _drop_lines_after(self, step: int) -> None:
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")  # the last may be torn within a letter
             with durable_file(self.path) as file:
-                file.writelines(line + "\n" for line in lines if _step_of(line) <= run.progress.step)
+                file.writelines(line + "\n" for line in lines if _step_of(line) <= step)
         except OSError as error:
             logger.warning("%s keeps the lines of steps that are repeated: %s", self.path, error.strerror or error)
 
@@ -236,7 +240,7 @@ def usual_callbacks(settings: TrainSettings, output_dir: Path, further: Sequence
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []
     return [
-        *(SanityCheck(settings.sanity_validation), SpikeMonitor(), ReportPage(output_dir)),
+        *(SanityCheck(settings.sanity_validation), Verdict(), SpikeMonitor(), ReportPage(output_dir)),
         *(*further, *stopping, *best),
         *(LogEvery(settings.log_batch_step), ProgressLine(), MetricsFile(output_dir / METRICS_LINES), ValidateAndSave(settings)),
     ]

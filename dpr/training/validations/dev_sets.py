@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import Pool
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
+from dpr.training.plan import negatives_per_question
 from dpr.training.settings import TrainingSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
 
@@ -81,6 +83,15 @@ class DevSetValidation(Validation):
         """The metrics over dev sets of these names."""
         return [f"{key}/{kind}" for key in ("eval", *(f"eval/{name}" for name in sets)) for kind in self.kinds]
 
+    def num_texts(self, model: BiEncoder) -> int:
+        drawn = self._collator(model)
+        negatives = partial(negatives_per_question, num_hard=drawn.num_hard, num_other=drawn.num_other)
+        return sum(self._num_questions(dev, 0) * (2 + negatives([dev.source])[0]) for dev in self.dev_sets)
+
+    @abstractmethod
+    def _collator(self, model: BiEncoder) -> Collator:
+        """What makes pools of dev questions."""
+
     @abstractmethod
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
         """The number of questions and the sum of each metric over them, float64, of all ranks; ``most`` questions, 0 = all."""
@@ -110,9 +121,11 @@ class NllValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return bool(self.metrics) or not self.settings.uses_average_rank(epoch)
 
+    def _collator(self, model: BiEncoder) -> Collator:
+        return Collator(model.tensorizer, num_hard=self.settings.train.hard_negatives, num_other=self.settings.train.other_negatives)
+
     def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
-        ranks = current_ranks()
-        collator = Collator(model.tensorizer, num_hard=self.settings.train.hard_negatives, num_other=self.settings.train.other_negatives)
+        ranks, collator = current_ranks(), self._collator(model)
         sums = torch.zeros(3 + len(self.metrics), dtype=torch.float64, device=model.device)
         num_questions = self._num_questions(dev, most)
         for start in range(0, num_questions, self.pool_size):
@@ -164,10 +177,12 @@ class AverageRankValidation(DevSetValidation):
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
 
-    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
+    def _collator(self, model: BiEncoder) -> Collator:
         train = self.settings.train
-        collator = Collator(model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg)
-        pool = _RankPool(dev, collator, self._num_questions(dev, most), self.candidates)
+        return Collator(model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg)
+
+    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
+        pool = _RankPool(dev, self._collator(model), self._num_questions(dev, most), self.candidates)
         contexts = self._encode_passages(model, pool, dev)
         questions = self._encode(model, pool.question_tokens(), dev.options.encoder_type or "question")
 

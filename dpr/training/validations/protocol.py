@@ -33,6 +33,8 @@ class Validation(ABC):
 
     every: int = 1
     """Every so many validations of a run include this one; the last one always does."""
+    judged_by: Sequence[str] = ()
+    """Of its metrics, by full name, those by which the end of a run is compared with its start."""
 
     @abstractmethod
     def __call__(self, model: BiEncoder) -> Metrics:
@@ -44,6 +46,14 @@ class Validation(ABC):
         ``num_pools``: how many pools of each dev set are enough. Override it if a whole validation takes long.
         """
         return self(model)
+
+    def at_start(self, model: BiEncoder) -> Metrics:
+        """The metrics before the first step; with them, under names like ``eval/<set>/bm25/ndcg@10``, what stands beside them."""
+        return self(model)
+
+    def num_texts(self, model: BiEncoder) -> int:
+        """How many texts a call encodes, by which its cost is judged beforehand; 0 where it is not known. All ranks call it together."""
+        return 0
 
     def is_due(self, epoch: int) -> bool:
         """Whether a validation in ``epoch`` (counted from 0) includes this one."""
@@ -64,15 +74,16 @@ def higher_is_better(validations: Sequence[Validation], name: str) -> bool:
     return any(validation.higher_is_better(name) for validation in validations)
 
 
-def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0) -> Metrics:
-    """The metrics of all ``validations``; with ``num_pools`` those of their trials.
+def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0, at_start: bool = False) -> Metrics:
+    """The metrics of all ``validations``; with ``num_pools`` those of their trials, ``at_start`` with what stands beside them.
+
 
     Raises:
         ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a number.
     """
     metrics: Metrics = {}
     for validation in validations:
-        found = validation.trial(model, num_pools) if num_pools else validation(model)
+        found = validation.trial(model, num_pools) if num_pools else validation.at_start(model) if at_start else validation(model)
         kind = type(validation).__name__
         if not isinstance(found, dict):
             raise ConfigError(f"the validation {kind} returned a {type(found).__name__}; expected a dict of names and numbers")

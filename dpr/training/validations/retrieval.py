@@ -19,7 +19,9 @@ from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import match_hits
 from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
+from dpr.formats.metrics_files import BESIDE, finest
 from dpr.formats.question_sets import read_qrels, read_questions
+from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
 from dpr.indexer.ranking import Ranking, to_rankings
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import content_sha256
@@ -28,10 +30,12 @@ from dpr.training.validations.corpus_pass import CorpusPass, PassResult, QuerySe
 from dpr.training.validations.estimates import ESTIMATED, Judged, Stratum, estimated
 from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
-from dpr.training.validations.stratified import open_stratum
+from dpr.training.validations.stratified import lexical_search, open_stratum
 
 logger = get_logger(__name__)
 
+_BESIDE = tuple(f"{way}/" for way in BESIDE)
+_MOST_INDEXED = 300_000  # in a minute or two, while other ranks wait
 _CUTOFFS = (1, 5, 10, 20, 100)
 _SHOWN = {"accuracy": (1, 5, 20, 100), "recall": (20, 100), "mrr": (10,), "ndcg": (10,)}
 
@@ -139,6 +143,7 @@ class RetrievalValidation(Validation):
         options.check("train.validation.")
         self.options, self.name, self.every = options, options.set_name(), options.every
         self.judged = JudgedQuestions.read(options)
+        self.judged_by = finest(self.names()) or self.names()[-1:]
         self.listeners: list[PassListener] = []
         self._precision, self._chunk_size = precision, chunk_size or CHUNK_ROWS
         self._corpus: CorpusTokens | None = None
@@ -146,10 +151,13 @@ class RetrievalValidation(Validation):
 
     def names(self) -> list[str]:
         """The metrics by their full names."""
+        return [f"eval/{self.name}/{kind}" for kind in self._kinds()]
+
+    def _kinds(self) -> list[str]:
         own = self.judged.names()
         if self.options.sample:
             own = [f"est_{name}{end}" for name in own if name.removeprefix("answer_") in ESTIMATED for end in ("", "_low", "_high")]
-        return [f"eval/{self.name}/{name}" for name in own]
+        return own
 
     def higher_is_better(self, name: str) -> bool | None:
         return True if name.startswith(f"eval/{self.name}/") else None
@@ -165,7 +173,16 @@ class RetrievalValidation(Validation):
         """Over the first chunk of the corpus for each rank."""
         return self._measured(model, num_chunks=current_ranks().world_size, is_trial=True)
 
-    def _measured(self, model: BiEncoder, *, num_chunks: int | None = None, is_trial: bool = False) -> Metrics:
+    def at_start(self, model: BiEncoder) -> Metrics:
+        """Beside the model BM25, and the hybrid of both with the usual weight; not for estimates and large corpora."""
+        if is_large := self.corpus_of(model).num_passages > _MOST_INDEXED:
+            logger.info("%s: more than %d passages, so BM25 is not measured beside the start", self.name, _MOST_INDEXED)
+        return self._measured(model, ways=("",) if is_large or self._stratum else ("", *_BESIDE))
+
+    def num_texts(self, model: BiEncoder) -> int:
+        return self.corpus_of(model).num_passages + len(self.judged.questions)
+
+    def _measured(self, model: BiEncoder, *, num_chunks: int | None = None, is_trial: bool = False, ways: Sequence[str] = ("",)) -> Metrics:
         corpus = self.corpus_of(model)
         passes = CorpusPass(model, corpus, precision=self._precision)
         others = {} if is_trial else {number: each.asked(model, corpus) for number, each in enumerate(self.listeners)}
@@ -174,13 +191,15 @@ class RetrievalValidation(Validation):
         own = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
         asked = [own, *(one for part in others.values() for one in part)]
         found = passes.run(asked, num_chunks=num_chunks)
-        names = self.names()
+        names = [way + kind for way in ways for kind in self._kinds()]
         values = torch.zeros(len(names), dtype=torch.float64)
 
         def judge() -> None:
-            rankings = to_rankings(found[0].best.result())
-            metrics = self._judge(rankings, corpus.source)
-            values[:] = torch.tensor([metrics[name.removeprefix(f"eval/{self.name}/")] for name in names], dtype=torch.float64)
+            rankings = {"": to_rankings(found[0].best.result())}
+            if len(ways) > 1:
+                rankings |= zip(_BESIDE, self._beside(rankings[""], corpus.source), strict=True)
+            metrics = {way + kind: value for way in ways for kind, value in self._judge(rankings[way], corpus.source).items()}
+            values[:] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
 
         on_main(judge)
         first = 1
@@ -195,7 +214,12 @@ class RetrievalValidation(Validation):
                 *(self.name, corpus.num_passages, encoding, sum(one.count for one in asked), searching),
                 100 * searching / max(encoding, 1e-9),
             )
-        return dict(zip(names, sum_over_ranks(values).tolist(), strict=True))
+        return dict(zip((f"eval/{self.name}/{name}" for name in names), sum_over_ranks(values).tolist(), strict=True))
+
+    def _beside(self, dense: Sequence[Ranking], source: PassageSource) -> tuple[list[Ranking], list[Ranking]]:
+        """What BM25 finds, and the hybrid."""
+        lexical = to_rankings(lexical_search(source, self.judged.questions, self.options.n_docs))
+        return lexical, fuse_linear(dense, lexical, weight=DEFAULT_WEIGHT, k=self.options.n_docs)
 
     def _judge(self, rankings: Sequence[Ranking], source: PassageSource) -> Metrics:
         if self._stratum is None:

@@ -20,6 +20,7 @@ from dpr.embedding.source import PassageSource
 from dpr.formats.corpora import write_passages
 from dpr.formats.results import read_trec_run
 from dpr.indexer.bm25 import Bm25Index
+from dpr.indexer.ranking import SearchResult
 from dpr.indexer.registry import Texts
 from dpr.storage.checksums import cache_root, content_sha256
 from dpr.storage.durable import durable_folder, read_json, write_json
@@ -72,13 +73,18 @@ def open_stratum(
     return stratum
 
 
+def lexical_search(source: PassageSource, questions: Sequence[Question], depth: int) -> SearchResult:
+    """What BM25 ranks highest in the whole corpus, which it indexes in memory."""
+    ids = [str(passage.id) for passage in source.read()]
+    index = Bm25Index.build(Texts(ids, (f"{passage.title} {passage.text}" for passage in source.read())))
+    return index.search([question.text for question in questions], depth)
+
+
 def _hard(source: PassageSource, questions: Sequence[Question], options: RetrievalValidationSettings) -> Iterable[str]:
     """What the runs, or BM25, rank highest for any of the questions."""
     depth = options.hard_depth
     if not options.runs():
-        ids = [str(passage.id) for passage in source.read()]
-        index = Bm25Index.build(Texts(ids, (f"{passage.title} {passage.text}" for passage in source.read())))
-        return {key for found in index.search([question.text for question in questions], depth)[1] for key in found}
+        return {key for found in lexical_search(source, questions, depth)[1] for key in found}
     asked = {question.id for question in questions}
     runs = [read_trec_run(file) for file in options.runs()]
     for file, run in zip(options.runs(), runs, strict=True):

@@ -39,8 +39,12 @@ PASSAGES, QUESTIONS = 150, 40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_retrieval_set(tmp_path_factory.mktemp("retrieval"))
+
+
+def write_retrieval_set(folder: Path) -> Path:
     """A corpus with ties (each fifth passage repeats one), questions with answers, and judgements, two of some questions."""
-    folder, rng = tmp_path_factory.mktemp("retrieval"), random.Random(3)
+    rng = random.Random(3)
     encoder_folder(folder / "encoder")
     texts = [sentence(rng, rng.randint(3, 20)) for _ in range(PASSAGES)]
     texts[5::5] = texts[4:-1:5]
