@@ -62,6 +62,8 @@ setup(
     extras_require={
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
+        "mlflow": ["mlflow-skinny>=3,<4"],
+        "trackio": ["trackio>=0.43,<1"],
         "onnx": ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.5.4"],
         "pdf": ["pypdf>=5,<8"],
         "lora": ["peft>=0.19,<0.23"],

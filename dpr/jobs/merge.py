@@ -66,7 +66,7 @@ def run(config: MergeConfig) -> None:
             chosen = _chosen(config, measured if validations else None)
             if validations:
                 rows = {_label(names, shares): metrics for shares, metrics in measured.known.items()}
-                print(format_table(rows, RETRIEVAL_COLUMNS | {config.metric: config.metric}))
+                print(format_table(rows, {config.metric: config.metric} | RETRIEVAL_COLUMNS))
             print(f"{out}: {_label(names, chosen)}")
             mixture.take(chosen)
             facts = {"models": made_of["models"], "weights": dict(zip(names, chosen, strict=True)), "metric": config.metric}

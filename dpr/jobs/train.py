@@ -33,7 +33,7 @@ from dpr.models.settings import EncoderSettings, RunningSettings, TemperatureSet
 from dpr.storage.durable import write_json
 from dpr.storage.outputs import require_writable
 from dpr.training.callbacks import Callback
-from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
+from dpr.training.callbacks.trackers import MLflow, TensorBoard, Trackio, WeightsAndBiases
 from dpr.training.callbacks.usual import usual_callbacks
 from dpr.training.checkpointing import stored_apostrophes
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
@@ -270,6 +270,8 @@ def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
         found.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
         found.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
+    kinds = {MLflow: tracking.mlflow, Trackio: tracking.trackio}
+    found += [kind(project=tracking.project, run_name=tracking.run_name) for kind, is_on in kinds.items() if is_on]
     return found
 
 

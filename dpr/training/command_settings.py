@@ -12,6 +12,8 @@ from dpr.data.settings import DataSetSettings
 from dpr.models.settings import TowerSettings
 from dpr.training.settings import TrainingSettings
 
+_WITH_PROJECTS = ("wandb", "mlflow", "trackio")
+
 
 @dataclass
 class TrackingConfig(Settings):
@@ -23,9 +25,13 @@ class TrackingConfig(Settings):
     """Log to Weights & Biases; needs the extra wandb."""
     wandb_mode: str = setting("online", choices=("online", "offline"), on_resume=NO_EFFECT, requires="wandb")
     """online, or offline: keep the run in <output_dir>/wandb for `wandb sync`."""
-    project: str = setting("dpr", on_resume=NO_EFFECT, requires="wandb")
-    """The project there."""
-    run_name: str | None = setting(None, on_resume=NO_EFFECT, requires="wandb")
+    mlflow: bool = setting(False, on_resume=NO_EFFECT)
+    """Log to the MLflow server or store of $MLFLOW_TRACKING_URI; needs the extra mlflow."""
+    trackio: bool = setting(False, on_resume=NO_EFFECT)
+    """Log to Trackio, on this machine unless its own variables say where; needs the extra trackio."""
+    project: str = setting("dpr", on_resume=NO_EFFECT, requires=_WITH_PROJECTS)
+    """The project there; in MLflow the experiment."""
+    run_name: str | None = setting(None, on_resume=NO_EFFECT, requires=_WITH_PROJECTS)
     """The run's name there; absent = the last part of output_dir."""
 
 

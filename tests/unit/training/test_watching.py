@@ -1,10 +1,8 @@
-"""What a run reports: metrics, spikes, trackers, and what it would take."""
+"""What a run reports: metrics, spikes, and what it would take."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.core.errors import ConfigError
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.callbacks.optional import TensorBoard, WeightsAndBiases
 from dpr.training.callbacks.spike_monitor import RunningScore, SpikeMonitor
 from dpr.training.dry_run import dry_run
 from dpr.training.metrics import Metrics, TowerCost, matrix_peak
@@ -120,55 +116,6 @@ def test_the_monitor_continues_where_it_was() -> None:
     assert again.state_dict()["spikes"] == 1
 
 
-def test_tensorboard_has_every_metric_once_over_a_restart(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the extra tb is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trainer(tmp_path, TensorBoard(tmp_path / "tb"), max_steps=4).train()
-    trainer(tmp_path, TensorBoard(tmp_path / "tb")).train()
-    events = EventAccumulator(str(tmp_path / "tb"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
-    assert [event.step for event in events.Scalars("eval/nll_loss")] == [3, 4, 6]
-    assert {"perf/mfu", "optim/lr", "train/spikes"} <= set(events.Tags()["scalars"])
-
-
-def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if importlib.util.find_spec("wandb") is None:
-        pytest.skip("the extra wandb is not installed")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = WeightsAndBiases(project="test", mode="offline")
-    trainer(tmp_path, tracker, max_steps=2, config={"seed": 7}).train()
-    (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    content = stored.read_bytes()
-    assert b"train/loss" in content and b"perf/mfu" in content
-    again = WeightsAndBiases(project="test", mode="offline")
-    job = trainer(tmp_path, again)
-    job.resume()
-    assert again.state_dict() == tracker.state_dict() != {}
-    job.train()
-    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))) == 2
-    assert os.environ["WANDB_SILENT"] == "true"
-
-
-def test_trackers_are_switched_on_by_settings(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the extra tb is not installed")
-    from dpr.jobs.train import make_trackers
-    from dpr.training.callbacks.usual import usual_callbacks
-    from dpr.training.command_settings import BiEncoderTrainConfig
-
-    config = BiEncoderTrainConfig(output_dir=str(tmp_path))
-    assert make_trackers(config) == []
-    usual = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path)]
-    config.tracking.tensorboard, config.train.early_stopping.patience, config.train.load_best_at_end = True, 2, True
-    found = [type(callback).__name__ for callback in usual_callbacks(config.train, tmp_path, make_trackers(config))]
-    place = usual.index("LogEvery")
-    assert found == [*usual[:place], "TensorBoard", "EarlyStopping", "LoadBest", *usual[place:]]
-    config.tracking.wandb_mode = "later"
-    with pytest.raises(ConfigError, match=r"tracking\.wandb_mode=later is not known; choose one of online, offline"):
-        config.check()
-
-
 def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_path: Path) -> None:
     class Overflow(Callback):
         def on_step_end(self, trainer: BiEncoderTrainer) -> None:
@@ -182,12 +129,6 @@ def test_the_loss_scale_of_fp16_is_logged_and_falls_where_a_step_overflows(tmp_p
     assert scales[2] == 2.0**99, "the step that overflowed halves the scale"
     assert all(torch.equal(weights[1][name], weights[2][name]) for name in weights[1]), "and changes no weight"
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r'tracking\.wandb=true needs the package \'wandb\': pip install -e "\.\[wandb\]"'):
-        WeightsAndBiases()
 
 
 def test_a_dry_run_counts_what_the_run_will_do(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""Programs that show the metrics of runs: TensorBoard, Weights & Biases, MLflow, Trackio. All of them are optional packages."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from dpr.core.lazy import require
+from dpr.core.logs import get_logger
+from dpr.core.settings import flat_values
+from dpr.training.callbacks.protocol import Callback
+from dpr.training.metrics import Metrics
+from dpr.training.run import Run
+
+logger = get_logger(__name__)
+
+
+class Tracker(Callback):
+    """Sends all logged and validation metrics somewhere, on rank 0; a finished run opens nothing. What is not taken there costs the rest of
+    the metrics there and a warning, not the run.
+
+    A subclass says how. What it keeps in ``id`` is stored in checkpoints, so that a resumed run continues the same run there.
+    """
+
+    id: str | None = None
+    _is_open = False
+
+    def open(self, run: Run) -> None:
+        """Begins a run there, or continues that of ``id``."""
+        raise NotImplementedError
+
+    def send(self, metrics: Metrics, step: int) -> None:
+        """Takes the metrics of a step; a resumed run may repeat steps."""
+        raise NotImplementedError
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the run there."""
+        raise NotImplementedError
+
+    def on_train_begin(self, run: Run) -> None:
+        if run.ranks.is_main and run.progress.step < run.last_step:
+            self.open(run)
+            self._is_open = True
+            if not run.progress.step and run.progress.start_metrics:
+                self.on_log(run, run.progress.start_metrics)
+
+    def on_log(self, run: Run, metrics: Metrics) -> None:
+        if self._is_open:
+            try:
+                self.send(metrics, run.progress.step)
+            except Exception as error:
+                self._is_open = False
+                logger.warning("%s takes no more metrics, from step %d on: %s", type(self).__name__, run.progress.step, error)
+
+    def on_validate_end(self, run: Run, metrics: Metrics) -> None:
+        self.on_log(run, metrics)
+
+    def on_train_end(self, run: Run) -> None:
+        self._end(failed=False)
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        self._end(failed=True)
+
+    def _end(self, *, failed: bool) -> None:
+        if self._is_open:
+            self._is_open = False
+            try:
+                self.close(failed=failed)
+            except Exception as error:
+                logger.warning("%s was not closed: %s", type(self).__name__, error)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"id": self.id} if self.id else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.id = state["id"]
+
+
+class TensorBoard(Tracker):
+    """Writes a TensorBoard event file. Needs the extra ``tb``.
+
+    TensorBoard hides what a killed run wrote about steps that are repeated.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._make_writer = require("torch.utils.tensorboard", extra="tb", purpose="tracking.tensorboard=true").SummaryWriter
+
+    def open(self, run: Run) -> None:
+        resumed = {"purge_step": run.progress.step + 1} if run.progress.step else {}
+        self._writer = self._make_writer(str(self.folder), **resumed)
+
+    def send(self, metrics: Metrics, step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def on_save(self, run: Run, folder: Path) -> None:
+        if self._is_open:
+            self._writer.flush()
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases(Tracker):
+    """Sends metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``. Needs the extra ``wandb``."""
+
+    def __init__(self, *, project: str = "dpr", run_name: str | None = None, mode: str = "online") -> None:
+        self.project, self.run_name, self.mode = project, run_name, mode
+        self._wandb = require("wandb", extra="wandb", purpose="tracking.wandb=true")
+
+    def open(self, run: Run) -> None:
+        run.output_dir.mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
+            project=self.project,
+            name=self.run_name or run.output_dir.name,
+            dir=str(run.output_dir),
+            mode=self.mode,
+            id=self.id,
+            resume="allow" if self.id and self.mode == "online" else None,
+            config=run.config,
+        )
+        self.id = self._run.id
+
+    def send(self, metrics: Metrics, step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class MLflow(Tracker):
+    """Sends metrics to the MLflow server or store of ``$MLFLOW_TRACKING_URI``, ``project`` is the experiment. Needs the extra ``mlflow``.
+
+    MLflow takes no @ in names: ``ndcg@10`` is ``ndcg_at_10`` there.
+    """
+
+    def __init__(self, *, project: str = "dpr", run_name: str | None = None) -> None:
+        self.project, self.run_name = project, run_name
+        self._mlflow = require("mlflow", extra="mlflow", purpose="tracking.mlflow=true")
+
+    def open(self, run: Run) -> None:
+        self._client = self._mlflow.MlflowClient()
+        if self.id is not None:
+            self._client.update_run(self.id, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name(self.project)
+        experiment = self._client.create_experiment(self.project) if found is None else found.experiment_id
+        self.id = self._client.create_run(experiment, run_name=self.run_name or run.output_dir.name).info.run_id
+        settings = [self._mlflow.entities.Param(name, str(value)[:500]) for name, value in flat_values(run.settings).items()]
+        for first in range(0, len(settings), 100):  # as many as a call may have
+            self._client.log_batch(self.id, params=settings[first : first + 100])
+
+    def send(self, metrics: Metrics, step: int) -> None:
+        now, kind = int(time.time() * 1000), self._mlflow.entities.Metric
+        self._client.log_batch(self.id, [kind(name.replace("@", "_at_"), value, now, step) for name, value in metrics.items()])
+
+    def close(self, *, failed: bool) -> None:
+        self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
+
+
+class Trackio(Tracker):
+    """Keeps metrics in Trackio's database on this machine, or sends them where ``$TRACKIO_SPACE_ID`` or ``$TRACKIO_SERVER_URL`` says.
+    Needs the extra ``trackio``."""
+
+    def __init__(self, *, project: str = "dpr", run_name: str | None = None) -> None:
+        self.project, self.run_name = project, run_name
+        self._trackio = require("trackio", extra="trackio", purpose="tracking.trackio=true")
+
+    def open(self, run: Run) -> None:
+        is_new = self.id is None
+        # A run is found again by its name alone, and output folders of several runs may have the same.
+        self.id = self.id or self.run_name or f"{run.output_dir.name}-{uuid4().hex[:6]}"
+        how: dict[str, Any] = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+        resume = "never" if is_new else "allow"
+        self._run = self._trackio.init(project=self.project, name=self.id, config=run.config, resume=resume, **how)
+
+    def send(self, metrics: Metrics, step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish()
