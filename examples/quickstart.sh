@@ -29,21 +29,22 @@ run python -m examples.docstring_corpus --out $Q/data --hard-negatives 0
 say "2. A new encoder: a vocabulary learned from these texts, each token with a random vector. It has no layers."
 run dpr new-encoder --corpus $Q/data/corpus.tsv --questions $Q/data/train.json --out $Q/encoder --vocab-size 8000 --layers 0 --hidden 1024
 
-say "3. Train it. A text's vector is the weighted mean of its tokens' vectors; words of the title, the name, count three times."
+say "3. Train it, on the questions and on pairs cut from the passages. A text's vector is the weighted mean of its tokens' vectors; words of
+#    the title, the name, count three times."
 STATIC=(encoder=static encoder.pretrained_model_cfg=$Q/encoder encoder.pooling=idf_sqrt
-    "encoder.title_template='{title} {title} {title} {text}'" loss.temperature=0.03 train_datasets=$Q/data/train.json
-    train.hard_negatives=0 train.eval_per_epoch=0)
-run dpr train "${STATIC[@]}" train.batch_size=2048 train.learning_rate=0.005 train.num_train_epochs=5 train.log_batch_step=10 \
-    output_dir=$Q/model
+    "encoder.title_template='{title} {title} {title} {text}'" loss.temperature=0.03 train.hard_negatives=0
+    train.eval_per_epoch=0)
+run dpr train "${STATIC[@]}" "train_datasets=[$Q/data/train.json,{file: $Q/data/corpus.tsv, pairs: mixed}]" train.batch_size=2048 \
+    train.learning_rate=0.005 train.num_train_epochs=5 train.log_batch_step=10 output_dir=$Q/model
 
 say "   For comparison, the random vectors it started from: one step with learning rate 0."
-run dpr train "${STATIC[@]}" train.learning_rate=0 train.max_steps=1 train.warmup_steps=0 output_dir=$Q/untrained
+run dpr train "${STATIC[@]}" train_datasets=$Q/data/train.json train.learning_rate=0 train.max_steps=1 train.warmup_steps=0 output_dir=$Q/untrained
 
 say "4. Embed the corpus with both."
 run dpr embed model_file=$Q/model ctx_src=$Q/data/corpus.tsv out_file=$Q/vectors
 run dpr embed model_file=$Q/untrained ctx_src=$Q/data/corpus.tsv out_file=$Q/untrained/vectors
 
-say "5. Retrieve. The test questions are about modules that training has not seen."
+say "5. Retrieve. The test questions are about modules of which training has seen passages, but no question."
 TEST="qa_dataset=$Q/data/test_questions.jsonl qrels=$Q/data/test_qrels.tsv ctx_datasets=$Q/data/corpus.tsv"
 DEV="qa_dataset=$Q/data/dev_questions.jsonl qrels=$Q/data/dev_qrels.tsv ctx_datasets=$Q/data/corpus.tsv"
 DENSE="model_file=$Q/model encoded_ctx_files=$Q/vectors_0"
@@ -68,9 +69,9 @@ if [[ -z ${VIRTUAL_ENV:-} && $(command -v dpr) == "$PWD"/* ]]; then
 fi
 cat <<END
 
-top-k: share of questions with their passage among the first k. The encoder has seen nothing but these texts, and none of the modules that
-the test questions are about. BM25 looks for equal words, the encoder has learned which words go together; the hybrid has both. It took
-$((SECONDS / 60)) min $((SECONDS % 60)) s.
+top-k: share of questions with their passage among the first k. The encoder has seen nothing but these texts, and no question about the
+modules that the test questions are about. BM25 looks for equal words, the encoder has learned which words go together; the hybrid has
+both. It took $((SECONDS / 60)) min $((SECONDS % 60)) s.
 
 Look at it:       $Q/report.html in a browser: curves, ranks and example questions
 Search by hand:   $DPR search $Q "read a csv file"

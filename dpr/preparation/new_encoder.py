@@ -142,16 +142,14 @@ def write_encoder(
 
             load_tokenizer(tokenizer).save_pretrained(str(folder))
         loaded = load_tokenizer(folder)
-        size, pad = len(loaded), loaded.pad_token_id or 0
+        size, width, pad = len(loaded), shape.hidden_size, loaded.pad_token_id or 0
+        if sample is not None and size < width:
+            raise ConfigError(f"hidden={width} is more than the {size} tokens, which rows=svd has no rows for; set hidden={size} or less")
         write_json(folder / "config.json", _bert_config(shape, heads, size, pad) if shape.num_layers else _static_config(shape, size, pad))
         if passages is not None:
             frequencies = count_tokens(loaded, passages(), vocab_size=size, sample=sample)
             frequencies.write(folder)
         if sample is not None:
-            if size < (width := shape.hidden_size):
-                raise ConfigError(
-                    f"hidden={width} is more than the {size} tokens, which rows=svd has no rows for; set hidden={size} or less"
-                )
             write_tensors(folder, MODEL_FILE, {"words.weight": _RANGE * width**0.5 * svd_rows(sample, frequencies, width)})
     return size
 
