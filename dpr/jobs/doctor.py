@@ -9,9 +9,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpr.core.errors import InputError
 from dpr.core.lazy import version_of
 from dpr.core.machine import usable_cores
-from dpr.core.settings import Settings
+from dpr.core.settings import Settings, setting
 from dpr.core.version import __version__
 
 _CORE = (
@@ -37,14 +38,19 @@ _EXTRAS = {
 
 @dataclass
 class DoctorSettings(Settings):
-    """Prints versions, devices, free disk space and what the optional packages would add, without loading any of them."""
+    """Prints versions, devices, free disk space and what the optional packages would add, without loading any of them. With the folder of a
+    run: which usual faults its metrics show, with the figures and what to change."""
 
-    deep: bool = False
+    run: str | None = setting(None, operand="[RUN]")
+    """Folder of a training run, finished or not."""
+    deep: bool = setting(False, excludes="run")
     """Load torch, list its devices and backends, and try a small training, a resume and a search (half a minute)."""
 
 
 def run(config: DoctorSettings) -> int:
-    """Prints the report; returns 0, or 1 when a check of --deep failed, or 2 when a required package is missing."""
+    """Prints the report; returns 0, or 1 when a check of --deep failed or the run has a fault, or 2 when a required package is missing."""
+    if config.run is not None:
+        return _look_at_run(Path(config.run))
     versions = {name: version_of(name) for name in _CORE}
     print(f"dpr {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, version in versions.items():
@@ -59,6 +65,24 @@ def run(config: DoctorSettings) -> int:
         print(f"error: missing {', '.join(missing)}; install dpr again", file=sys.stderr)
         return 2
     return _deep() if config.deep else 0
+
+
+def _look_at_run(folder: Path) -> int:
+    from dpr.evaluation.report.reading import read_training
+    from dpr.evaluation.symptoms import symptoms
+
+    run = read_training(folder)
+    if run is None:
+        raise InputError("no training run", file=folder, expected="a folder with metrics.jsonl, the output_dir of dpr train")
+    print(f"{folder}: {len(run.logs)} log lines and {len(run.validations)} validations, up to step {run.step:.0f}")
+    for note in run.notes:
+        print(f"  note: {note}")
+    found = symptoms(run)
+    for name, seen, advice in found:
+        print(f"\n{name} (docs/troubleshooting.md)\n  seen: {seen}\n  try:  {advice}")
+    if not found:
+        print("no fault that its metrics can show")
+    return 1 if found else 0
 
 
 def _section(title: str, lines: list[str]) -> None:

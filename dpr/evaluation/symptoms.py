@@ -1,0 +1,156 @@
+"""What the metrics of a run say about its faults, a rule each, for ``dpr doctor RUN``; docs/troubleshooting.md has the symptoms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dpr.evaluation.report.reading import Training
+
+_LEAST_LINES, _RISEN = 4, 1.2
+
+
+class Symptom(NamedTuple):
+    """``name`` is that of a section of docs/troubleshooting.md."""
+
+    name: str
+    seen: str
+    """The figures that tell."""
+    advice: str
+
+
+def symptoms(run: Training) -> list[Symptom]:
+    """Those that the run has."""
+    return [found for rule in _RULES if (found := rule(run)) is not None]
+
+
+def _not_finite(run: Training) -> Symptom | None:
+    skipped = max((line.get("train/skipped_steps", 0.0) for line in run.logs), default=0.0)
+    bad = sum(not math.isfinite(line["train/loss"]) for line in run.logs)
+    if not skipped and not bad:
+        return None
+    advice = "train.precision=bf16 in place of fp16, a lower train.learning_rate, train.max_grad_norm=1; dpr explain step=N shows the batch"
+    return Symptom("NaN", f"{skipped:.0f} steps skipped for a gradient that was NaN or infinite; {bad} log lines without a loss", advice)
+
+
+def _not_learning(run: Training) -> Symptom | None:
+    losses, accuracy = _series(run, "train/loss"), _series(run, "train/in_batch_acc")
+    if len(losses) < _LEAST_LINES or not accuracy:
+        return None
+    start, end = _mean(losses[: _quarter(losses)]), _mean(losses[-_quarter(losses) :])
+    if not 0.95 * start <= end <= _RISEN * start or _mean(accuracy[-_quarter(accuracy) :]) > 0.5:
+        return None
+    seen = (
+        f"loss {start:.3f} over the first quarter of the log, {end:.3f} over the last; {accuracy[-1]:.1%} find their positive in the pool"
+    )
+    given = run.settings
+    if given.get("encoder.normalize", "").lower() == "true" and given.get("loss.temperature") in ("1", "1.0"):
+        return Symptom("The loss does not fall", seen, "loss.temperature=0.05: similarities of normalised vectors lie between -1 and 1")
+    advice = "another train.learning_rate, ten times less and ten times more; train.overfit_batches=1 shows whether it can learn at all"
+    return Symptom("The loss does not fall", seen, advice)
+
+
+def _diverged(run: Training) -> Symptom | None:
+    losses = _series(run, "train/loss")
+    if len(losses) < _LEAST_LINES:
+        return None
+    lowest, end = min(losses), _mean(losses[-_quarter(losses) :])
+    if end < max(1.5 * lowest + 0.1, losses[0] * (_RISEN if lowest == losses[0] else 0)):
+        return None
+    step = [line["step"] for line in run.logs if math.isfinite(line["train/loss"])][losses.index(lowest)]
+    advice = "a train.learning_rate a third as high, more train.warmup_steps; vectors that are all alike are what too high a rate leaves"
+    return Symptom("The loss rises again", f"loss {lowest:.3f} at step {step:.0f}, {end:.3f} over the last quarter", advice)
+
+
+def _too_easy(run: Training) -> Symptom | None:
+    accuracy = _series(run, "train/in_batch_acc")
+    if len(accuracy) < _LEAST_LINES or (early := _mean(accuracy[_quarter(accuracy) : 2 * _quarter(accuracy)])) < 0.97:
+        return None
+    seen = f"{early:.1%} of the questions have found their positive in the pool since the second quarter of the run"
+    return Symptom("Negatives too easy", seen, "dpr mine adds hard negatives (train.hard_negatives=1); a larger train.batch_size")
+
+
+def _worse_than_start(run: Training) -> Symptom | None:
+    name, sign, values = _best_metric(run)
+    if len(values) < 2 or values[0][0] > 0 or (best := max(sign * value for _, value in values[1:])) >= sign * values[0][1]:
+        return None
+    advice = "a lower train.learning_rate, fewer epochs, dpr merge base=START tuned=RUN; dpr check-data suspects= lists wrong labels"
+    return Symptom("Worse than before", f"{name} {values[0][1]:.4f} before the first step, {sign * best:.4f} at its best since", advice)
+
+
+def _overfitted(run: Training) -> Symptom | None:
+    name, sign, values = _best_metric(run)
+    after, losses = [value for value in values if value[0] > 0], _series(run, "train/loss")
+    if len(after) < 3 or losses[-1:] > losses[:1]:
+        return None
+    best, last = max(after, key=lambda value: sign * value[1]), after[-1]
+    if best[0] > 0.5 * last[0] or abs(best[1] - last[1]) < 0.01 * abs(best[1]):
+        return None
+    seen = f"{name} {best[1]:.4f} at step {best[0]:.0f}, {last[1]:.4f} at step {last[0]:.0f}, while the loss went on falling"
+    advice = "fewer epochs or train.early_stopping.patience, more or cleaner data; model_file=RUN opens the best checkpoint"
+    return Symptom("The loss falls, the metric does not", seen, advice)
+
+
+def _still_learning(run: Training) -> Symptom | None:
+    name, sign, values = _best_metric(run)
+    if len(values) < 3:
+        return None
+    before, last = max(sign * value for _, value in values[:-1]), values[-1]
+    if sign * last[1] - before < 0.02 * abs(before):
+        return None
+    seen = f"{name} {sign * before:.4f} at its best before the last validation, {last[1]:.4f} at that, at step {last[0]:.0f}"
+    return Symptom("It ended too early", seen, "more train.num_train_epochs")
+
+
+def _padded(run: Training) -> Symptom | None:
+    share = _series(run, "perf/padding_share")
+    if not share or (end := share[-1]) < 0.2:
+        return None
+    return Symptom(
+        "Slow", f"{end:.0%} of the tokens that were computed are padding", "encoder.packed=true, or a backbone that can be packed"
+    )
+
+
+def _never_validated(run: Training) -> Symptom | None:
+    if run.validations or not run.logs:
+        return None
+    seen = f"{len(run.logs)} log lines up to step {run.step:.0f}, and no validation"
+    return Symptom(
+        "Nothing was measured", seen, "dev_datasets=dev.jsonl, or train.validation=[{kind: retrieval, ...}]; dpr evaluate run=RUN set=..."
+    )
+
+
+_RULES: tuple[Callable[[Training], Symptom | None], ...] = (
+    _not_finite,
+    _not_learning,
+    _diverged,
+    _worse_than_start,
+    _overfitted,
+    _too_easy,
+    _still_learning,
+    _padded,
+    _never_validated,
+)
+
+
+def _series(run: Training, name: str) -> list[float]:
+    return [value for line in run.logs if math.isfinite(value := line.get(name, math.nan))]
+
+
+def _best_metric(run: Training) -> tuple[str, int, list[tuple[float, float]]]:
+    """The metric that chooses the best checkpoint, 1 or -1 where high or low values of it are good, and its value at each step."""
+    name = str(run.best.get("best_metric"))
+    values = [(line["step"], line[name]) for line in run.validations if math.isfinite(line.get(name, math.nan))]
+    trained, best = [value for step, value in values if step > 0], run.best.get("best_value")
+    if best is None or len(set(trained)) < 2:
+        return name, -1 if any(part in name for part in ("nll", "loss", "rank")) else 1, values
+    return name, 1 if abs(best - max(trained)) <= abs(best - min(trained)) else -1, values
+
+
+def _quarter(values: list[float]) -> int:
+    return max(1, len(values) // 4)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

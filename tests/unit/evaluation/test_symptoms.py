@@ -1,0 +1,97 @@
+"""``dpr doctor RUN``: every rule on a run that has the fault, and on one that has not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dpr.cli.main import main
+from dpr.formats.training_sets import write_training_set
+from tests.helpers.tiny import encoder_folder, make_samples, static_folder
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+USUAL = {
+    "encoder": "static",
+    "encoder.pretrained_model_cfg": "encoder",
+    "encoder.pooling": "idf",
+    "encoder.normalize": "true",
+    "loss.temperature": "0.1",
+    "train_datasets": "train.json",
+    "train.hard_negatives": "0",
+    "train.batch_size": "16",
+    "dev_datasets": "train.json",
+    "train.num_train_epochs": "4",
+    "train.learning_rate": "0.003",
+    "train.log_batch_step": "1",
+    "train.eval_per_epoch": "1",
+    "train.num_workers": "0",
+    "train.sanity_validation": "0",
+    "device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    static_folder(tmp_path / "encoder", width=32)
+    write_training_set(tmp_path / "train.json", make_samples(64))
+    write_training_set(tmp_path / "few.json", make_samples(16, seed=2))
+    write_training_set(tmp_path / "other.json", make_samples(64, seed=1))
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def seen(capsys: pytest.CaptureFixture[str], changed: dict[str, str]) -> dict[str, str]:
+    """What the doctor finds in a run with these settings: figures and advice of each symptom."""
+    given = {**USUAL, **changed}
+    if given["dev_datasets"] == "null":
+        del given["train.sanity_validation"]
+    main(["train", *(f"{name}={value}" for name, value in given.items()), "output_dir=run"])
+    capsys.readouterr()
+    code = main(["doctor", "run"])
+    printed = capsys.readouterr().out
+    found = dict(re.findall(r"\n(.+) \(docs/troubleshooting.md\)\n((?:  .+\n?)+)", printed))
+    assert code == bool(found), printed
+    return found
+
+
+LONG = {"train.num_train_epochs": "40", "train.learning_rate": "0.2", "train_datasets": "few.json"}
+TRANSFORMER = {"encoder": "hf_bert", "encoder.pretrained_model_cfg": "bert", "encoder.pretrained": "false", "encoder.pooling": "mean"}
+WILD = {"encoder.normalize": "false", "loss.temperature": "1", "train.num_train_epochs": "12", "train.lr_schedule": "constant"}
+
+
+def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert seen(capsys, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "figures"),
+    [
+        ({"train.learning_rate": "0"}, "The loss does not fall", r"loss 2\.\d+ over the first quarter of the log, 2\.\d+ over the last"),
+        ({"loss.temperature": "1", "train.learning_rate": "0"}, "The loss does not fall", r"try:  loss\.temperature=0\.05: "),
+        ({**WILD, "train.learning_rate": "1e30"}, "NaN", r"\d+ steps skipped"),
+        ({**WILD, "train.learning_rate": "20", "train.warmup_steps": "40"}, "The loss rises again", r"at step 1, \d{4,}\."),
+        ({**WILD, "train.learning_rate": "20"}, "Worse than before", r"eval/nll_loss 3\.\d+ before the first step, \d\d+\."),
+        ({**LONG, "dev_datasets": "other.json"}, "The loss falls, the metric does not", r"at step [12], .* at step 40"),
+        ({**LONG, "dev_datasets": "few.json"}, "Negatives too easy", r"100\.0% of the questions"),
+        ({"train.num_train_epochs": "8", "train.learning_rate": "0.05"}, "It ended too early", r"at its best before .* at step 32"),
+        ({**TRANSFORMER, "encoder.sequence_length": "24", "encoder.packed": "false"}, "Slow", r"3\d% of the tokens"),
+        ({"dev_datasets": "null", "train.eval_per_epoch": "0"}, "Nothing was measured", r"16 log lines up to step 16"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else None,
+)
+def test_a_fault_is_named_with_its_figures(changed: dict[str, str], name: str, figures: str, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder_folder(Path("bert"))
+    found = seen(capsys, changed)
+    assert name in found, found
+    assert re.search(figures, found[name]), found[name]
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+    assert f"\n## {name}\n" in page
+
+
+def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "encoder"]) == 3
+    assert "encoder: no training run" in capsys.readouterr().err
+    assert main(["doctor", "encoder", "--deep"]) == 2
