@@ -124,13 +124,11 @@ class Mixture:
 
 
 def mixed(models: Sequence[Weights], shares: Shares) -> Weights:
-    """The sum of weights by their shares, computed in float64; a model that is all of it stays as it is, bit for bit."""
-    parts = [(weights, share) for weights, share in zip(models, shares, strict=True) if share]
-    if len(parts) == 1:
-        return dict(parts[0][0])
+    """The sum of weights by their shares, in float64. Models without a share are left out: one that is all of it keeps its bits."""
+    (first, part), *others = [(weights, share) for weights, share in zip(models, shares, strict=True) if share]
     return {
-        name: sum((weights[name].double() * share for weights, share in parts[1:]), tensor.double() * parts[0][1]).to(tensor.dtype)
-        for name, tensor in parts[0][0].items()
+        name: sum((weights[name].double() * share for weights, share in others), tensor.double() * part).to(tensor.dtype)
+        for name, tensor in first.items()
     }
 
 
