@@ -21,10 +21,11 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpr.core.errors import CheckpointError, InputError
+from dpr.core.errors import CheckpointError, DprError, InputError
 from dpr.core.logs import get_logger
 from dpr.storage.durable import read_json, verify_folder
 from dpr.storage.strict_json import describe
@@ -46,6 +47,7 @@ CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 RUN_FOLDER = "model"
 """The run that trained the model, in the folder of a command that does more."""
+VERDICT_FILE = "verdict.json"
 METRICS_LINES = "metrics.jsonl"
 METRICS_RECORD = "metrics_lines"
 """Under this key ``run.json`` has size and SHA-256 of ``metrics.jsonl`` at the last checkpoint; later lines follow."""
@@ -180,6 +182,14 @@ def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
     """The checkpoints of a run, newest (highest step) first."""
     steps = {path: re.fullmatch(re.escape(name) + r"\.step(\d+)", path.name) for path in output_dir.glob(f"{name}.step*") if path.is_dir()}
     return [path for _, path in sorted(((int(match[1]), path) for path, match in steps.items() if match), reverse=True)]
+
+
+def warn_of_verdict(checkpoint: Path) -> None:
+    """Says where the best checkpoint of a run was found worse than what the run started from."""
+    with suppress(DprError):
+        found = read_json(checkpoint.parent / VERDICT_FILE)
+        if isinstance(found, dict) and found.get("best_checkpoint") == checkpoint.name and found.get("verdict") == "worse":
+            logger.warning("%s is %s; train.keep=better opens the start in its place", checkpoint, found.get("line"))
 
 
 def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:

@@ -73,6 +73,7 @@ def open_model(
         source, parts = path, read_model_parts(path, pretrained_model_cfg=base, special_tokens=special_tokens, trailing_sep=trailing_sep)
     else:
         source = checkpoints.resolve_checkpoint(path)
+        checkpoints.warn_of_verdict(source)
         parts = _folder_parts(source, path, settings or EncoderSettings(), base)
     check_start(settings, parts.settings)
     settings, options, weights = parts.present(text, path), options or TowerOptions(), dict(parts.weights)

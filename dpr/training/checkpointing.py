@@ -190,7 +190,7 @@ class CheckpointFolder:
         # Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept.
         kept = [path for path in checkpoints.checkpoint_folders(self.output_dir, self.name) if _step_of(path) <= progress.step]
         for old in kept[self.keep_last :] if self.keep_last else []:
-            if old.name not in (folder.name, progress.best_checkpoint):
+            if _step_of(old) and old.name not in (folder.name, progress.best_checkpoint):  # step 0 is there for train.keep=better
                 remove_folder(old)
 
     @staticmethod

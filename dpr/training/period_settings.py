@@ -52,6 +52,10 @@ class Periods(Settings, requires=TRAINING):
     best_is_highest: bool = setting(False, on_resume=WARNED, requires="best_metric")
     """More is better, for best_metric; known of metrics of retrieval."""
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
+    keep: str = setting(
+        "best", choices=("best", "better"), on_resume=WARNED, requires=_VALIDATED, excludes=("eval_at_start=false", "init=continue")
+    )
+    """Which model a finished run is opened as: its best checkpoint, or, with better, the start where no checkpoint is ahead of it."""
     load_best_at_end: bool = setting(False, on_resume=NO_EFFECT, requires=_VALIDATED)
     """Put the best checkpoint's weights into the model when training ends, for callbacks and from Python; the files are the same."""
     export: list[str] | None = setting(None, on_resume=NO_EFFECT)

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpr.core.errors import DprError, InputError
 from dpr.evaluation.report.examples import NUM_EXAMPLES, Example, example_of, example_record, spread
-from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, metrics_problems
+from dpr.formats.checkpoints import CONFIG_FILE, METRICS_LINES, RUN_FILE, STATE_FILE, VERDICT_FILE, metrics_problems
 from dpr.formats.json_records import is_finite_number
 from dpr.formats.metrics_files import PerQuestion, per_question, require_consistent
 from dpr.formats.results import RetrievedQuestion, iter_results
@@ -43,6 +43,7 @@ class Training:
     environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     saved_step: float = 0
+    verdict: str = ""
 
     @property
     def step(self) -> float:
@@ -136,6 +137,8 @@ def _read_run(folder: Path) -> Training:
     facts = _object(folder / RUN_FILE, run.notes)
     run.notes += [f"{METRICS_LINES} {problem}" for problem in metrics_problems(folder) or []]
     run.best = {key: facts.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
+    if (folder / VERDICT_FILE).is_file():
+        run.verdict = str(_object(folder / VERDICT_FILE, run.notes).get("line", ""))
     name = facts.get("last_checkpoint")
     if isinstance(name, str) and name and Path(name).name == name:
         step = name.rpartition(".step")[2]

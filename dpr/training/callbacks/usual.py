@@ -201,6 +201,10 @@ class ValidateAndSave(Callback):
     def __init__(self, periods: Periods) -> None:
         self.periods = periods
 
+    def on_train_begin(self, run: Run) -> None:
+        if not run.progress.step and self.periods.keep == "better":
+            run.save()
+
     def on_step_end(self, run: Run) -> None:
         if run.progress.step % run.steps_per_epoch:
             self._act(run)

@@ -52,6 +52,7 @@ class DevSetValidation(Validation):
 
     kinds: Sequence[str]
     """The last parts of the names of its metrics, in the order of their sums."""
+    _kinds_of_rows: Sequence[str]
 
     def __init__(
         self,
@@ -72,8 +73,16 @@ class DevSetValidation(Validation):
     def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
         """Over the first ``num_pools`` pools of each set; 0 = all."""
         most = num_pools * self.pool_size
-        sums = {dev.name: self._sums(model, dev, most) for dev in self.dev_sets}
+        found = {dev.name: self._sums(model, dev, most) for dev in self.dev_sets}
+        sums = {name: of_set for name, (of_set, _) in found.items()}
         total = torch.stack(list(sums.values())).sum(0)
+        if not most:
+            parts = {"eval": torch.cat([rows for _, rows in found.values()])}
+            parts |= {f"eval/{name}": rows for name, (_, rows) in found.items()} if len(found) > 1 else {}
+            self.values = {
+                f"{key}/{kind}": rows[:, n].tolist() for key, rows in parts.items() for n, kind in enumerate(self._kinds_of_rows)
+            }
+            self.judged_by = [f"{key}/{self.kinds[0]}" for key in parts]
         metrics: Metrics = {}
         for key, values in [("eval", total), *((f"eval/{name}", of_set) for name, of_set in sums.items())]:
             metrics |= {f"{key}/{name}": float(value / values[0]) for name, value in zip(self.kinds, values[1:], strict=True)}
@@ -93,8 +102,9 @@ class DevSetValidation(Validation):
         """What makes pools of dev questions."""
 
     @abstractmethod
-    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
-        """The number of questions and the sum of each metric over them, float64, of all ranks; ``most`` questions, 0 = all."""
+    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> tuple[Tensor, Tensor]:
+        """The number of questions and the sum of each metric over them, float64, of all ranks; ``most`` questions, 0 = all. Then the values
+        (Q, n) of each of them, in their order, of the ``kinds`` that have some."""
 
     def _num_questions(self, dev: DevSet, most: int) -> int:
         """How many of a set's questions count; ``most`` at most, unless that is 0."""
@@ -117,6 +127,7 @@ class NllValidation(DevSetValidation):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.kinds = ("nll_loss", "in_batch_acc", *self.metrics)
+        self._kinds_of_rows = ("nll_loss", *self.metrics)
 
     def is_due(self, epoch: int) -> bool:
         return bool(self.metrics) or not self.settings.uses_average_rank(epoch)
@@ -124,10 +135,10 @@ class NllValidation(DevSetValidation):
     def _collator(self, model: BiEncoder) -> Collator:
         return Collator(model.tensorizer, num_hard=self.settings.train.hard_negatives, num_other=self.settings.train.other_negatives)
 
-    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
+    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> tuple[Tensor, Tensor]:
         ranks, collator = current_ranks(), self._collator(model)
         sums = torch.zeros(3 + len(self.metrics), dtype=torch.float64, device=model.device)
-        num_questions = self._num_questions(dev, most)
+        num_questions, parts = self._num_questions(dev, most), [torch.zeros(0, 1 + len(self.metrics), dtype=torch.float64)]
         for start in range(0, num_questions, self.pool_size):
             size = min(self.pool_size, num_questions - start)
             mine = rank_slice(size, ranks.rank, ranks.world_size)
@@ -138,9 +149,12 @@ class NllValidation(DevSetValidation):
             own = slice(mine.start * collator.width, mine.stop * collator.width)
             pool = self._pool(batch, questions, contexts[batch.context_row], own, Temperature(float(model.temperature)))
             result = BiEncoderNllLoss()(questions, pool)
-            found = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *self._user_sums(questions, pool)]
+            own_values = self._user_values(questions, pool)
+            found = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *(values.sum() for values in own_values)]
             sums += torch.stack([value.to(sums.device, torch.float64) for value in found])
-        return sum_over_ranks(sums)
+            mine_of_all = torch.stack([value.to(sums.device, torch.float64) for value in (result.losses, *own_values)], dim=1)
+            parts.append(gather_uneven_rows(mine_of_all).cpu())
+        return sum_over_ranks(sums), torch.cat(parts)
 
     def _pool(self, batch: BiEncoderBatch, questions: Tensor, slots: Tensor, own: slice, temperature: Temperature) -> Pool:
         """The pool of all ranks' slots; ranks may hold different numbers of them."""
@@ -149,12 +163,12 @@ class NllValidation(DevSetValidation):
         candidates = find_candidates(self.candidates, batch.positive_idx + own.start, valid, ids, *known).to(slots.device)
         return Pool(gather_uneven_rows(slots), candidates, temperature, questions, own, slice(0, len(questions)), ids)
 
-    def _user_sums(self, questions: Tensor, pool: Pool) -> list[Tensor]:
-        """User-defined metrics, summed over this rank's questions."""
+    def _user_values(self, questions: Tensor, pool: Pool) -> list[Tensor]:
+        """User-defined metrics of this rank's questions."""
         if not len(questions):
-            return [torch.zeros(())] * len(self.metrics)
+            return [torch.zeros(0)] * len(self.metrics)
         scores, labels = pool.candidates.mask_(score_matrix(questions, pool.contexts, pool.temperature)), pool.candidates.target
-        sums = []
+        found_values = []
         for name, metric in self.metrics.items():
             value = metric(scores, labels)
             if not isinstance(value, Tensor) or value.shape != labels.shape:
@@ -162,8 +176,8 @@ class NllValidation(DevSetValidation):
                 raise ConfigError(
                     f"the metric {name} returned {found}; expected a tensor with one value per question, {tuple(labels.shape)}"
                 )
-            sums.append(value.double().sum())
-        return sums
+            found_values.append(value.double())
+        return found_values
 
 
 class AverageRankValidation(DevSetValidation):
@@ -173,6 +187,7 @@ class AverageRankValidation(DevSetValidation):
     """
 
     kinds = ("avg_rank", "avg_rank_low", "avg_rank_high")
+    _kinds_of_rows = ("avg_rank",)
 
     def is_due(self, epoch: int) -> bool:
         return self.settings.uses_average_rank(epoch)
@@ -181,7 +196,7 @@ class AverageRankValidation(DevSetValidation):
         train = self.settings.train
         return Collator(model.tensorizer, num_hard=train.val_av_rank_hard_neg, num_other=train.val_av_rank_other_neg)
 
-    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> Tensor:
+    def _sums(self, model: BiEncoder, dev: DevSet, most: int) -> tuple[Tensor, Tensor]:
         pool = _RankPool(dev, self._collator(model), self._num_questions(dev, most), self.candidates)
         contexts = self._encode_passages(model, pool, dev)
         questions = self._encode(model, pool.question_tokens(), dev.options.encoder_type or "question")
@@ -204,7 +219,7 @@ class AverageRankValidation(DevSetValidation):
                 ties[part] += ((scores == gold_scores[part, None]) & rivals).sum(1).cpu()
         rank = higher + 0.5 * ties
         sums = torch.stack([torch.ones_like(rank), rank, higher.to(rank.dtype), (higher + ties).to(rank.dtype)], dim=1).double().sum(0)
-        return sum_over_ranks(sums.to(model.device)).cpu()
+        return sum_over_ranks(sums.to(model.device)).cpu(), gather_uneven_rows(rank.double()[:, None].to(model.device)).cpu()
 
     def _num_questions(self, dev: DevSet, most: int) -> int:
         limit = self.settings.train.val_av_rank_max_qs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +36,8 @@ class Validation(ABC):
     """Every so many validations of a run include this one; the last one always does."""
     judged_by: Sequence[str] = ()
     """Of its metrics, by full name, those by which the end of a run is compared with its start."""
+    values: Mapping[str, Sequence[float]] = MappingProxyType({})
+    """Of the last call that was no trial, by metric, the values of all questions whose mean it is, always in one order; on rank 0."""
 
     @abstractmethod
     def __call__(self, model: BiEncoder) -> Metrics:

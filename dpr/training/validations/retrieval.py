@@ -18,7 +18,7 @@ from dpr.core.settings import CONTENT, IDENTITY, flat_values, listed
 from dpr.embedding.corpus_tokens import CHUNK_ROWS, CorpusTokens
 from dpr.embedding.source import PassageSource, StoredSource, with_store
 from dpr.evaluation.answer_match import match_hits
-from dpr.evaluation.ranking_metrics import evaluate_questions, mean_metrics
+from dpr.evaluation.ranking_metrics import evaluate_questions
 from dpr.formats.metrics_files import BESIDE, finest
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.indexer.fusion import DEFAULT_WEIGHT, fuse_linear
@@ -92,16 +92,17 @@ class JudgedQuestions:
         by_answers = [f"{self.answer_prefix}accuracy@{k}" for k in _SHOWN["accuracy"] if k in self.cutoffs] if self.answer_match else []
         return by_qrels + by_answers
 
-    def metrics(self, rankings: Sequence[Ranking], source: PassageSource) -> Metrics:
-        """Those of a search of the whole corpus."""
-        found: Metrics = {}
+    def values(self, rankings: Sequence[Ranking], source: PassageSource) -> dict[str, list[float]]:
+        """By metric of a search of the whole corpus, the values of the questions that it is taken over."""
+        found: dict[str, list[float]] = {}
         if self.qrels:
             run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
-            found = mean_metrics(evaluate_questions(run, self.qrels, self.cutoffs))
+            each = list(evaluate_questions(run, self.qrels, self.cutoffs).values())
+            found = {name: [values[name] for values in each] for name in each[0]}
         if self.answer_match:
             right = self.right_by_answers(rankings, source)
             for k in self.cutoffs:
-                found[f"{self.answer_prefix}accuracy@{k}"] = sum(any(flags[:k]) for _, flags, _ in right) / len(right)
+                found[f"{self.answer_prefix}accuracy@{k}"] = [float(any(flags[:k])) for _, flags, _ in right]
         return found
 
     def right_by_answers(self, rankings: Sequence[Ranking], source: PassageSource) -> list[Judged]:
@@ -198,7 +199,7 @@ class RetrievalValidation(Validation):
             rankings = {"": to_rankings(found[0].best.result())}
             if len(ways) > 1:
                 rankings |= zip(_BESIDE, self._beside(rankings[""], corpus.source), strict=True)
-            metrics = {way + kind: value for way in ways for kind, value in self._judge(rankings[way], corpus.source).items()}
+            metrics = {way + kind: value for way in ways for kind, value in self._judge(rankings[way], corpus.source, way).items()}
             values[:] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
 
         on_main(judge)
@@ -221,9 +222,11 @@ class RetrievalValidation(Validation):
         lexical = to_rankings(lexical_search(source, self.judged.questions, self.options.n_docs))
         return lexical, fuse_linear(dense, lexical, weight=DEFAULT_WEIGHT, k=self.options.n_docs)
 
-    def _judge(self, rankings: Sequence[Ranking], source: PassageSource) -> Metrics:
+    def _judge(self, rankings: Sequence[Ranking], source: PassageSource, way: str) -> Metrics:
         if self._stratum is None:
-            return self.judged.metrics(rankings, source)
+            each = self.judged.values(rankings, source)
+            self.values = {**self.values, **{f"eval/{self.name}/{way}{kind}": listed for kind, listed in each.items()}}
+            return {kind: sum(listed) / len(listed) for kind, listed in each.items()}
         right = {"": self.judged.right_by_qrels(rankings)} if self.judged.qrels else {}
         if self.judged.answer_match:
             right[self.judged.answer_prefix] = self.judged.right_by_answers(rankings, source)

@@ -56,6 +56,7 @@ CHANGED: dict[str, Any] = {
     "train.validation": "tests.unit.training.test_roles:AValidation",
     "train.callbacks": f"{HERE}:ACallback",
     "train.best_metric": "eval/in_batch_acc",
+    "train.keep": "better",
     "train.early_stopping.metric": "eval/in_batch_acc",
     "train.sampling.weights": [1.0],
     "train.sampling.temperature": 2.0,

@@ -1,0 +1,116 @@
+"""What a run says of itself at its end: a paired test against its start, and which model it is opened as.
+
+pytest tests/invariants/test_verdict.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpr.evaluation.significance import paired_test
+from dpr.formats.checkpoints import read_tensors
+from dpr.models.biencoder import BiEncoder
+from dpr.training.trainer import BiEncoderTrainer
+from dpr.training.validations.dev_sets import DevSet, NllValidation
+from dpr.training.validations.protocol import run_validations
+from tests.helpers.processes import run_on_ranks
+from tests.helpers.tiny import ListSource, make_samples, tiny_model
+from tests.helpers.training import make_trainer
+from tests.invariants.test_renewed_negatives import KilledAt
+from tests.unit.training.test_retrieval_validation import entry, write_retrieval_set
+
+SAMPLES = make_samples(40, seed=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus to search, and a base that has learned its questions."""
+    folder = write_retrieval_set(tmp_path_factory.mktemp("verdict"))
+    model = tiny_model(folder / "encoder", dtype=torch.float32)
+    make_trainer(model, [ListSource(SAMPLES)], [], folder / "first", num_train_epochs=12, learning_rate=1e-2).train()
+    model.save(folder / "base")
+    return folder
+
+
+def trainer(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> BiEncoderTrainer:
+    """Two epochs of five updates from the base, at a rate that ruins it, on other questions."""
+    model = BiEncoder.load(folder / "base")
+    defaults = {"validation": [entry(folder)], "learning_rate": 1.0, "global_batch_size": 6, "eval_at_start": True, "max_steps": 9}
+    sets = [ListSource(make_samples(30))], [ListSource(SAMPLES, "dev")]
+    return make_trainer(model, *sets, output_dir, *callbacks, **{**defaults, "eval_every_steps": 2, "keep_last": 1, **options})
+
+
+def verdict_of(folder: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
+    trainer(folder, output_dir, **options).train()
+    return json.loads((output_dir / "verdict.json").read_text())
+
+
+def are_those_of(model: BiEncoder, other: Path) -> bool:
+    weights = read_tensors(other, "model.safetensors")
+    return all(torch.equal(tensor, weights[name]) for name, tensor in model.weights().items())
+
+
+def test_a_ruined_model_is_found_worse_and_opening_it_says_so(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = verdict_of(folder, tmp_path)
+    first = found["comparisons"][0]
+    assert (found["verdict"], first["metric"], first["against"], first["num_questions"]) == ("worse", "eval/nll_loss", "the start", 40)
+    values = []
+    for source in (folder / "base", tmp_path / found["best_checkpoint"]):
+        nll = NllValidation([DevSet("dev", ListSource(SAMPLES, "dev"), trainer(folder, tmp_path).validations[0].dev_sets[0].options)])
+        assert run_validations([nll], BiEncoder.load(source))["eval/nll_loss"] == pytest.approx(sum(nll.values["eval/nll_loss"]) / 40)
+        values.append(nll.values["eval/nll_loss"])
+    test = paired_test((values[0], values[1]), flips=10_000)
+    assert (first["difference"], first["low"], first["p"]) == pytest.approx((test.difference, test.low, test.p_flips), rel=1e-5)
+    assert first["low"] > 0, "a loss is worse where it is higher"
+    assert {(one["metric"], one["against"]) for one in found["comparisons"][1:]} == {
+        ("eval/own/ndcg@10", "the start"),
+        ("eval/own/ndcg@10", "BM25"),
+    }
+    caplog.clear()
+    assert are_those_of(BiEncoder.load(tmp_path), tmp_path / found["best_checkpoint"])
+    assert "worse than the start (nll_loss" in caplog.text and "train.keep=better" in caplog.text
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_keep_better_opens_the_start_also_after_a_kill(folder: Path, tmp_path: Path, step: int) -> None:
+    if step:
+        with pytest.raises(KeyboardInterrupt):
+            trainer(folder, tmp_path, KilledAt(step), keep="better").train()
+    job = trainer(folder, tmp_path, keep="better")
+    job.train()
+    assert job.progress.best_checkpoint == "dpr_biencoder.step0"
+    assert are_those_of(BiEncoder.load(tmp_path), folder / "base")
+    found = json.loads((tmp_path / "verdict.json").read_text())
+    assert found["verdict"] == "worse" and found["opens"] == "dpr_biencoder.step0" != found["best_checkpoint"]
+    assert (tmp_path / found["best_checkpoint"]).is_dir()
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    tmp_path.rename(moved)
+    (moved / "verdict.json").unlink()
+    again = trainer(folder, moved, keep="better")
+    again.forward_backward = lambda *_: pytest.fail("it trains")  # type: ignore[method-assign]
+    again.train()
+    assert json.loads((moved / "verdict.json").read_text()) == found
+    assert json.loads((moved / "run.json").read_text())["best_checkpoint"] == "dpr_biencoder.step0"
+
+
+def test_a_run_that_learns_is_better_and_is_kept(folder: Path, tmp_path: Path) -> None:
+    sets = [ListSource(SAMPLES)], [ListSource(SAMPLES, "dev")]
+    model = tiny_model(folder / "encoder", dtype=torch.float32)
+    job = make_trainer(model, *sets, tmp_path, num_train_epochs=10, learning_rate=1e-2, keep="better")
+    job.train()
+    found = json.loads((tmp_path / "verdict.json").read_text())
+    assert found["verdict"] == "better" and found["opens"] == found["best_checkpoint"] == job.progress.best_checkpoint
+
+
+def test_the_verdict_is_that_of_any_number_of_ranks(folder: Path, tmp_path: Path) -> None:
+    alone = verdict_of(folder, tmp_path / "one")
+    for several in run_on_ranks(verdict_of, 2, folder, tmp_path / "two"):
+        assert several["verdict"] == alone["verdict"] == "worse"
+        for ours, theirs in zip(alone["comparisons"], several["comparisons"], strict=True):
+            assert (ours["metric"], ours["num_questions"]) == (theirs["metric"], theirs["num_questions"])
+            assert ours["before"] == pytest.approx(theirs["before"], rel=1e-6)
