@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from dpr.core.distributed import Ranks
+from dpr.core.logs import get_logger
 from dpr.data.training_data import SampleSource
 from dpr.models.biencoder import BiEncoder
 from dpr.training.metrics import Metrics
 from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
-from dpr.training.validations.protocol import Validation
+from dpr.training.validations.protocol import Validation, guard_limits
+
+logger = get_logger(__name__)
 
 
 @dataclass
@@ -116,3 +119,16 @@ class Run(Protocol):
     def emit(self, moment: str, *arguments: Any) -> None:
         """Calls one moment of every callback, in order."""
         ...
+
+
+def keeps_guards(run: Run, metrics: Metrics) -> bool:
+    """Whether a checkpoint of these metrics may be the best; the log names a guard that it breaks, as one does that is not measured."""
+    limits = guard_limits(run.validations, run.progress.start_metrics)
+    for name, (limit, is_highest) in limits.items():
+        value = metrics.get(name, math.nan)
+        if not (value >= limit if is_highest else value <= limit):
+            logger.warning(
+                "step %d is better, but cannot be the best: the guard of %s is %.4f, it has %.4f", run.progress.step, name, limit, value
+            )
+            return False
+    return True

@@ -31,7 +31,7 @@ from dpr.training.identity import RunIdentity, resumed_identity, run_identity
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import Plan, log_summary, make_plan, require_teacher_scores
-from dpr.training.run import Progress, Run
+from dpr.training.run import Progress, Run, keeps_guards
 from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import clip_gradients
 from dpr.training.step import StepResult
@@ -285,7 +285,7 @@ class BiEncoderTrainer(Run):
         with self.optimizer.averaged():
             metrics = run_validations(due, self.model)  # all of them: the best may be chosen by any metric of any
         name, highest = self.best_by(metrics)
-        if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest):
+        if name in metrics and self.progress.is_improved_by(name, metrics[name], highest=highest) and keeps_guards(self, metrics):
             folder = f"{self.checkpoints.name}.step{self.progress.step}"
             self._better = {"best_metric": name, "best_value": metrics[name], "best_checkpoint": folder}
             if self.saved_step == self.progress.step:  # a callback has saved this step already

@@ -41,6 +41,12 @@ class Named:
         entries = dict(enumerate(listed(train.validation)))
         searched = {number: read_entry(entry, number) for number, entry in entries.items() if is_built_in(entry)}
         searches = {number: RetrievalValidation(options, precision=train.precision) for number, options in searched.items()}
+        if (
+            train.eval_at_start is False
+            and (guarded := next((n for n, options in searched.items() if options.guard is not None), None)) is not None
+        ):
+            key = f"train.validation[{guarded}].guard={searched[guarded].guard:g}"
+            raise ConfigError(f"{key} has no effect with train.eval_at_start=false; leave one of them out")
         validations = [searches.get(number) or user_validation(entry) for number, entry in entries.items()]
         return cls(user_callbacks(train.callbacks), user_metrics(train.metrics, metrics), validations, searches)
 

@@ -15,7 +15,7 @@ from dpr.storage.durable import read_json, write_json
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-from dpr.training.validations.protocol import Validation, higher_is_better, run_validations
+from dpr.training.validations.protocol import Validation, guard_limits, higher_is_better, run_validations
 
 logger = get_logger(__name__)
 
@@ -68,7 +68,8 @@ class Verdict(Callback):
             return
         run.progress.start_metrics = metrics = run_validations(validations_ahead(run), run.model, at_start=True)
         self._values = {_START: _compared(run, metrics)}
-        shown = (name for name in metrics if not is_beside(name) or name in self._values[_START])
+        metrics |= {_beside(name, "guard"): limit for name, (limit, _) in guard_limits(run.validations, metrics).items()}
+        shown = (name for name in metrics if not is_beside(name) or name in self._values[_START] or "/guard/" in name)
         logger.info("step 0  %s", "  ".join(f"{name} {metrics[name]:.4f}" for name in shown))
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
@@ -79,21 +80,29 @@ class Verdict(Callback):
 
     def on_train_end(self, run: Run) -> None:
         progress, start = run.progress, run.progress.start_metrics
-        name, best = progress.best_metric, progress.best_checkpoint
-        if not start or name not in start or best is None or progress.best_value is None:
+        best = progress.best_checkpoint
+        name = progress.best_metric or run.best_by(progress.last_metrics)[0]
+        if not start or name not in start or not (best or guard_limits(run.validations, start)):
             return
-        is_ahead = (progress.best_value - start[name]) * (1 if _is_highest(run, name) else -1) > 0
+        is_ahead = progress.best_value is not None and (progress.best_value - start[name]) * (1 if _is_highest(run, name) else -1) > 0
         opened = _checkpoint(run, 0) if run.settings.train.keep == "better" and not is_ahead else best
-        if not from_main((run.output_dir / opened).is_dir()):
+        if opened and opened != best and not from_main((run.output_dir / opened).is_dir()):
             logger.warning("the start was not saved, since train.keep=better was not set then; the best checkpoint stays %s", best)
             opened = best
         on_main(lambda: self._write(run, name, best, opened))
         if opened != best:
-            progress.best_value, progress.best_checkpoint = start[name], opened
+            progress.best_metric, progress.best_value, progress.best_checkpoint = name, start[name], opened
             on_main(lambda: write_json(run.output_dir / RUN_FILE, {**read_json(run.output_dir / RUN_FILE), **progress.best()}))
 
-    def _write(self, run: Run, name: str, best: str, opened: str) -> None:
+    def _write(self, run: Run, name: str, best: str | None, opened: str | None) -> None:
         """All comparisons, that by which the best was chosen first."""
+        facts: dict[str, Any] = {"best_checkpoint": best, "opens": opened, "step": run.progress.step}
+        facts["guards"] = {guarded: limit for guarded, (limit, _) in guard_limits(run.validations, run.progress.start_metrics).items()}
+        if best is None:
+            line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in facts['guards'].items())})"
+            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if opened else "last checkpoint")
+            write_json(run.output_dir / VERDICT_FILE, {**facts, "verdict": "guards broken", "line": line, "comparisons": []})
+            return
         start, after = self._values.get(_START, {}), self._values.get(best, {})
         found = [_compare(run, name, start, after)]
         found += [_compare(run, other, start, after) for other in after if other != name and other in start]
@@ -102,8 +111,8 @@ class Verdict(Callback):
             logger.info("verdict: %s", one)
         if opened != best or found[0].verdict == "worse":
             logger.info("model_file=%s opens %s", run.output_dir, "the start" if opened != best else "it all the same (train.keep=best)")
-        facts = {"verdict": found[0].verdict, "line": str(found[0]), "best_checkpoint": best, "opens": opened, "step": run.progress.step}
-        write_json(run.output_dir / VERDICT_FILE, {**facts, "comparisons": [vars(one) for one in found]})
+        facts |= {"verdict": found[0].verdict, "line": str(found[0]), "comparisons": [vars(one) for one in found]}
+        write_json(run.output_dir / VERDICT_FILE, facts)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values} if self._values else {}
@@ -119,10 +128,11 @@ def validations_ahead(run: Run) -> list[Validation]:
 
 
 def is_start_measured(run: Run) -> bool:
-    """Whether ``train.eval_at_start`` or ``train.keep`` asks for it or, where the former is absent, the start has weights and measuring it
-    is cheap beside training. All ranks call it together."""
+    """Whether ``train.eval_at_start``, ``train.keep`` or a guard asks for it or, where the first is absent, the start has weights and
+    measuring it is cheap beside training. All ranks call it together."""
     train, ahead = run.settings.train, validations_ahead(run)
-    wanted = True if train.keep == "better" else train.eval_at_start
+    is_needed = train.keep == "better" or any(each.guard is not None for each in ahead)
+    wanted = True if is_needed else train.eval_at_start
     if wanted is not None or not ahead or run.model.is_random:
         return bool(wanted and ahead)
     num_texts, trained = sum(each.num_texts(run.model) for each in ahead), _PASSES * run.plan.num_texts()
@@ -132,7 +142,7 @@ def is_start_measured(run: Run) -> bool:
     return num_texts <= MOST_SHARE * trained
 
 
-def _compared(run: Run, metrics: Metrics) -> dict[str, Values]:
+def _compared(run: Run, metrics: Metrics) -> Values:
     """Of these metrics, the values of questions of those that are compared, and of BM25 beside them."""
     names = [run.best_by(metrics)[0], *(name for each in run.validations for name in each.judged_by)]
     wanted = dict.fromkeys([*names, *map(_beside, names)])
@@ -164,7 +174,7 @@ def _checkpoint(run: Run, step: int) -> str:
     return f"{run.settings.checkpoint_file_name}.step{step}"
 
 
-def _beside(name: str) -> str:
-    """The same metric of BM25."""
+def _beside(name: str, what: str = "bm25") -> str:
+    """The same metric of what stands beside the start."""
     head, _, kind = name.rpartition("/")
-    return f"{head}/bm25/{kind}"
+    return f"{head}/{what}/{kind}"

@@ -36,6 +36,8 @@ class Validation(ABC):
     """Every so many validations of a run include this one; the last one always does."""
     judged_by: Sequence[str] = ()
     """Of its metrics, by full name, those by which the end of a run is compared with its start."""
+    guard: float | None = None
+    """How much worse than at step 0 the first of these may be in the best checkpoint; None = that does not matter."""
     values: Mapping[str, Sequence[float]] = MappingProxyType({})
     """Of the last call that was no trial, by metric, the values of all questions whose mean it is, always in one order; on rank 0."""
 
@@ -75,6 +77,17 @@ class Validation(ABC):
 def higher_is_better(validations: Sequence[Validation], name: str) -> bool:
     """Whether one of the validations says so of the metric ``name``."""
     return any(validation.higher_is_better(name) for validation in validations)
+
+
+def guard_limits(validations: Sequence[Validation], start: Metrics) -> dict[str, tuple[float, bool]]:
+    """By guarded metric, what it may not pass, and whether more is better."""
+    limits = {}
+    for each in validations:
+        for name in each.judged_by[:1]:
+            if each.guard is not None and name in start:
+                is_highest = bool(each.higher_is_better(name))
+                limits[name] = start[name] - each.guard if is_highest else start[name] + each.guard, is_highest
+    return limits
 
 
 def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0, at_start: bool = False) -> Metrics:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, Settings, listed, setting
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, listed, setting
 
 
 @dataclass
@@ -26,6 +26,8 @@ class RetrievalValidationSettings(Settings):
     """In the names of metrics, eval/<name>/...; absent = that of the file of questions."""
     every: int = setting(1, unit="validations", least=1, on_resume=NO_EFFECT)
     """Every so many validations include this one; the last one of a run always does."""
+    guard: float | None = setting(None, least=0, on_resume=WARNED)
+    """A checkpoint whose nDCG@10 (without judgements top-20) is more than this below that of step 0 is never the best; absent = none."""
     n_docs: int = setting(100, unit="passages", least=1, on_resume=IDENTITY)
     """Passages per question."""
     sample: int = setting(0, unit="passages", least=0, on_resume=IDENTITY)
