@@ -256,8 +256,8 @@ class _Builder:
         """The settings of a training in ``folder`` by which it is judged on the dev questions."""
         names = {"questions": pseudo_questions.QUESTIONS, "qrels": pseudo_questions.QRELS}
         files = {"corpus": str(self.evaluated), **{key: str(self.prepared / name) for key, name in names.items()}}
-        validation = [{"kind": "retrieval", **files, "name": "dev"}]
-        values = {"sanity_validation": 0, "best_metric": f"eval/dev/{_METRIC}", "keep_last": 1, "validation": validation}
+        values: dict[str, Any] = {"sanity_validation": 0, "eval_at_start": False, "best_metric": f"eval/dev/{_METRIC}", "keep_last": 1}
+        values["validation"] = [{"kind": "retrieval", **files, "name": "dev"}]
         return [*(f"train.{key}={_value(value)}" for key, value in values.items()), f"output_dir={_value(str(folder))}", *self.device]
 
     def _teach(self, first: Path, teacher: Path) -> None:
