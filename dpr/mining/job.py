@@ -158,7 +158,7 @@ class BlockJob:
     """Something done to every question of a training set.
 
     ``base`` decides what the work folder holds, ``facts`` the output too. ``prepare`` takes the work folder and the blocks; ``combine``
-    makes one audit of those of the blocks, ``join`` one output of their records.
+    makes one audit of those of the blocks, ``join`` one output of their records, by default all of them in order.
     """
 
     name: str
@@ -168,7 +168,7 @@ class BlockJob:
     prepare: Callable[[Path, Sequence[range]], BlockWriter]
     combine: Callable[[Iterable[Facts]], Facts]
     scorer: PairScorer | None = None
-    join: Callable[[Iterable[Path], Path], None] = join_record_files
+    join: Callable[[Iterable[Path], Path], None] | None = None
 
 
 def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, overwrite: bool, elsewhere: Elsewhere | None = None) -> Facts:
@@ -195,7 +195,7 @@ def run_job(job: BlockJob, train: TrainingSet, out: Path, *, processes: int, ove
             progress.advance(len(rows), 0)
         progress.close()
         audit = job.combine(read_json(writer.audit(rows)) for rows in blocks)
-        job.join((writer.part(rows) for rows in blocks), out)
+        (job.join or join_record_files)((writer.part(rows) for rows in blocks), out)
         audit |= {"made_of": job.facts, "file": describe_file(out)}
         write_json(_audit_file(out), audit, note={})
         remove_folder(work)
