@@ -10,8 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.logs import get_logger
@@ -28,6 +26,7 @@ from dpr.storage.checksums import cache_root
 from dpr.storage.durable import json_text
 from dpr.storage.leftovers import remove, temporary_beside
 from dpr.storage.steps import StepsInOrder, steps_in_order
+from dpr.training.callbacks.merging import mixed
 from dpr.training.metrics import Metrics
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation
@@ -36,7 +35,6 @@ from dpr.training.validations.retrieval_settings import RetrievalValidationSetti
 logger = get_logger(__name__)
 
 CANDIDATES, FACTS = "candidates.jsonl", "merge.json"
-Weights = dict[str, Tensor]
 Shares = tuple[float, ...]
 """What each model counts; they add up to 1."""
 
@@ -121,15 +119,6 @@ class Mixture:
     def take(self, shares: Shares) -> None:
         """Gives ``model`` the weights of the mixture; its temperature stays."""
         self.model.load_weights(mixed(self._weights, shares), source=Path())
-
-
-def mixed(models: Sequence[Weights], shares: Shares) -> Weights:
-    """The sum of weights by their shares, in float64. Models without a share are left out: one that is all of it keeps its bits."""
-    (first, part), *others = [(weights, share) for weights, share in zip(models, shares, strict=True) if share]
-    return {
-        name: sum((weights[name].double() * share for weights, share in others), tensor.double() * part).to(tensor.dtype)
-        for name, tensor in first.items()
-    }
 
 
 class _Measured:

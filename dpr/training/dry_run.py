@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass
 
 from dpr.core.errors import DivergedError
+from dpr.training.callbacks.merging import WEIGHTS
 from dpr.training.callbacks.usual import ValidateAndSave, duration, validate_ahead
+from dpr.training.callbacks.verdict import is_start_measured
 from dpr.training.metrics import peak_memory_gb, wait_for
 from dpr.training.trainer import BiEncoderTrainer
 
@@ -75,9 +77,11 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
     periods, total = ValidateAndSave(trainer.settings.train), trainer.total_steps
     due = [periods.due_at(step, total, trainer.steps_per_epoch) for step in range(1, total + 1)]
     validations, saves = (sum(times) for times in zip(*due))
-    kept = trainer.checkpoints.keep_last
+    train, kept = trainer.settings.train, trainer.checkpoints.keep_last
+    validations += is_start_measured(trainer) + (len(WEIGHTS) if train.merge_with_base else 0)
+    beside = 2 if train.merge_with_base else int(train.keep == "better")  # the start, and what is merged with it
     weights = sum(tensor.nbytes for tensor in trainer.model.weights().values())
-    fields = 3 if trainer.settings.train.ema_decay else 2
+    fields = 3 if train.ema_decay else 2
     moments = sum(fields * parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
     existing = next(path for path in [folder, *folder.parents] if path.is_dir())
     return DryRun(
@@ -87,7 +91,7 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
         memory_gb=peak_memory_gb(trainer.device),
         num_steps=trainer.total_steps,
         num_validations=validations if trainer.validations else 0,
-        num_checkpoints=min(saves, kept + 2) if kept else saves,  # besides the newest, the best and the one being written
+        num_checkpoints=beside + (min(saves, kept + 2) if kept else saves),  # besides the newest, the best and the one being written
         checkpoint_gb=(weights + moments) / 1e9,
         free_gb=shutil.disk_usage(existing).free / 1e9,
     )

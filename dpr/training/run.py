@@ -19,7 +19,7 @@ from dpr.training.metrics import Metrics
 from dpr.training.plan import Plan
 from dpr.training.settings import TrainingSettings
 from dpr.training.step import StepResult
-from dpr.training.validations.protocol import Validation, guard_limits
+from dpr.training.validations.protocol import Validation, broken_guard, guard_limits
 
 logger = get_logger(__name__)
 
@@ -124,11 +124,8 @@ class Run(Protocol):
 def keeps_guards(run: Run, metrics: Metrics) -> bool:
     """Whether a checkpoint of these metrics may be the best; the log names a guard that it breaks, as one does that is not measured."""
     limits = guard_limits(run.validations, run.progress.start_metrics)
-    for name, (limit, is_highest) in limits.items():
-        value = metrics.get(name, math.nan)
-        if not (value >= limit if is_highest else value <= limit):
-            logger.warning(
-                "step %d is better, but cannot be the best: the guard of %s is %.4f, it has %.4f", run.progress.step, name, limit, value
-            )
-            return False
-    return True
+    if (name := broken_guard(limits, metrics)) is None:
+        return True
+    message = "step %d is better, but cannot be the best: the guard of %s is %.4f, it has %.4f"
+    logger.warning(message, run.progress.step, name, limits[name][0], metrics.get(name, math.nan))
+    return False

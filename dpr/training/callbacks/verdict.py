@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ from dpr.core.distributed import from_main, on_main
 from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import RUN_FILE, VERDICT_FILE
 from dpr.formats.metrics_files import is_beside
-from dpr.storage.durable import read_json, write_json
+from dpr.storage.durable import read_json, remove_folder, write_json
+from dpr.training.callbacks.merging import Measured, Values, measure_between, require_base, write_merged
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-from dpr.training.validations.protocol import Validation, guard_limits, higher_is_better, run_validations
+from dpr.training.validations.protocol import Validation, broken_guard, guard_limits, higher_is_better, run_validations
 
 logger = get_logger(__name__)
 
@@ -25,13 +26,11 @@ _PASSES = 3  # of a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _START = "start"
 
-Values = Mapping[str, Sequence[float]]
-"""By metric, the value of every question."""
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """A metric of the best checkpoint against that of the start, or of BM25; the last four are missing where questions have no values."""
+    """A metric of a model against that of the start, of BM25 or of the best checkpoint; the last four are missing where questions have no
+    values."""
 
     metric: str
     against: str
@@ -53,7 +52,7 @@ class Comparison:
 
 class Verdict(Callback):
     """Measures the start of a run, by all validations that it will reach: ``run.progress.start_metrics``. At the end, says in the log and
-    in ``verdict.json`` whether the best checkpoint is better. Training is not changed by it.
+    in ``verdict.json`` whether the best checkpoint, or what ``train.merge_with_base`` made of it, is better. Training is not changed by it.
 
     Checkpoints hold the values of each question at the start, at the best checkpoint and at their step, of the metrics that are compared.
     """
@@ -64,7 +63,11 @@ class Verdict(Callback):
     def on_train_begin(self, run: Run) -> None:
         if run.progress.step < run.last_step:  # that of an earlier end
             on_main(lambda: (run.output_dir / VERDICT_FILE).unlink(missing_ok=True))
-        if run.progress.step or run.progress.start_metrics or not is_start_measured(run):
+        if run.progress.step or run.progress.start_metrics:
+            return
+        if run.settings.train.merge_with_base:
+            require_base(run, is_validated=bool(validations_ahead(run)))
+        if not is_start_measured(run):
             return
         run.progress.start_metrics = metrics = run_validations(validations_ahead(run), run.model, at_start=True)
         self._values = {_START: _compared(run, metrics)}
@@ -79,39 +82,81 @@ class Verdict(Callback):
             self._values[_checkpoint(run, run.progress.step)] = _compared(run, metrics)
 
     def on_train_end(self, run: Run) -> None:
-        progress, start = run.progress, run.progress.start_metrics
-        best = progress.best_checkpoint
+        progress, start, best = run.progress, run.progress.start_metrics, run.progress.best_checkpoint
         name = progress.best_metric or run.best_by(progress.last_metrics)[0]
         if not start or name not in start or not (best or guard_limits(run.validations, start)):
             return
-        is_ahead = progress.best_value is not None and (progress.best_value - start[name]) * (1 if _is_highest(run, name) else -1) > 0
-        opened = _checkpoint(run, 0) if run.settings.train.keep == "better" and not is_ahead else best
-        if opened and opened != best and not from_main((run.output_dir / opened).is_dir()):
-            logger.warning("the start was not saved, since train.keep=better was not set then; the best checkpoint stays %s", best)
-            opened = best
-        on_main(lambda: self._write(run, name, best, opened))
-        if opened != best:
-            progress.best_metric, progress.best_value, progress.best_checkpoint = name, start[name], opened
-            on_main(lambda: write_json(run.output_dir / RUN_FILE, {**read_json(run.output_dir / RUN_FILE), **progress.best()}))
+        folders = {0.0: _checkpoint(run, 0), 1.0: best or _checkpoint(run, progress.step)}
+        found = {1.0: Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))} if best else {}
+        if run.settings.train.keep == "better" or run.settings.train.merge_with_base:
+            if from_main((run.output_dir / folders[0.0]).is_dir()):
+                found = {0.0: Measured(start, self._values.get(_START, {})), **self._between(run, name, folders), **found}
+            else:
+                logger.warning("the start was not saved, since it was not asked for then; the best checkpoint stays %s", best)
+        # Of equals the nearest to the start: that is their order.
+        sign = 1 if _is_highest(run, name) else -1
+        weight = max(found, key=lambda each: sign * found[each].metrics[name], default=None)
+        merged = f"{run.settings.checkpoint_file_name}.merged"
+        if weight is not None:
+            progress.best_metric, progress.best_value = name, found[weight].metrics[name]
+            progress.best_checkpoint = folders.get(weight, merged)
 
-    def _write(self, run: Run, name: str, best: str | None, opened: str | None) -> None:
-        """All comparisons, that by which the best was chosen first."""
-        facts: dict[str, Any] = {"best_checkpoint": best, "opens": opened, "step": run.progress.step}
-        facts["guards"] = {guarded: limit for guarded, (limit, _) in guard_limits(run.validations, run.progress.start_metrics).items()}
-        if best is None:
+        def write() -> None:
+            if weight is not None and weight not in folders:
+                write_merged(run, run.output_dir / merged, folders, weight, found[weight].metrics)
+            self._write(run, name, best, folders, found, weight)
+            facts = read_json(run.output_dir / RUN_FILE)
+            if facts != (now := {**facts, **progress.best()}):
+                write_json(run.output_dir / RUN_FILE, now)
+            if progress.best_checkpoint != merged and (run.output_dir / merged).is_dir():
+                remove_folder(run.output_dir / merged)  # of an earlier end
+
+        on_main(write)
+
+    def _between(self, run: Run, name: str, folders: Mapping[float, str]) -> dict[float, Measured]:
+        """The mixtures of the start and what it was tuned to, if they are asked for, without those that break a guard."""
+        if not run.settings.train.merge_with_base:
+            return {}
+
+        def measure() -> Measured:
+            metrics = run_validations(validations_ahead(run), run.model)
+            return Measured(metrics, _compared(run, metrics))
+
+        limits = guard_limits(run.validations, run.progress.start_metrics)
+        found = measure_between(run, folders, measure)
+        return {each: one for each, one in found.items() if math.isfinite(one.metrics[name]) and not broken_guard(limits, one.metrics)}
+
+    def _write(
+        self, run: Run, name: str, best: str | None, folders: Mapping[float, str], found: Mapping[float, Measured], weight: float | None
+    ) -> None:
+        """All comparisons, that by which the best was chosen first: of the best checkpoint, or of the mixture that is opened."""
+        limits = guard_limits(run.validations, run.progress.start_metrics)
+        facts: dict[str, Any] = {"best_checkpoint": best, "opens": None if weight is None else run.progress.best_checkpoint}
+        facts |= {"step": run.progress.step, "guards": {guarded: limit for guarded, (limit, _) in limits.items()}}
+        if run.settings.train.merge_with_base and 0.0 in found:
+            facts["merge"] = {"weight": weight, "tried": {f"{each:g}": one.metrics[name] for each, one in found.items()}}
+        made = found.get(weight or 1.0)
+        if made is None:
             line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in facts['guards'].items())})"
-            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if opened else "last checkpoint")
+            opened = "last checkpoint" if weight is None else "start"
+            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, opened)
             write_json(run.output_dir / VERDICT_FILE, {**facts, "verdict": "guards broken", "line": line, "comparisons": []})
             return
-        start, after = self._values.get(_START, {}), self._values.get(best, {})
-        found = [_compare(run, name, start, after)]
-        found += [_compare(run, other, start, after) for other in after if other != name and other in start]
-        found += [_compare(run, other, start, after, beside) for other in after if (beside := _beside(other)) in start]
-        for one in found:
-            logger.info("verdict: %s", one)
-        if opened != best or found[0].verdict == "worse":
-            logger.info("model_file=%s opens %s", run.output_dir, "the start" if opened != best else "it all the same (train.keep=best)")
-        facts |= {"verdict": found[0].verdict, "line": str(found[0]), "comparisons": [vars(one) for one in found]}
+        start = Measured(run.progress.start_metrics, self._values.get(_START, {}))
+        compared = [_compare(run, name, start, made)]
+        compared += [_compare(run, other, start, made) for other in made.values if other != name and other in start.values]
+        compared += [_compare(run, other, start, made, "BM25") for other in made.values if _beside(other) in start.values]
+        is_mixed = bool(weight) and weight not in folders
+        line = str(compared[0])
+        if is_mixed and weight:
+            line = f"{weight:g} of {folders[1.0]} and {1 - weight:g} of the start: {line}"
+            compared += [_compare(run, name, found[1.0], made, "the best checkpoint")] if best else []
+        for each in (line, *compared[1:]):
+            logger.info("verdict: %s", each)
+        if weight != 1.0 or compared[0].verdict == "worse":
+            opened = "this mixture" if is_mixed else "the start" if weight == 0.0 else "it all the same (train.keep=best)"
+            logger.info("model_file=%s opens %s", run.output_dir, opened)
+        facts |= {"verdict": compared[0].verdict, "line": line, "comparisons": [vars(one) for one in compared]}
         write_json(run.output_dir / VERDICT_FILE, facts)
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,10 +173,10 @@ def validations_ahead(run: Run) -> list[Validation]:
 
 
 def is_start_measured(run: Run) -> bool:
-    """Whether ``train.eval_at_start``, ``train.keep`` or a guard asks for it or, where the first is absent, the start has weights and
+    """Whether ``train.eval_at_start``, ``keep``, merging or a guard asks for it or, where the first is absent, the start has weights and
     measuring it is cheap beside training. All ranks call it together."""
     train, ahead = run.settings.train, validations_ahead(run)
-    is_needed = train.keep == "better" or any(each.guard is not None for each in ahead)
+    is_needed = train.keep == "better" or train.merge_with_base or any(each.guard is not None for each in ahead)
     wanted = True if is_needed else train.eval_at_start
     if wanted is not None or not ahead or run.model.is_random:
         return bool(wanted and ahead)
@@ -150,11 +195,11 @@ def _compared(run: Run, metrics: Metrics) -> Values:
     return {name: values[name] for name in wanted if name in values}
 
 
-def _compare(run: Run, name: str, start: Values, after: Values, beside: str = "") -> Comparison:
-    before, against = start.get(beside or name, ()), "BM25" if beside else "the start"
-    ours = after.get(name, ())
+def _compare(run: Run, name: str, one: Measured, other: Measured, against: str = "the start") -> Comparison:
+    theirs = _beside(name) if against == "BM25" else name
+    before, ours = one.values.get(theirs, ()), other.values.get(name, ())
     if min(len(before), len(ours)) < 2 or not all(map(math.isfinite, (*before, *ours))):
-        was, now = run.progress.start_metrics[beside or name], sum(ours) / len(ours) if ours else float(run.progress.best_value or 0)
+        was, now = one.metrics[theirs], sum(ours) / len(ours) if ours else other.metrics[name]
         return Comparison(name, against, "not tested", was, now, now - was)
     from dpr.evaluation.significance import paired_test
 

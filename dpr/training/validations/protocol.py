@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -88,6 +89,15 @@ def guard_limits(validations: Sequence[Validation], start: Metrics) -> dict[str,
                 is_highest = bool(each.higher_is_better(name))
                 limits[name] = start[name] - each.guard if is_highest else start[name] + each.guard, is_highest
     return limits
+
+
+def broken_guard(limits: Mapping[str, tuple[float, bool]], metrics: Metrics) -> str | None:
+    """The first guarded metric that passes its limit, or was not measured."""
+    for name, (limit, is_highest) in limits.items():
+        value = metrics.get(name, math.nan)
+        if not (value >= limit if is_highest else value <= limit):
+            return name
+    return None
 
 
 def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0, at_start: bool = False) -> Metrics:

@@ -19,6 +19,7 @@ from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.jobs import merge
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import verify_folder
+from dpr.training.callbacks.merging import mixed
 from tests.helpers.adapters import base_folder, randomize_adapters
 from tests.helpers.jobs import raising
 from tests.helpers.tiny import encoder_folder, make_samples, static_folder, tiny_model
@@ -90,7 +91,7 @@ def test_dev_questions_choose(place: Path, chosen: Path, tmp_path: Path) -> None
     best = tried[values.index(max(values))]
     assert facts["weights"] == dict(zip(("tuned", "base"), best["weights"], strict=True)) and facts["metrics"] == best["metrics"]
     base, tuned = weights_of(place / "base"), weights_of(place / "tuned")
-    expected = merge.mixed([tuned, base], tuple(best["weights"]))
+    expected = mixed([tuned, base], tuple(best["weights"]))
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(chosen).items())
     # What is measured is what dpr evaluate measures of the same model.
     assert (
@@ -144,7 +145,7 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(
 def test_several_models_are_joined_as_long_as_it_helps(place: Path, tmp_path: Path) -> None:
     several = f"tuned={place / 'base'},{place / 'tuned'},{place / 'bad'}"
     assert run([several, f"out={tmp_path / 'mean'}"]) == 0
-    expected = merge.mixed([weights_of(place / name) for name in ("base", "tuned", "bad")], (1 / 3,) * 3)
+    expected = mixed([weights_of(place / name) for name in ("base", "tuned", "bad")], (1 / 3,) * 3)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(tmp_path / "mean").items())
 
     assert run([several, f"out={tmp_path / 'soup'}", f"set={place / 'dev'}", "metric=mrr@10", "device=cpu"]) == 0
