@@ -36,7 +36,7 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
     fixed, free = (_dict(_dict(state.get("identity")).get(part)) for part in ("fixed", "free"))
     found = {"training data": fixed.get("train_datasets"), "validation data": free.get("dev_datasets.content")}
     metrics = _dict(_dict(state.get("progress")).get("last_metrics"))
-    base = _dict(config.get("encoder")).get("pretrained_model_cfg")
+    base = None if config.get("model_file") else _dict(config.get("encoder")).get("pretrained_model_cfg")
     return CardFacts(
         name=name,
         license=license_name,

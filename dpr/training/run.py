@@ -126,6 +126,6 @@ def keeps_guards(run: Run, metrics: Metrics) -> bool:
     limits = guard_limits(run.validations, run.progress.start_metrics)
     if (name := broken_guard(limits, metrics)) is None:
         return True
-    message = "step %d is better, but cannot be the best: the guard of %s is %.4f, it has %.4f"
+    message = "step %d cannot be the best checkpoint: the guard of %s is %.4f, it has %.4f"
     logger.warning(message, run.progress.step, name, limits[name][0], metrics.get(name, math.nan))
     return False

@@ -15,13 +15,10 @@ from torch import Tensor
 
 from dpr.core.distributed import barrier, on_main
 from dpr.core.errors import ConfigError
-from dpr.core.logs import get_logger
 from dpr.formats.checkpoints import CONFIG_FILE, MODEL_FILE, STATE_FILE, read_tensors, write_json_file
 from dpr.storage.durable import append_jsonl, durable_folder, read_json, read_manifest, writing
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
-
-logger = get_logger(__name__)
 
 CANDIDATES = "merge.jsonl"
 WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))
@@ -64,7 +61,7 @@ def require_base(run: Run, *, is_validated: bool) -> None:
         raise ConfigError(f"{key} the adapters that this run starts from are trained already; leave it out, and run dpr merge afterwards")
 
 
-def measure_between(run: Run, folders: Mapping[float, str], measure: Callable[[], Measured]) -> dict[float, Measured]:
+def measure_between(run: Run, folders: Mapping[float, str], measure: Callable[[float], Measured]) -> dict[float, Measured]:
     """By the weight of what was tuned, the mixtures of the checkpoints ``folders`` at weight 0 and 1, put into the run's model one after
     another; what a process that was killed has measured is not measured again. The model then is that of the last checkpoint. All ranks
     call it together."""
@@ -81,8 +78,7 @@ def measure_between(run: Run, folders: Mapping[float, str], measure: Callable[[]
     ends = _ends(run, folders) if missing else []
     for weight in missing:
         run.model.load_weights(between(ends, weight), source=run.output_dir)
-        known[weight] = now = measure()
-        logger.info("with weight %g  %s", weight, "  ".join(f"{name} {value:.4f}" for name, value in now.metrics.items()))
+        known[weight] = now = measure(weight)
         on_main(partial(_add, file, {"weight": weight, "of": of, **now._asdict()}))
     if missing:
         last = run.output_dir / f"{run.settings.checkpoint_file_name}.step{run.progress.step}"

@@ -118,9 +118,12 @@ class Verdict(Callback):
         if not run.settings.train.merge_with_base:
             return {}
 
-        def measure() -> Measured:
+        def measure(weight: float) -> Measured:
             metrics = run_validations(validations_ahead(run), run.model)
-            return Measured(metrics, _compared(run, metrics))
+            values = _compared(run, metrics)
+            shown = "  ".join(f"{each} {metrics[each]:.4f}" for each in dict.fromkeys((name, *values)))
+            logger.info("%s: %s", _mixture(weight, folders), shown)
+            return Measured(metrics, values)
 
         limits = guard_limits(run.validations, run.progress.start_metrics)
         found = measure_between(run, folders, measure)
@@ -149,7 +152,7 @@ class Verdict(Callback):
         is_mixed = bool(weight) and weight not in folders
         line = str(compared[0])
         if is_mixed and weight:
-            line = f"{weight:g} of {folders[1.0]} and {1 - weight:g} of the start: {line}"
+            line = f"{_mixture(weight, folders)}: {line}"
             compared += [_compare(run, name, found[1.0], made, "the best checkpoint")] if best else []
         for each in (line, *compared[1:]):
             logger.info("verdict: %s", each)
@@ -217,6 +220,10 @@ def _is_highest(run: Run, name: str) -> bool:
 
 def _checkpoint(run: Run, step: int) -> str:
     return f"{run.settings.checkpoint_file_name}.step{step}"
+
+
+def _mixture(weight: float, folders: Mapping[float, str]) -> str:
+    return f"{weight:g} of {folders[1.0]} and {1 - weight:g} of the start"
 
 
 def _beside(name: str, what: str = "bm25") -> str:

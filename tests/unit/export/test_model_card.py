@@ -57,6 +57,15 @@ def test_a_card_holds_what_is_known(trained: tuple[Path, list[str]], tmp_path: P
     assert str(folder) not in text and "base_model" not in head
 
 
+def test_a_run_from_a_model_file_has_no_base_but_that(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
+    """``encoder.pretrained_model_cfg`` has a default, which nothing was read from."""
+    folder, arguments = trained
+    kept = [argument for argument in arguments if not argument.startswith(("encoder.", "output_dir"))]
+    assert main([*kept, f"model_file={folder / 'run'}", f"output_dir={tmp_path / 'run'}"]) == 0
+    text = (tmp_path / "run" / "export" / "transformers" / "README.md").read_text()
+    assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
+
+
 def test_a_card_without_facts_is_a_card(tmp_path: Path) -> None:
     from dpr.export.folders import export_folder
     from tests.helpers.exports import bert
