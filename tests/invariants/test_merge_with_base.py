@@ -20,7 +20,7 @@ from dpr.formats.corpora import read_passages
 from dpr.formats.question_sets import read_qrels, read_questions
 from dpr.models.biencoder import BiEncoder
 from dpr.models.settings import EncoderSettings
-from dpr.storage.durable import verify_folder
+from dpr.storage.durable import remove_folder, verify_folder
 from dpr.training.callbacks import merging
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.settings import TrainSettings
@@ -184,6 +184,10 @@ def test_load_best_at_end_and_averages(folder: Path, tmp_path: Path) -> None:
     job.train()
     opened = BiEncoder.load(tmp_path).weights()
     assert all(torch.equal(tensor, opened[name]) for name, tensor in job.model.weights().items())
+    assert job.progress.best_checkpoint == MERGED
+    remove_folder(tmp_path / START)  # to save space
+    trainer(folder, tmp_path, ema_decay=0.8).train()
+    assert weights_of(tmp_path / MERGED).keys() == opened.keys(), "what cannot be made again stays"
 
 
 def test_a_mixture_may_keep_a_guard_that_every_checkpoint_breaks(folder: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class Verdict(Callback):
             facts = read_json(run.output_dir / RUN_FILE)
             if facts != (now := {**facts, **progress.best()}):
                 write_json(run.output_dir / RUN_FILE, now)
-            if progress.best_checkpoint != merged and (run.output_dir / merged).is_dir():
+            if weight in folders and 0.0 in found and (run.output_dir / merged).is_dir():
                 remove_folder(run.output_dir / merged)  # of an earlier end
 
         on_main(write)
@@ -141,23 +141,20 @@ class Verdict(Callback):
         made = found.get(weight or 1.0)
         if made is None:
             line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in facts['guards'].items())})"
-            opened = "last checkpoint" if weight is None else "start"
-            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, opened)
+            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if found else "last checkpoint")
             write_json(run.output_dir / VERDICT_FILE, {**facts, "verdict": "guards broken", "line": line, "comparisons": []})
             return
         start = Measured(run.progress.start_metrics, self._values.get(_START, {}))
         compared = [_compare(run, name, start, made)]
         compared += [_compare(run, other, start, made) for other in made.values if other != name and other in start.values]
         compared += [_compare(run, other, start, made, "BM25") for other in made.values if _beside(other) in start.values]
-        is_mixed = bool(weight) and weight not in folders
-        line = str(compared[0])
-        if is_mixed and weight:
-            line = f"{_mixture(weight, folders)}: {line}"
+        line, opened = str(compared[0]), "the start" if weight == 0.0 else "it all the same (train.keep=best)"
+        if weight and weight not in folders:
+            line, opened = f"{_mixture(weight, folders)}: {line}", "this mixture"
             compared += [_compare(run, name, found[1.0], made, "the best checkpoint")] if best else []
         for each in (line, *compared[1:]):
             logger.info("verdict: %s", each)
         if weight != 1.0 or compared[0].verdict == "worse":
-            opened = "this mixture" if is_mixed else "the start" if weight == 0.0 else "it all the same (train.keep=best)"
             logger.info("model_file=%s opens %s", run.output_dir, opened)
         facts |= {"verdict": compared[0].verdict, "line": line, "comparisons": [vars(one) for one in compared]}
         write_json(run.output_dir / VERDICT_FILE, facts)

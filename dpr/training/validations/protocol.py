@@ -103,7 +103,6 @@ def broken_guard(limits: Mapping[str, tuple[float, bool]], metrics: Metrics) -> 
 def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_pools: int = 0, at_start: bool = False) -> Metrics:
     """The metrics of all ``validations``; with ``num_pools`` those of their trials, ``at_start`` with what stands beside them.
 
-
     Raises:
         ConfigError: two of them use one name, a name does not start with ``eval/``, or a value is not a number.
     """
