@@ -63,6 +63,14 @@ def _diverged(run: Training) -> Symptom | None:
     return Symptom("The loss rises again", f"loss {lowest:.3f} at step {step:.0f}, {end:.3f} over the last quarter", advice)
 
 
+def _collapsed(run: Training) -> Symptom | None:
+    ranks = _series(run, "pool/effective_rank")
+    if not ranks or ranks[-1] >= min(3.0, max(ranks) / 4):
+        return None
+    seen = f"the effective rank of a pool's passages was {max(ranks):.1f} and is {ranks[-1]:.1f}: they all have nearly the same vector"
+    return Symptom("The vectors collapse", seen, "start anew with a lower train.learning_rate, a tenth of it, or more train.warmup_steps")
+
+
 def _too_easy(run: Training) -> Symptom | None:
     accuracy = _series(run, "train/in_batch_acc")
     if len(accuracy) < _LEAST_LINES or (early := _mean(accuracy[_quarter(accuracy) : 2 * _quarter(accuracy)])) < 0.97:
@@ -125,6 +133,7 @@ _RULES: tuple[Callable[[Training], Symptom | None], ...] = (
     _not_finite,
     _not_learning,
     _diverged,
+    _collapsed,
     _worse_than_start,
     _overfitted,
     _too_easy,

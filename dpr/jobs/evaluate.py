@@ -34,7 +34,7 @@ from dpr.indexer.ranking import Ranking
 from dpr.integrations.mteb import task_sets
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder
-from dpr.retrieval.judging import example_rows, first_hits, judge_by_qrels, relevant_ids, write_report
+from dpr.retrieval.judging import example_rows, first_hits, judge_by_answers, judge_by_qrels, relevant_ids, write_report
 from dpr.retrieval.passages import find_passages
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
 from dpr.retrieval.search_folder import FILE, SearchSettings
@@ -52,6 +52,7 @@ _PLACE_OF_ROWS = ("corpus", "shard_id", "num_shards", "first_row", "end_row", "c
 """What metadata of vectors say beside what decides them."""
 _OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
 COLUMNS = {"ndcg@10": "nDCG@10", "recall@100": "recall@100", "mrr@10": "MRR@10"}
+ANSWER_COLUMNS = ("accuracy@20", "accuracy@100", "accuracy@1")
 MEAN = "mean"
 Figures = dict[str, dict[str, dict[str, Estimate]]]
 """By set, system and metric."""
@@ -84,8 +85,8 @@ def run(config: EvaluateConfig) -> float | None:
     write_page(out / PAGE, Report(str(config.model_file or "BM25"), retrievals=retrievals, table=(heading, rows_of(figures))))
     print(text_table(rows_of(figures)))
     logger.info("%s and %s written", out / RESULTS, out / PAGE)
-    last = figures[MEAN if len(sets) > 1 else sets[0].name][config.systems[-1]]
-    return next(one.mean for one in last.values())
+    last = figures[MEAN if len(sets) > 1 else sets[0].name].get(config.systems[-1], {})
+    return next((one.mean for one in last.values()), None)
 
 
 class _Suite:
@@ -107,10 +108,10 @@ class _Suite:
         with output(target, made_of, overwrite=config.overwrite) as is_needed:
             if not is_needed:
                 return
-            qrels = read_qrels(test_set.qrels)
+            qrels = None if test_set.qrels is None else read_qrels(test_set.qrels)
             asked = read_questions(test_set.queries)
-            questions = [question for question in asked if question.id in qrels]
-            if not questions:
+            questions = [question for question in asked if (question.answers if qrels is None else question.id in qrels)]
+            if not questions and qrels:
                 example = f"a question's id is {asked[0].id!r}, a judged one's {next(iter(qrels))!r}"
                 raise InputError(f"no question of {test_set.queries} has judgements: {example}", file=test_set.qrels)
             source = PassageSource(test_set.corpus, test_set.name, passage_prefix=test_set.options.passage_prefix or "")
@@ -121,24 +122,31 @@ class _Suite:
             rankings = self._rankings(test_set, source, form, questions)
             rows = example_rows(questions, qrels)
             shown = set().union(*(first_hits(ranking, rows) for ranking in rankings.values()))
-            passages = find_passages([source], shown | relevant_ids(qrels))
+            read = (
+                [{key for hits in ranking for key, _ in hits} for ranking in rankings.values()] if qrels is None else [relevant_ids(qrels)]
+            )
+            passages = find_passages([source], shown.union(*read))
             asking: dict[str, Any] = {"questions": questions, "texts": [form.text(question.text) for question in questions]}
             with durable_folder(target, overwrite=config.overwrite, metadata={"kind": "evaluation", "made_of": made_of}) as folder:
                 for system, ranking in rankings.items():
-                    judged = judge_by_qrels(questions, ranking, qrels, num_docs=config.n_docs, corpus_ids=passages)
+                    if qrels is None:
+                        judged = judge_by_answers(questions, ranking, passages, kind="string", num_docs=config.n_docs)
+                    else:
+                        judged = judge_by_qrels(questions, ranking, qrels, num_docs=config.n_docs, corpus_ids=passages)
                     facts: dict[str, Any] = {"question_set": test_set.name, "indexer": "bm25" if system == "bm25" else "exact"}
                     facts |= {"hybrid": "linear", "hybrid_weight": self.fusion.weight} if system == "hybrid" else {}
                     measured: dict[str, Any] = {"rankings": ranking, "judged": judged, "rows": rows, "passages": passages}
                     write_report(folder / f"{system}.json", facts, **asking, **measured, num_docs=config.n_docs)
                     if config.trec_runs:
                         write_trec_run(folder / f"{system}.run", dict(zip((question.id for question in questions), ranking)), system)
-                if config.trec_runs:
+                if config.trec_runs and qrels is not None:
                     write_qrels(folder / "qrels.txt", qrels)
 
     def _made_of(self, test_set: TestSet) -> dict[str, Any]:
         """What decides the results of a set."""
         config = self.config
-        files = {part: content_sha256(getattr(test_set, part))[:32] for part in ("corpus", "queries", "qrels")}
+        paths = {part: getattr(test_set, part) for part in ("corpus", "queries", "qrels")}
+        files = {part: content_sha256(path)[:32] for part, path in paths.items() if path is not None}
         names = ("systems", "n_docs", "trec_runs", *(["precision"] * config.needs_model))
         facts = {name: getattr(config, name) for name in names} | {name: getattr(test_set.options, name) for name in _OPTIONS}
         if "hybrid" in config.systems:
@@ -233,7 +241,9 @@ def _evaluate_run_file(config: EvaluateConfig) -> float | None:
 
 
 def shown_metrics(run: MetricsFile) -> list[str]:
-    """Those of ``COLUMNS``; of a run of fewer than ten passages the same kinds at its deepest cut-off."""
+    """Those of ``COLUMNS``, of a run of fewer than ten passages at its deepest cut-off; without judgements those of ``ANSWER_COLUMNS``."""
+    if not any(name.startswith("ndcg@") for name in run.metrics):
+        return [metric for metric in ANSWER_COLUMNS if metric in run.metrics] or list(run.metrics)[-1:]
     if "ndcg@10" in run.metrics:
         return [metric for metric in COLUMNS if metric in run.metrics]
     deepest = max(int(name.partition("@")[2]) for name in run.metrics if name.startswith("ndcg@"))
@@ -257,7 +267,8 @@ def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
     means: dict[str, dict[str, Estimate]] = {}
     for label, first in next(iter(figures.values())).items():
         for metric in first:
-            means.setdefault(label, {})[metric] = mean_of([systems[label][metric] for systems in figures.values()])
+            if all(metric in systems[label] for systems in figures.values()):
+                means.setdefault(label, {})[metric] = mean_of([systems[label][metric] for systems in figures.values()])
     return {**figures, MEAN: means}
 
 

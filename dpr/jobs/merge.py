@@ -175,6 +175,8 @@ def _validation(test_set: TestSet, config: MergeConfig) -> RetrievalValidation:
     options = test_set.options
     if options.skip_same_id:
         raise ConfigError(f"{test_set.name}: skip_same_id=true is for dpr evaluate; choose by a set without it")
+    if test_set.qrels is None:
+        raise InputError(f"{test_set.name}: no judgements to choose by", file=test_set.queries, expected="qrels/<split>.tsv beside it")
     files: dict[str, Any] = {"corpus": str(test_set.corpus), "questions": str(test_set.queries), "qrels": str(test_set.qrels)}
     asked: dict[str, Any] = {
         "prompt": options.prompt,

@@ -48,7 +48,7 @@ def nll_of_scores(scores: Tensor, rivals: Rivals, temperature: Temperature) -> L
     """As ``nll_of_columns``, from the scores (B, M), which are changed."""
     scores = rivals.weighed(rivals.mask_(scores), temperature.constant())
     losses = torch.nn.functional.cross_entropy(scores, rivals.target, reduction="none")
-    return LossResult(losses, (scores.argmax(dim=1) == rivals.target).sum())
+    return LossResult(losses, scores.argmax(dim=1) == rivals.target)
 
 
 def in_blocks(questions: Tensor, columns: Tensor, max_scores: int) -> bool:
@@ -97,9 +97,9 @@ class _BlockwiseNll(torch.autograd.Function):
             log_sum[block.rows] = torch.logaddexp(log_sum[block.rows], scores.logsumexp(dim=1))
         ctx.save_for_backward(questions, contexts, temperature, log_sum)
         ctx.rivals, ctx.max_scores = rivals, max_scores
-        num_correct = (best_column == rivals.target).sum()
-        ctx.mark_non_differentiable(num_correct, best)
-        return log_sum - target_score, num_correct, best
+        correct = best_column == rivals.target
+        ctx.mark_non_differentiable(correct, best)
+        return log_sum - target_score, correct, best
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -131,7 +131,7 @@ def _targets(rivals: Rivals, block: _Block) -> tuple[Tensor, Tensor]:
 def blockwise_nll(
     questions: Tensor, contexts: Tensor, rivals: Rivals, temperature: Temperature, *, max_scores: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-log softmax(target) of each question, (B,), the number of questions that rank it first, and the highest score of each, (B,).
+    """-log softmax(target) of each question, (B,), whether each ranks it first, (B,), and the highest score of each, (B,).
 
     A target that is none of the columns scores 0: the result is then the logarithm of the sum over all columns. ``questions`` (B, D),
     ``contexts`` (M, D). Differentiable in both and in the temperature; in fp32 at least, whatever autocast says.
@@ -140,5 +140,5 @@ def blockwise_nll(
         dtype = torch.promote_types(questions.dtype, torch.float32)
         questions = questions.to(dtype)
         size = block_size(questions, max_scores)
-        losses, num_correct, best = _BlockwiseNll.apply(questions, contexts.to(dtype), temperature.like(questions), rivals, size)
-    return losses, num_correct, best
+        losses, correct, best = _BlockwiseNll.apply(questions, contexts.to(dtype), temperature.like(questions), rivals, size)
+    return losses, correct, best

@@ -66,8 +66,8 @@ class Objective(Loss):
         for width, weight in zip(widths, weights, strict=True):
             narrow = replace(pool, contexts=self._prefix(pool.contexts, width), questions=self._prefix(pool.questions, width))
             result = self._sum(self._prefix(questions, width), narrow, batch)
-            results[width] = LossResult(weight * result.losses, result.num_correct)
-        return LossResult(_added([result.losses for result in results.values()]), results[max(widths)].num_correct)
+            results[width] = LossResult(weight * result.losses, result.correct)
+        return LossResult(_added([result.losses for result in results.values()]), results[max(widths)].correct)
 
     def _prefix(self, vectors: Tensor, width: int) -> Tensor:
         """The first ``width`` dimensions, of length 1 again if the vectors have it."""
@@ -79,23 +79,23 @@ class Objective(Loss):
         """The weighted sum of the terms for vectors of one width."""
         if OWN_SCORES in self._needed:
             pool = replace(pool, own_scores=own_scores(questions, pool))
-        losses, num_correct = list[Tensor](), None
+        losses, correct = list[Tensor](), None
         for weight, term in self.terms:
             found = term(questions, pool, batch)
             if isinstance(found, LossResult):
-                num_correct = found.num_correct if num_correct is None else num_correct
+                correct = found.correct if correct is None else correct
                 found = found.losses
             if not isinstance(found, Tensor) or found.shape != (len(batch),):
                 shape = f"losses of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
                 raise ConfigError(f"the term {type(term).__name__} returned {shape}; expected one loss per question, ({len(batch)},)")
             losses.append(weight * found)
-        return LossResult(_added(losses), self._own_correct(questions, pool, batch) if num_correct is None else num_correct)
+        return LossResult(_added(losses), self._own_correct(questions, pool, batch) if correct is None else correct)
 
     def _own_correct(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
-        """How many questions rank their positive first among their own slots, ()."""
+        """Which questions rank their positive first among their own slots, (B,)."""
         scores = own_scores(questions, pool) if pool.own_scores is None else pool.own_scores
         candidates = own_candidates(batch, self.candidates)[0].to(scores.device)
-        return (candidates.mask_(scores.detach().clone()).argmax(1) == candidates.target).sum()
+        return candidates.mask_(scores.detach().clone()).argmax(1) == candidates.target
 
 
 def _added(terms: list[Tensor]) -> Tensor:

@@ -46,15 +46,20 @@ class Pool:
 
 
 class LossResult(NamedTuple):
-    """``losses`` (B,) is the loss of each of this rank's questions; ``num_correct`` () how many rank their positive first."""
+    """Of this rank's questions: ``losses`` (B,); ``correct`` (B,) whether each ranks its positive first, or how many do, ()."""
 
     losses: Tensor
-    num_correct: Tensor
+    correct: Tensor
 
     @property
     def loss(self) -> Tensor:
         """The sum over the questions, ()."""
         return self.losses.sum()
+
+    @property
+    def num_correct(self) -> Tensor:
+        """How many questions rank their positive first, ()."""
+        return self.correct.sum()
 
 
 class Term(ABC):
@@ -99,4 +104,4 @@ class Loss(Term):
 
     @abstractmethod
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> LossResult:
-        """As of a term, with the number of questions that rank their positive first."""
+        """As of a term, with which questions rank their positive first."""

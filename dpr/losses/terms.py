@@ -180,7 +180,7 @@ def _combined(kind: str, negatives: Tensor, best: Tensor, positives: Tensor, exi
         losses = -logsigmoid(masked.logsumexp(1) - negatives)
     else:
         losses = -logsigmoid(positives - negatives[:, None]).masked_fill(~exists, 0.0).sum(1)
-    return LossResult(losses, (masked.detach().amax(1) > best).sum())
+    return LossResult(losses, masked.detach().amax(1) > best)
 
 
 def kl_divergence(student: Tensor, teacher: Tensor, is_scored: Tensor) -> Tensor:

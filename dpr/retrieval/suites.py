@@ -14,7 +14,7 @@ from dpr.core.logs import get_logger
 from dpr.core.records import Passage, Question
 from dpr.core.suggestions import suggestion
 from dpr.formats.corpora import write_passages
-from dpr.formats.question_sets import write_qrels, write_questions
+from dpr.formats.question_sets import read_questions, write_qrels, write_questions
 from dpr.formats.training_files.registry import look_at
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.yaml_files import read_yaml
@@ -26,21 +26,21 @@ logger = get_logger(__name__)
 
 CACHE = "cache"
 """Folder of vectors and indexes beside those of the test sets."""
-_SUFFIXES = {"corpus": (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet"), "queries": (".jsonl", ".jsonl.gz")}
+_SUFFIXES = {"corpus": (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet"), "queries": (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")}
 _QRELS = (".tsv", ".tsv.gz", ".txt", ".qrels")
 _EXPECTED = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 
 
 @dataclass(frozen=True, slots=True)
 class TestSet:
-    """A test set: ``name`` is unique in its suite, the files exist."""
+    """A test set: ``name`` is unique in its suite, the files exist. Without ``qrels``, a text that has an answer in it is right."""
 
     __test__ = False  # not a class of tests, whatever its name
 
     name: str
     corpus: Path
     queries: Path
-    qrels: Path
+    qrels: Path | None
     options: SuiteSetConfig
 
 
@@ -108,16 +108,24 @@ def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str) -> T
     for part in ("corpus", "queries", "qrels"):
         given = getattr(options, part)
         files[part] = base / Path(given).expanduser() if given else _in_folder(folder, part, options.split or split)
+        if (
+            part == "qrels"
+            and given is None
+            and files[part] is None
+            and any(question.answers for question in read_questions(files["queries"]))
+        ):
+            continue
         if files[part] is None or not files[part].is_file():
             missing = f"no {part}" if given is None else f"no such file {files[part]}"
-            raise InputError(f"{name}: {missing}", file=folder or source, expected=_EXPECTED + _splits(folder, part))
+            expected = f"{_EXPECTED}, or questions with answers{_splits(folder, part)}"
+            raise InputError(f"{name}: {missing}", file=folder or source, expected=expected)
     return TestSet(name, **files, options=options)
 
 
 def _of_training_data(file: Path, cache: Path) -> TestSet:
     """A test set of a file that lists right and wrong passages for each question; one passage of the corpus for each different text."""
     if not look_at(file).is_training_data:
-        hint = "for questions with answers and a corpus, dpr retrieve qa_dataset=<questions> ctx_datasets=[<corpus>]"
+        hint = "put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl or corpus.tsv"
         raise InputError("is no test set", file=file, expected=f"a folder with {_EXPECTED}, a .yaml, or a file of training data", hint=hint)
     name = file.name.removesuffix(".gz").partition(".")[0]
     folder = cache / f"{name}-{content_sha256(file)[:16]}"

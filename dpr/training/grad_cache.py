@@ -70,8 +70,8 @@ class CachedStep(Step):
         with self._sparse_word_gradients():
             with record_function("dpr/encode"):
                 vectors, graphs = self._encode_all(batch, chunks, seed, gather)
-            result = pool_loss(self.loss, vectors["question"], gather, batch, self.model.temperature)
-            sums = StepResult(result.loss.detach(), result.num_correct, len(batch))
+            result = pool_loss(self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_pool)
+            found = StepResult(result.losses.detach(), result.correct, len(batch))
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
                 # Backward ends at these leaves. Its only collectives are those of the gather, in the same order on all ranks.
@@ -82,7 +82,7 @@ class CachedStep(Step):
                 self._carry_on(batch, chunks, gradients, graphs, seed)
                 if is_last:
                     average(self.model, by_rows=self._by_rows)
-        return sums
+        return found
 
     def _encode_all(
         self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: PoolGather

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import BiEncoderBatch
+from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.distributed import current_ranks, sum_over_ranks
 from dpr.models.biencoder import BiEncoder
 from dpr.models.encoder import Encoder
@@ -21,29 +22,33 @@ Metrics = dict[str, float]
 
 
 class TrainingMetrics:
-    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a NaN or infinite loss does not count.
+    """Sums of loss, correct answers, questions, tokens and arithmetic since the last ``take``; a micro-batch whose loss is NaN or infinite
+    does not count. Of several train sets ``names``, each has its own metrics beside the total.
 
     Nothing is read back from the device, and nothing travels between ranks, before ``take``.
     """
 
-    def __init__(self, model: BiEncoder) -> None:
-        self._device = model.device
+    def __init__(self, model: BiEncoder, names: Sequence[str] = ()) -> None:
+        self._device, self._names = model.device, names
         towers = {"question": model.question_model, "ctx": model.ctx_model}
         self._packed = {side: tower.is_packed for side, tower in towers.items()}
         self._cost = {side: TowerCost(tower) for side, tower in towers.items()}
         self._reset()
 
     def _reset(self) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+        self._sums = torch.zeros(max(len(self._names), 1), 3, dtype=torch.float64, device=self._device)
         self._questions = self._tokens = self._computed = 0
         self._flops = 0.0
         self._start = time.perf_counter()
 
     def add(self, result: StepResult, batch: BiEncoderBatch) -> None:
         """Adds one micro-batch; ``batch`` is the one on the CPU."""
-        loss = result.loss_sum.double()
-        values = torch.stack([loss, result.num_correct.double(), torch.full_like(loss, result.num_questions)])
-        self._sums += torch.where(torch.isfinite(loss), values, 0.0)
+        losses, size = result.losses.double(), result.num_questions
+        correct = result.correct.double() / (1 if result.correct.dim() else size)  # a user-defined loss may say how many, not which
+        values = torch.stack([losses, correct.expand(size), torch.ones_like(losses)], dim=1)
+        members = torch.zeros(len(self._sums), size, dtype=torch.float64)
+        members[torch.tensor(batch.datasets) if self._names else 0, torch.arange(size)] = 1.0
+        self._sums += on_device(members, self._device) @ torch.where(torch.isfinite(losses.sum()), values, 0.0)
         self._questions += result.num_questions
         self._tokens += batch.num_tokens
         for side, tokens in (("question", batch.questions), ("ctx", batch.contexts)):
@@ -57,7 +62,9 @@ class TrainingMetrics:
         ``peak``: operations per second that a device could do; ``perf/mfu`` is the share of it that the model's arithmetic took.
         """
         counts = torch.tensor([self._questions, self._tokens, self._computed, self._flops], dtype=torch.float64, device=self._device)
-        loss, correct, judged, questions, tokens, computed, flops = sum_over_ranks(torch.cat([self._sums, counts])).tolist()
+        *sums, questions, tokens, computed, flops = sum_over_ranks(torch.cat([self._sums.flatten(), counts])).tolist()
+        of_sets = [sums[start : start + 3] for start in range(0, len(sums), 3)]
+        loss, correct, judged = map(sum, zip(*of_sets, strict=True))
         elapsed = max(time.perf_counter() - self._start, 1e-9)
         self._reset()
         if not questions:
@@ -69,7 +76,21 @@ class TrainingMetrics:
             "perf/tokens_per_s": tokens / elapsed,
             "perf/padding_share": 1.0 - tokens / computed,
             **({"perf/mfu": flops / elapsed / (peak * current_ranks().world_size)} if peak else {}),
+            **{
+                name: value
+                for own in zip(self._names, of_sets, strict=False)
+                for name, value in _of_set(*own, judged).items()
+                if len(of_sets) > 1
+            },
         }
+
+
+def _of_set(name: str, sums: Sequence[float], judged: float) -> Metrics:
+    """The metrics of one of several train sets: loss, in-batch accuracy, and its share of the questions; {} where it had none."""
+    loss, correct, size = sums
+    if not size:
+        return {}
+    return {f"train/{name}/loss": loss / size, f"train/{name}/in_batch_acc": correct / size, f"train/{name}/share": size / judged}
 
 
 class TowerCost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from dpr.core.distributed import Ranks, average_gradients
 from dpr.core.errors import ConfigError
 from dpr.core.precision import autocast
 from dpr.core.temperature import Temperature
-from dpr.losses.protocol import Loss, LossResult
+from dpr.losses.protocol import Loss, LossResult, Pool
 from dpr.models.biencoder import BiEncoderVectors
 from dpr.training.pool_gather import PoolGather
 from dpr.training.rows import row_tables
@@ -22,15 +23,28 @@ from dpr.training.sharding import averaging
 
 
 class StepResult(NamedTuple):
-    """Sums over this rank's questions, detached: ``loss_sum`` () without loss weights, ``num_correct`` (), ``num_questions``."""
+    """Of this rank's questions, detached: ``losses`` (B,) without loss weights, ``correct`` as in ``LossResult``."""
 
-    loss_sum: Tensor
-    num_correct: Tensor
+    losses: Tensor
+    correct: Tensor
     num_questions: int
+
+    @property
+    def loss_sum(self) -> Tensor:
+        return self.losses.sum()
+
+    @property
+    def num_correct(self) -> Tensor:
+        return self.correct.sum()
+
+
+OnPool = Callable[[Tensor, Pool, BiEncoderBatch], None]
 
 
 class Step(ABC):
-    """One micro-batch. Adds its gradient to the parameters."""
+    """One micro-batch. Adds its gradient to the parameters. ``on_pool`` is called with what the loss was called with, without gradient."""
+
+    on_pool: OnPool | None = None
 
     def __init__(self, model: nn.Module, loss: Loss, *, ranks: Ranks, device: torch.device, precision: str = "fp32") -> None:
         self.model, self.loss, self.ranks, self.device, self._precision = model, loss, ranks, device, precision
@@ -42,7 +56,9 @@ class Step(ABC):
         """``num_pools`` pools make up the optimizer step; gradients are averaged over ranks with the last."""
 
 
-def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, temperature: Temperature) -> LossResult:
+def pool_loss(
+    loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncoderBatch, temperature: Temperature, on_pool: OnPool | None
+) -> LossResult:
     """The loss of this rank's question vectors (B, D) in the pool that all ranks make up.
 
     Raises:
@@ -55,6 +71,9 @@ def pool_loss(loss: Loss, questions: Tensor, gather: PoolGather, batch: BiEncode
         name = type(loss).__name__
         found = f"losses of shape {tuple(result.losses.shape)}" if isinstance(result, LossResult) else f"a {type(result).__name__}"
         raise ConfigError(f"the loss {name} returned {found}; expected a LossResult with one loss per question, ({len(batch)},)")
+    if on_pool is not None:
+        with torch.no_grad():
+            on_pool(questions.detach(), pool, batch)
     return result._replace(losses=temperature.touched_by(result.losses))
 
 
@@ -75,9 +94,9 @@ class DirectStep(Step):
         with averaging(self.model, is_last=is_last):
             with autocast(self.device, self._precision), record_function("dpr/encode"):
                 vectors: BiEncoderVectors = self.model(batch.questions, batch.contexts, batch.encoder_type, on_contexts=gather.start)
-            result = pool_loss(self.loss, vectors.questions, gather, batch, vectors.temperature)
+            result = pool_loss(self.loss, vectors.questions, gather, batch, vectors.temperature, self.on_pool)
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
                 if self._by_rows and is_last:
                     average_gradients(self.model.parameters(), by_rows=self._by_rows)
-        return StepResult(result.loss.detach(), result.num_correct, len(batch))
+        return StepResult(result.losses.detach(), result.correct, len(batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,14 @@ class BiEncoderTrainer(Run):
         freeze_unneeded(model, precision=train.precision)
         set_up_arithmetic(train, model)
         self.step = make_step(model, self.loss, train, ranks=self.ranks, device=self.device)
+        self.step.on_pool = partial(self.emit, "on_pool")
         self.optimizer = make_optimizer(model, train)
         self.schedule = Schedule(settings.lr_schedule(), train.warmup(self.total_steps), train.min_lr_ratio)
         self.guard = FiniteGuard(self.device, most_in_row=train.most_skipped_steps, has_loss_scale=train.precision == "fp16")
         self.progress, self.grad_norm = Progress(), torch.zeros(())
         self._better: dict[str, Any] = {}
         self.results: list[StepResult] = []
-        self.metrics = TrainingMetrics(model)
-        self._stopping = StopAgreement()
+        self.metrics, self._stopping = TrainingMetrics(model, [source.name for source, _ in own_sets]), StopAgreement()
 
     def _make_plan(self, train_sets: OpenedSets) -> Plan:
         """The pools of the run; their size is that of the run found in the folder, if any, unless it is set."""
@@ -211,8 +212,7 @@ class BiEncoderTrainer(Run):
         if self.is_stopping and self.saved_step != self.progress.step:
             self.save()
         if self._stopping.signal and self.progress.step < self.last_step:
-            is_saved = self.saved_step == self.progress.step
-            if is_saved:
+            if is_saved := self.saved_step == self.progress.step:
                 self.checkpoints.note_stop(self.progress.step)
             raise self._stopping.error(self.progress.step, self.last_step, is_saved=is_saved)
         self.checkpoints.require_saved(self.progress.step)

@@ -157,6 +157,9 @@ def _training_section(run: Training) -> dict[str, Any]:
     nll, accuracy = ("validation (NLL)", validations, "eval/nll_loss"), ("validation", validations, "eval/in_batch_acc")
     charts = chart("Loss", ("training", logs, "train/loss"), nll, *levels(nll[2]), is_kept=True)
     charts += chart("In-batch accuracy", ("training", logs, "train/in_batch_acc"), accuracy, *levels(accuracy[2]), percent=True)
+    charts += chart("Loss by train set", *((name.split("/")[1], logs, name) for name in _of_sets(logs)))
+    similarities = (("positives", logs, "pool/positive_similarity"), ("negatives", logs, "pool/negative_similarity"))
+    charts += chart("Similarity", *similarities) + chart("Effective rank", ("passages", logs, "pool/effective_rank"), from_zero=True)
     charts += chart("Average rank (validation)", ("average rank", validations, "eval/avg_rank"), *levels("eval/avg_rank"))
     newest = validations[::-1]
     names = [key for key in dict.fromkeys(key for entry in newest for key in entry) if key.startswith("eval/") and not is_beside(key)]
@@ -171,6 +174,13 @@ def _training_section(run: Training) -> dict[str, Any]:
     if len({name.split("/")[1] for name in names if name.count("/") > 1}) < 2:
         names = [name for name in names if name.count("/") == 1]
     return {"charts": charts, "speed": speed, "validations": newest, "columns": names[:12]}
+
+
+def _of_sets(logs: Sequence[Mapping[str, float]]) -> list[str]:
+    """The losses of single train sets."""
+    return [name for name in dict.fromkeys(name for line in logs for name in line) if name.startswith("train/") and name.endswith("/loss")][
+        :_MOST_RUNS
+    ]
 
 
 def _column(entries: Sequence[Mapping[str, float]], key: str) -> list[tuple[float, float]]:

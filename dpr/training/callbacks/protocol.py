@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import ConfigError
+from dpr.losses.protocol import Pool
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 
@@ -28,6 +32,10 @@ class Callback:
 
     def on_epoch_begin(self, run: Run) -> None:
         """Before the first update that this process makes in an epoch: after resuming, that may be in the middle of it."""
+
+    def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
+        """After the loss of each micro-batch of the coming step: what ``Loss`` is called with, without gradient. Keep copies only; reading
+        a value makes the host wait for the device."""
 
     def on_before_optimizer_step(self, run: Run) -> None:
         """The gradients of the whole update are there, unscaled and clipped."""
@@ -70,7 +78,7 @@ class Callback:
 
 
 MOMENTS = tuple(name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_"))
-_OF_A_STEP = ("before_optimizer_step", "after_optimizer_step", "step_end")
+_OF_A_STEP = ("pool", "before_optimizer_step", "after_optimizer_step", "step_end")
 
 
 class FunctionCallback(Callback):

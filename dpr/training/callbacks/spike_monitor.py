@@ -19,6 +19,26 @@ logger = get_logger(__name__)
 WATCHED = ("loss", "gradient norm")
 
 
+class HostCopy:
+    """A copy of ``tensor`` on the host, under way: nobody waits for the device until ``wait``."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy, self._arrival = tensor, None
+        if tensor.is_cuda:
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            self._arrival = torch.cuda.Event()
+            self._arrival.record(torch.cuda.current_stream(tensor.device))
+
+    @property
+    def has_arrived(self) -> bool:
+        return self._arrival is None or self._arrival.query()
+
+    def wait(self) -> Tensor:
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._copy
+
+
 class RunningScore:
     """How far a value lies above the mean of those before it, in standard deviations."""
 
@@ -52,7 +72,7 @@ class SpikeMonitor(Callback):
     def __init__(self, *, window: int = 128, limit: float = 6.0, least: int = 32) -> None:
         self.limit = limit
         self._scores = {name: RunningScore(window=window, least=least) for name in WATCHED}
-        self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+        self._pending: tuple[int, HostCopy] | None = None
         self._spikes = 0
 
     def on_step_end(self, run: Run) -> None:
@@ -61,14 +81,8 @@ class SpikeMonitor(Callback):
         loss = torch.stack([result.loss_sum for result in run.results]).sum() / sum(result.num_questions for result in run.results)
         values = torch.stack([loss.float(), run.grad_norm.float()])
         self._judge_pending()
-        arrival = None
-        if values.is_cuda:
-            device = values.device
-            values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-            arrival = torch.cuda.Event()
-            arrival.record(torch.cuda.current_stream(device))
-        self._pending = run.progress.step, values, arrival
-        if arrival is None:
+        self._pending = run.progress.step, HostCopy(values)
+        if not values.is_cuda:
             self._judge_pending()
 
     def on_log(self, run: Run, metrics: Metrics) -> None:
@@ -81,14 +95,11 @@ class SpikeMonitor(Callback):
     def _judge_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._judge(pending)
+            self._judge(*pending)
 
-    def _judge(self, pending: tuple[int, Tensor, torch.cuda.Event | None]) -> None:
-        step, values, arrival = pending
-        if arrival is not None:
-            arrival.synchronize()
+    def _judge(self, step: int, values: HostCopy) -> None:
         found = []
-        for name, value in zip(WATCHED, values.tolist(), strict=True):
+        for name, value in zip(WATCHED, values.wait().tolist(), strict=True):
             if math.isfinite(value) and (score := self._scores[name].score(value, limit=self.limit)) > self.limit:
                 found.append(f"{name} {value:.4g} ({score:.0f} standard deviations above its mean)")
         if found:

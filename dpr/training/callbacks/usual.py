@@ -19,6 +19,7 @@ from dpr.evaluation.report.write import write_report
 from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
 from dpr.storage.durable import append_jsonl, durable_file
 from dpr.training.callbacks.optional import EarlyStopping, LoadBest
+from dpr.training.callbacks.pool_metrics import PoolMetrics, is_logged
 from dpr.training.callbacks.protocol import Callback
 from dpr.training.callbacks.spike_monitor import SpikeMonitor
 from dpr.training.callbacks.verdict import Verdict, validations_ahead
@@ -88,7 +89,7 @@ class LogEvery(Callback):
 
     def on_step_end(self, run: Run) -> None:
         step = run.progress.step
-        if not self.every_steps or (step % self.every_steps and step != run.last_step):
+        if not is_logged(step, self.every_steps, run.last_step):
             return
         metrics = run.take_metrics(peak=self._peak)
         metrics["perf/mem_gb"] = peak_memory_gb(run.device)
@@ -244,7 +245,7 @@ def usual_callbacks(settings: TrainSettings, output_dir: Path, further: Sequence
     stopping = [EarlyStopping(**vars(settings.early_stopping))] if settings.early_stopping.patience else []
     best = [LoadBest()] if settings.load_best_at_end else []
     return [
-        *(SanityCheck(settings.sanity_validation), Verdict(), SpikeMonitor(), ReportPage(output_dir)),
+        *(SanityCheck(settings.sanity_validation), Verdict(), SpikeMonitor(), PoolMetrics(settings.log_batch_step), ReportPage(output_dir)),
         *(*further, *stopping, *best),
         *(LogEvery(settings.log_batch_step), ProgressLine(), MetricsFile(output_dir / METRICS_LINES), ValidateAndSave(settings)),
     ]

@@ -73,6 +73,11 @@ def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
         ({"loss.temperature": "1", "train.learning_rate": "0"}, "The loss does not fall", r"try:  loss\.temperature=0\.05: "),
         ({**WILD, "train.learning_rate": "1e30"}, "NaN", r"\d+ steps skipped"),
         ({**WILD, "train.learning_rate": "20", "train.warmup_steps": "40"}, "The loss rises again", r"at step 1, \d{4,}\."),
+        (
+            {**WILD, **TRANSFORMER, "encoder.sequence_length": "24", "train.learning_rate": "1"},
+            "The vectors collapse",
+            r"was \d+\.\d and is 1\.\d: ",
+        ),
         ({**WILD, "train.learning_rate": "20"}, "Worse than before", r"eval/nll_loss 3\.\d+ before the first step, \d\d+\."),
         ({**LONG, "dev_datasets": "other.json"}, "The loss falls, the metric does not", r"at step [12], .* at step 40"),
         ({**LONG, "dev_datasets": "few.json"}, "Negatives too easy", r"100\.0% of the questions"),
@@ -83,7 +88,7 @@ def test_a_good_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     ids=lambda value: value if isinstance(value, str) and " " in value else None,
 )
 def test_a_fault_is_named_with_its_figures(changed: dict[str, str], name: str, figures: str, capsys: pytest.CaptureFixture[str]) -> None:
-    encoder_folder(Path("bert"))
+    encoder_folder(Path("bert"), initializer_range=0.5)
     found = seen(capsys, changed)
     assert name in found, found
     assert re.search(figures, found[name]), found[name]

@@ -82,8 +82,36 @@ def test_one_command_evaluates_a_run(world: World, beir: Path, tmp_path: Path, c
     (made,) = (tmp_path / "dev" / "cache").glob("dev-*/corpus.jsonl")
     assert len(made.read_text().splitlines()) == 24
     assert read_metrics(tmp_path / "dev" / "dev" / "bm25.json").metrics["accuracy@5"] > 0.9
-    with pytest.raises(InputError, match=r"is no test set.*dpr retrieve qa_dataset="):
+    with pytest.raises(InputError, match=r"is no test set.*queries\.csv"):
         read_suite(world.folder / "questions.jsonl")
+
+
+def test_questions_with_answers_need_no_judgements(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Right is a passage whose text has an answer; a question without one does not count. Sets with judgements have other metrics."""
+    folder = tmp_path / "sets" / "answers"
+    folder.mkdir(parents=True)
+    write_passages(folder / "corpus.tsv", world.passages)
+    asked = [(question.text, world.passages[number].text) for number, question in enumerate(world.questions)]
+    lines = [f"{text}\t{[answer]!r}" for text, answer in asked[:-1]] + [f"{asked[-1][0]}\t[]"]
+    (folder / "queries.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    line = [f"model_file={world.folder / 'model'}", "no_cuda=true", "n_docs=20"]
+    assert main([*line, f"set={folder}", f"output_dir={tmp_path / 'out'}"]) == 0
+    heading, *rows = [text for text in capsys.readouterr().out.splitlines() if "accuracy" in text or text.startswith("answers")]
+    assert heading.split() == ["accuracy@20", "accuracy@1"] and len(rows) == 3
+    by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
+    assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
+    write_qrels(folder / "qrels.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)})
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(f"sets: {{judged: {{folder: {folder}, qrels: {folder / 'qrels.tsv'}}}, answers: {folder}}}")
+    assert main([*line, f"suite={suite}", f"output_dir={tmp_path / 'both'}"]) == 0
+    judged = read_metrics(tmp_path / "both" / "judged" / "bm25.json")
+    assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, "every text is that of one passage"
+    assert "qrels.txt" not in {path.name for path in (tmp_path / "both" / "answers").iterdir()}
+    figures = json.loads((tmp_path / "both" / "results.json").read_text())["figures"]
+    assert "ndcg@10" in figures["judged"]["bm25"] and not figures.get("mean")
+    (folder / "queries.csv").write_text("\n".join(f"{text}\t[]" for text, _ in asked), encoding="utf-8")
+    with pytest.raises(InputError, match=r"no qrels.*questions with answers"):
+        read_suite(folder)
 
 
 def test_vectors_that_the_run_is_searched_with_are_not_made_again(world: World, beir: Path, evaluated: Path, tmp_path: Path) -> None:

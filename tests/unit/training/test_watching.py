@@ -12,7 +12,7 @@ import torch
 
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.training.callbacks import Callback, FunctionCallback
-from dpr.training.callbacks.spike_monitor import RunningScore, SpikeMonitor
+from dpr.training.callbacks.spike_monitor import HostCopy, RunningScore, SpikeMonitor
 from dpr.training.dry_run import dry_run
 from dpr.training.metrics import Metrics, TowerCost, matrix_peak
 from dpr.training.trainer import BiEncoderTrainer
@@ -107,11 +107,11 @@ def test_scores_are_those_of_a_normal_distribution_and_adapt() -> None:
 def test_the_monitor_continues_where_it_was() -> None:
     whole = SpikeMonitor(least=4)
     for number in range(10):
-        whole._judge((number, torch.tensor([2.0 + number % 3, 1.0]), None))
+        whole._judge(number, HostCopy(torch.tensor([2.0 + number % 3, 1.0])))
     again = SpikeMonitor(least=4)
     again.load_state_dict(whole.state_dict())
     for monitor in (whole, again):
-        monitor._judge((11, torch.tensor([50.0, math.inf]), None))
+        monitor._judge(11, HostCopy(torch.tensor([50.0, math.inf])))
     assert whole.state_dict() == again.state_dict()
     assert again.state_dict()["spikes"] == 1
 
