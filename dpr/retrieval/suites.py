@@ -108,12 +108,9 @@ def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str) -> T
     for part in ("corpus", "queries", "qrels"):
         given = getattr(options, part)
         files[part] = base / Path(given).expanduser() if given else _in_folder(folder, part, options.split or split)
-        if (
-            part == "qrels"
-            and given is None
-            and files[part] is None
-            and any(question.answers for question in read_questions(files["queries"]))
-        ):
+        has_others = folder is not None and any(folder.glob("*qrels*"))
+        if part == "qrels" and not given and not has_others and any(question.answers for question in read_questions(files["queries"])):
+            files[part] = None
             continue
         if files[part] is None or not files[part].is_file():
             missing = f"no {part}" if given is None else f"no such file {files[part]}"

@@ -69,28 +69,19 @@ class TrainingMetrics:
         self._reset()
         if not questions:
             return {}
-        return {
+        metrics = {
             "train/loss": loss / judged if judged else math.nan,
             "train/in_batch_acc": correct / judged if judged else math.nan,
             "perf/questions_per_s": questions / elapsed,
             "perf/tokens_per_s": tokens / elapsed,
             "perf/padding_share": 1.0 - tokens / computed,
             **({"perf/mfu": flops / elapsed / (peak * current_ranks().world_size)} if peak else {}),
-            **{
-                name: value
-                for own in zip(self._names, of_sets, strict=False)
-                for name, value in _of_set(*own, judged).items()
-                if len(of_sets) > 1
-            },
         }
-
-
-def _of_set(name: str, sums: Sequence[float], judged: float) -> Metrics:
-    """The metrics of one of several train sets: loss, in-batch accuracy, and its share of the questions; {} where it had none."""
-    loss, correct, size = sums
-    if not size:
-        return {}
-    return {f"train/{name}/loss": loss / size, f"train/{name}/in_batch_acc": correct / size, f"train/{name}/share": size / judged}
+        for name, (loss, correct, size) in zip(self._names, of_sets, strict=False):
+            if size and len(of_sets) > 1:
+                own = {"loss": loss / size, "in_batch_acc": correct / size, "share": size / judged}
+                metrics |= {f"train/{name}/{kind}": value for kind, value in own.items()}
+        return metrics
 
 
 class TowerCost:

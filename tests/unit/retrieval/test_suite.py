@@ -100,9 +100,9 @@ def test_questions_with_answers_need_no_judgements(world: World, tmp_path: Path,
     assert heading.split() == ["accuracy@20", "accuracy@1"] and len(rows) == 3
     by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
     assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
-    write_qrels(folder / "qrels.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)})
+    write_qrels(tmp_path / "judged.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)})
     suite = tmp_path / "suite.yaml"
-    suite.write_text(f"sets: {{judged: {{folder: {folder}, qrels: {folder / 'qrels.tsv'}}}, answers: {folder}}}")
+    suite.write_text(f"sets: {{judged: {{folder: {folder}, qrels: {tmp_path / 'judged.tsv'}}}, answers: {folder}}}")
     assert main([*line, f"suite={suite}", f"output_dir={tmp_path / 'both'}"]) == 0
     judged = read_metrics(tmp_path / "both" / "judged" / "bm25.json")
     assert judged.metrics["accuracy@5"] == by_answers.metrics["accuracy@5"] > 0.5, "every text is that of one passage"
