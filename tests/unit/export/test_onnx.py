@@ -30,6 +30,7 @@ for package in ("onnxruntime", "onnxscript", "onnx"):
 MADE = {
     "two towers, projection": MODELS["projection"],
     "maximum": lambda folder: shared(folder, pooling="max"),
+    "idf of a transformer": lambda folder: shared(folder, pooling="idf", normalize=True),
     "decoder": MODELS["decoder, shared"],
     "static, cut": lambda folder: static(folder, shared=True, dimensions=8),
     "roots of repeats": lambda folder: static(folder, pooling="idf_sqrt", title_template="{title} {title} {text}"),
