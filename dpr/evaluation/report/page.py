@@ -178,9 +178,8 @@ def _training_section(run: Training) -> dict[str, Any]:
 
 def _of_sets(logs: Sequence[Mapping[str, float]]) -> list[str]:
     """The losses of single train sets."""
-    return [name for name in dict.fromkeys(name for line in logs for name in line) if name.startswith("train/") and name.endswith("/loss")][
-        :_MOST_RUNS
-    ]
+    names = dict.fromkeys(name for line in logs for name in line)
+    return [name for name in names if name.startswith("train/") and name.endswith("/loss") and name.count("/") == 2][:_MOST_RUNS]
 
 
 def _column(entries: Sequence[Mapping[str, float]], key: str) -> list[tuple[float, float]]:
