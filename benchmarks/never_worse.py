@@ -180,7 +180,7 @@ class Study:
             write_training_set(self._set(name, f"train{end}.jsonl"), chosen)
 
     def make_bases(self) -> None:
-        """Trains them; the best by the mean of the dev sets' questions is not chosen: the last checkpoint is the base."""
+        """Trains them, without a validation: the last checkpoint is the base."""
         encoder, passages = self.out / "encoder", self.out / "sets" / "passages.jsonl"
         if not (encoder / "config.json").exists():
             _dpr("new-encoder", f"corpus={passages}", f"out={encoder}", "layers=0", "hidden=256", "vocab_size=16000")
@@ -263,14 +263,15 @@ WAYS = {"last": "the last checkpoint", "best": "the best on dev", "better": "tra
 
 def tables(lines: list[dict[str, Any]]) -> str:
     """Markdown: the ways over all fine-tunings, then by kind."""
-    rows = ["| opened | significantly worse | significantly better | worst | mean difference | mean where `best` is better |"]
-    rows.append("|---|---:|---:|---:|---:|---:|")
+    rows = ["| opened | worse | better | worse, p < 0.05 each | worst | mean difference | mean where the best on dev is better |"]
+    rows.append("|---|" + "---:|" * 6)
     adjusted = {way: holm([line["test"][way]["p"] for line in lines]) for way in WAYS}
     signs = {way: [np.sign(line["test"][way]["difference"]) * (p < LEVEL) for line, p in zip(lines, adjusted[way])] for way in WAYS}
     good = [number for number, sign in enumerate(signs["best"]) if sign > 0]
     for way, words in WAYS.items():
         differences = np.array([line["test"][way]["difference"] for line in lines])
-        counts = f"{signs[way].count(-1)} | {signs[way].count(1)}"
+        each = sum(line["test"][way]["p"] < LEVEL and line["test"][way]["difference"] < 0 for line in lines)
+        counts = f"{signs[way].count(-1)} | {signs[way].count(1)} | {each}"
         rows.append(f"| {words} | {counts} | {differences.min():+.3f} | {differences.mean():+.3f} | {differences[good].mean():+.4f} |")
     rows += ["", "| kind | fine-tunings | worse: last | best | keep=better | merged | mean difference: best | keep=better | merged |"]
     rows.append("|---|" + "---:|" * 8)
