@@ -5,6 +5,7 @@ pytest tests/invariants/test_merge_with_base.py
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, OutputError
 from dpr.core.records import TrainingSample
 from dpr.export.adapters import merged
 from dpr.formats.checkpoints import CONFIG_FILE, MODEL_FILE, read_tensors
@@ -177,6 +178,17 @@ def test_the_ends_are_the_start_and_the_best_checkpoint(folder: Path, tmp_path: 
     make_trainer(BiEncoder.load(folder / "base"), *new, tmp_path / "good", **options).train()
     good = json.loads((tmp_path / "good" / "verdict.json").read_text())
     assert (good["merge"]["weight"], good["opens"]) == (1, good["best_checkpoint"]) and good["verdict"] == "better"
+
+
+def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, line: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(merging, "append_jsonl", full)
+        with pytest.raises(OutputError, match=r"merge\.jsonl.*No space left on device.*rerun the same command"):
+            trainer(folder, tmp_path).train()
+    assert trained(folder, tmp_path)["opens"] == MERGED
 
 
 def test_load_best_at_end_and_averages(folder: Path, tmp_path: Path) -> None:
