@@ -25,8 +25,8 @@ from dpr.formats.corpus_store import open_store
 from dpr.storage.checksums import content_sha256
 
 _LOOKED_AT = 1000
-_LARGEST_TITLE = 0.1
-"""Share of the passages that may have one title for titles to be taken for those of documents."""
+_LARGEST = (0.5, 0.1)
+"""Share of the passages that may be of one file, and that may have one title, for these to tell documents apart."""
 _ROWS_PER_BLOCK = 5000
 _MOST_HELD = 1000
 
@@ -101,15 +101,16 @@ class PseudoPairs:
             kind: create_object(kind, PairMaker, setting=setting) for kind in self.kinds if kind not in KINDS
         }
         self._store = open_store(self.file, columns)
-        self.corpus_fingerprint = text_sha256(json.dumps([content_sha256(self.file), columns]))
+        one_file = [] if self._tells_documents[0] else ["one file"]
+        self.corpus_fingerprint = text_sha256(json.dumps([content_sha256(self.file), columns, *one_file]))
         facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))
         """Changes with the corpus, and with what is cut from it."""
         rows = (number for number, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
-            of_few = f" that is held back, of {self.num_passages:,}; held_back={held_back:g} is too little of so few"
-            raise InputError("has no passage with words" + of_few * held_only, file=self.file)
+            of_few = f" among the documents held back ({held_back:g} of those of {self.num_passages:,} passages); it takes some dozen"
+            raise InputError("has no passage with words" + of_few * (held_only and self.num_passages > 0), file=self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self.file, {"name": self.name, **self._settings}))
@@ -160,20 +161,28 @@ class PseudoPairs:
         """Where the corpus may be divided for several processes, in rows."""
         return [*range(_ROWS_PER_BLOCK, self.num_passages, _ROWS_PER_BLOCK), self.num_passages]
 
+    def check_unique(self) -> None:
+        """Raises InputError, which names both lines, if an id occurs twice."""
+        self._store.check_unique()
+
     def _document_of(self, passage: Passage) -> int:
-        """That of its file or address; else that of its title, where titles are those of documents; else its own."""
-        key = (passage.origin.url or passage.origin.file) if passage.origin else ""
-        key = key or (passage.title if self._has_titles_of_documents else "")
+        """That of its file or address; else that of its title; else its own."""
+        key = next((key for key, tells in zip(_documents(passage), self._tells_documents, strict=True) if key and tells), "")
         number = text_hash(f"document {key}" if key else f"passage {passage.id}")
         return number - (1 << 63)
 
     @cached_property
-    def _has_titles_of_documents(self) -> bool:
-        """Not where so many passages have one title that it says nothing. Judged by a sample."""
-        rows = np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist()
-        titles = Counter(next(self._store.passages(row, row + 1)).title for row in rows)
-        del titles[""]
-        return max(titles.values(), default=0) <= max(_LARGEST_TITLE * len(rows), 1)
+    def _tells_documents(self) -> list[bool]:
+        """Of files and of titles: whether they tell documents apart, not where so many passages share one that it says nothing: were all of
+        one document, none would be a negative. Judged by a sample."""
+        rows = np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist() if self.num_passages else []
+        found = zip(*(_documents(next(self._store.passages(row, row + 1))) for row in rows), strict=True)
+        counts = [Counter(filter(None, keys)) for keys in found] or [Counter(), Counter()]
+        return [max(count.values(), default=0) <= max(share * len(rows), 1) for count, share in zip(counts, _LARGEST, strict=True)]
+
+
+def _documents(passage: Passage) -> tuple[str, str]:
+    return (passage.origin.url or passage.origin.file) if passage.origin else "", passage.title
 
 
 def _reopened(file: Path, settings: Mapping[str, Any]) -> PseudoPairs:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpr.core.compute_settings import DeviceSettings
-from dpr.core.errors import ConfigError
+from dpr.core.errors import ConfigError, InputError
 from dpr.core.settings import require_set, setting
 
 if TYPE_CHECKING:
@@ -64,10 +64,14 @@ dpr adapt corpus.jsonl model_file=models/e5-small max_pairs=5000
 
 def run(config: AdaptSettings) -> float | None:
     """Runs all stages and prints what came of them. Returns the hybrid's nDCG@10 on the real questions, None without any."""
+    from dpr.data.pairs import kinds_of
     from dpr.jobs.ladder.adaptation import STATIC, AdaptationPlan, stages, write_search
     from dpr.jobs.ladder.climb import climb
     from dpr.jobs.ladder.texts import CorpusTexts
 
+    kinds_of(config.pairs, setting="pairs")
+    for key in ("model_file", "teacher"):
+        require_model(key, getattr(config, key))
     out, start = Path(str(config.out)), time.monotonic()
     plan = AdaptationPlan(
         out,
@@ -90,6 +94,29 @@ def run(config: AdaptSettings) -> float | None:
     if config.set is None:
         print(f"How good is it?   dpr evaluate run={out} set=FOLDER, with questions and judgements of yours")
     return value
+
+
+def require_model(key: str, name: str | None) -> None:
+    """Looks for the model that a setting names before anything is made.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from dpr.models.pretrained import read_config
+
+    if name is None:
+        return
+    if Path(name).is_file():
+        if key != "teacher":  # which a checkpoint of the original DPR may be
+            raise ConfigError(f"{key}={name} is a file, expected a folder, or the name of a model")
+    elif Path(name).is_dir():
+        if next(Path(name).rglob("*.safetensors"), None) is None:
+            raise ConfigError(f"{key}={name} holds no model.safetensors, expected the folder of a trained model")
+    else:
+        try:
+            read_config(name)
+        except InputError as error:
+            raise ConfigError(f"{key}={name}: {error.found}; name a folder, or a model that is in the Hugging Face cache") from error
 
 
 def show_choice(plan: AdaptationPlan) -> None:

@@ -52,7 +52,8 @@ dpr quickstart docs encoder=models/e5-small
 
 def run(config: QuickstartSettings) -> int:
     """Runs all stages, prints what came of them, and serves the page where it is asked for; returns the exit code."""
-    from dpr.jobs.ladder.adaptation import AdaptationPlan, stages, write_search
+    from dpr.jobs.adapt import require_model
+    from dpr.jobs.ladder.adaptation import STATIC, TRANSFORMER, AdaptationPlan, stages, write_search
     from dpr.jobs.ladder.climb import climb
     from dpr.jobs.ladder.texts import FolderTexts
     from dpr.jobs.serve import require_packages
@@ -61,6 +62,7 @@ def run(config: QuickstartSettings) -> int:
     if config.serve:
         require_packages("--serve")
         _port(config.port)
+    require_model("encoder", None if config.encoder in (STATIC, TRANSFORMER) else config.encoder)
     out, questions = Path(str(config.out)), None if config.questions is None else Path(config.questions)
     texts = FolderTexts(Path(str(config.folder)), out, config.reading(), questions)
     plan = AdaptationPlan(out, texts, config.encoder, device=config.device)

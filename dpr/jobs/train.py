@@ -35,9 +35,9 @@ from dpr.storage.outputs import require_writable
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import MLflow, TensorBoard, Trackio, WeightsAndBiases
 from dpr.training.callbacks.usual import usual_callbacks
-from dpr.training.checkpointing import stored_apostrophes
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
+from dpr.training.identity import stored_apostrophes
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.user_classes import make_loss, user_data
 from dpr.training.usual import Named

@@ -50,6 +50,7 @@ def prepare_pairs(
     require_writable(out, folder=True)
     shared: dict[str, Any] = {"kinds": settings.pairs, "drop_words": settings.drop_words, "held_back": settings.held_back}
     held = PseudoPairs(corpus, held_only=True, **shared)
+    held.check_unique()
     metadata: dict[str, Any] = {"kind": "pseudo-questions", "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)}}
     metadata["made_of"] |= {"questions_by": writer.facts} if writer else {}
     work = out.with_name(f"{out.name}.writing")

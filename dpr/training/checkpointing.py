@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpr.core.distributed import current_ranks, from_main, gather_rows, largest_over_ranks, on_main
-from dpr.core.errors import CheckpointError, ConfigError, DivergedError, DprError
+from dpr.core.errors import CheckpointError, ConfigError, DivergedError, InputError
 from dpr.core.logs import get_logger
 from dpr.core.sharded import full_on_main, is_sharded
 from dpr.formats import checkpoints
@@ -185,6 +186,21 @@ class CheckpointFolder:
             state = {"progress": asdict(progress), "identity": identity}
             checkpoints.write_json_file(temporary, checkpoints.STATE_FILE, state)
             checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
+        self._publish(folder, progress)
+
+    def complete(self, folder: Path, progress: Progress) -> None:
+        """Makes up for what a save that was killed has left undone: its checkpoint is whole, and ``run.json`` does not name it yet."""
+
+        def publish() -> None:
+            named = None
+            with suppress(InputError, AttributeError):  # missing or damaged
+                named = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
+            if named != folder.name:
+                self._publish(folder, progress)
+
+        on_main(publish)
+
+    def _publish(self, folder: Path, progress: Progress) -> None:
         metrics = {checkpoints.METRICS_RECORD: checkpoints.describe_metrics(self.output_dir)}
         write_json(self.output_dir / checkpoints.RUN_FILE, {"last_checkpoint": folder.name, **progress.best(), **metrics})
         # Those with a higher step are damaged ones that this run has fallen back from; they do not count as kept.
@@ -227,7 +243,9 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
     """
     newest = folder.newest(fresh=settings.resume == "fresh")
     if newest is not None:
-        return StoredRun(newest, *CheckpointFolder.read_state(newest))
+        stored = StoredRun(newest, *CheckpointFolder.read_state(newest))
+        folder.complete(newest, stored.progress)
+        return stored
     if (other := settings.continued_run()) is not None:
         last = checkpoints.resolve_checkpoint(other, prefer_best=False)
         on_main(lambda: checkpoints.check_whole(last))
@@ -235,38 +253,6 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
     if settings.resume_mode() == "require":
         raise ConfigError(f"init=resume, but {folder.output_dir} holds no run of the name {folder.name}; is it the right output_dir?")
     return None
-
-
-def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
-    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there is none."""
-    size = _unchangeable(output_dir, settings).get("train.global_batch_size", 0)
-    return from_main(size if isinstance(size, int) else 0)
-
-
-def stored_apostrophes(output_dir: Path | None, settings: TrainingSettings) -> bool | None:
-    """Whether that run makes apostrophes of questions plain, the same on all ranks; None where there is none."""
-    encoder = _unchangeable(output_dir, settings).get("encoder")  # it names the setting only where it is false
-    found = 0 if not isinstance(encoder, dict) else 1 if encoder.get("plain_apostrophes") is False else 2
-    return {0: None, 1: False, 2: True}[from_main(found)]
-
-
-def _unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[str, Any]:
-    """By setting, what a run that a start in ``output_dir`` would resume cannot change; on the main rank, elsewhere empty.
-
-    Nothing is locked, checked or changed here; the values are compared again when the run is resumed.
-    """
-    if not current_ranks().is_main:
-        return {}
-    is_new = output_dir is None or settings.resume == "fresh"
-    found = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
-    other = settings.continued_run()
-    try:
-        if found or other is not None:
-            newest = found[0] if found else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
-            return dict(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"])
-    except (DprError, KeyError, TypeError, ValueError):
-        pass  # damaged: reported when the run is resumed
-    return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dpr.core.distributed import Ranks
-from dpr.core.errors import CheckpointError
+from dpr.core.distributed import Ranks, current_ranks, from_main
+from dpr.core.errors import CheckpointError, DprError
 from dpr.core.logs import get_logger
 from dpr.core.settings import IDENTITY, WARNED, flat_values, idle_settings
 from dpr.data.training_data import questions_fingerprint
@@ -233,3 +234,35 @@ def _continued(own: RunIdentity, stored: StoredRun, total_steps: int) -> dict[st
     # Its best checkpoint is in another folder, where it would not be found.
     stored.progress.forget_best()
     return {**stored.identity, "fixed": fixed, "lineage": {**lineage, "rounds": rounds}}
+
+
+def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
+    """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there is none."""
+    size = _unchangeable(output_dir, settings).get("train.global_batch_size", 0)
+    return from_main(size if isinstance(size, int) else 0)
+
+
+def stored_apostrophes(output_dir: Path | None, settings: TrainingSettings) -> bool | None:
+    """Whether that run makes apostrophes of questions plain, the same on all ranks; None where there is none."""
+    encoder = _unchangeable(output_dir, settings).get("encoder")  # it names the setting only where it is false
+    found = 0 if not isinstance(encoder, dict) else 1 if encoder.get("plain_apostrophes") is False else 2
+    return {0: None, 1: False, 2: True}[from_main(found)]
+
+
+def _unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[str, Any]:
+    """By setting, what a run that a start in ``output_dir`` would resume cannot change; on the main rank, elsewhere empty.
+
+    Nothing is locked, checked or changed here; the values are compared again when the run is resumed.
+    """
+    if not current_ranks().is_main:
+        return {}
+    is_new = output_dir is None or settings.resume == "fresh"
+    found = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
+    other = settings.continued_run()
+    try:
+        if found or other is not None:
+            newest = found[0] if found else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
+            return dict(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"])
+    except (DprError, KeyError, TypeError, ValueError):
+        pass  # damaged: reported when the run is resumed
+    return {}

@@ -26,9 +26,9 @@ from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
 from dpr.training.callbacks.protocol import Callback
-from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run, stored_pool_size
+from dpr.training.checkpointing import CheckpointFolder, StateOfRun, StoredRun, find_stored_run
 from dpr.training.compute import make_step, set_up_arithmetic
-from dpr.training.identity import RunIdentity, resumed_identity, run_identity
+from dpr.training.identity import RunIdentity, resumed_identity, run_identity, stored_pool_size
 from dpr.training.metrics import Metrics, TrainingMetrics
 from dpr.training.optimizer import Schedule, make_optimizer, set_learning_rate
 from dpr.training.plan import Plan, log_summary, make_plan, require_teacher_scores

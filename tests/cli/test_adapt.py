@@ -113,10 +113,25 @@ def test_what_cannot_work_is_said_before_any_work(commands: list[str], tmp_path:
     (tmp_path / "docs").mkdir()
     cases = {"out=runs/x": "corpus is not set", "none.tsv": "corpus=none.tsv does not exist", "docs": "dpr quickstart docs"}
     cases["docs processes=3"] = "expected 1, 2, 4, 8 or 16"
+    write_corpus(tmp_path / "corpus.jsonl")
+    cases["corpus.jsonl pairs=links"] = "pairs=links is not a kind of pairs"
+    cases["corpus.jsonl model_file=docs"] = cases["corpus.jsonl teacher=docs"] = "=docs holds no model.safetensors"
+    cases["corpus.jsonl model_file=corpus.jsonl"] = "model_file=corpus.jsonl is a file, expected a folder"
+    cases["corpus.jsonl model_file=./none"] = "model_file=./none: no model config could be loaded (there is no such folder)"
     for words, expected in cases.items():
         assert main(["adapt", *words.split()]) in (2, 3)
         assert expected in capsys.readouterr().err, words
+    assert main(["quickstart", "docs", "encoder=./none"]) == 2
+    assert "encoder=./none: no model config could be loaded" in capsys.readouterr().err
     assert commands == []
+
+
+def test_an_id_that_occurs_twice_is_found_in_the_corpus_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    text = (tmp_path / "corpus.jsonl").read_text()
+    (tmp_path / "twice.jsonl").write_text(text + text.splitlines()[6] + "\n")
+    assert main(["prepare-pairs", str(tmp_path / "twice.jsonl"), f"out={tmp_path / 'out'}"]) == 3
+    assert "twice.jsonl:121: passage id 'd6' is already used at line 7" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

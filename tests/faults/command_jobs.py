@@ -246,7 +246,8 @@ class Commands:
 def left_by(name: str, folder: Path) -> dict[str, bytes]:
     """The outputs of a job, by name. Of training, whose files hold times, what decides how it continues; of a curve all but its times."""
     if name == "train":
-        return {"checkpoint": final_hash(folder / "out" / "run").encode()}
+        run = json.loads((folder / "out" / "run" / "run.json").read_text())
+        return {"checkpoint": final_hash(folder / "out" / "run").encode(), "run.json": run["last_checkpoint"].encode()}
     files = [path for path in sorted((folder / "out").rglob("*")) if path.is_file()]
     if name in STAGED:
         files = [path for path in files if path.name not in _WITH_TIMES]

@@ -168,6 +168,22 @@ def test_a_title_that_many_passages_have_is_no_document(tmp_path: Path, share: f
     assert (source.row(0).document == source.row(1).document) == are_documents
 
 
+def test_a_file_of_more_than_half_of_the_passages_is_no_document(tmp_path: Path) -> None:
+    """Were it one, hardly any passage would be a negative."""
+    rows = [{"title": f"Bo {number // 2}", "text": f"ba be {number}"} for number in range(200)]
+    prints = set()
+    for share, are_documents in ((1.0, False), (0.5, True)):
+        files = [{"file": "book" if number < share * 200 else f"{number}.md"} for number in range(200)]
+        both = [{**row, "metadata": file} for row, file in zip(rows, files, strict=True)]
+        source = PseudoPairs(write_corpus(tmp_path / f"{share}.jsonl", both))
+        assert (source.row(0).document == source.row(2).document) == are_documents
+        assert source.row(0).document == source.row(1).document, "of one title or file"
+        prints.add(source.corpus_fingerprint)
+    assert len(prints) == 2
+    held = PseudoPairs(tmp_path / "1.0.jsonl", held_back=0.2, held_only=True)
+    assert 0 < len(held) < 100
+
+
 def test_what_is_held_back_is_held_back_whole(tmp_path: Path) -> None:
     rows = [{"text": f"ba be bi. Bo bu {number}", "metadata": {"file": f"{number // 5}.md"}} for number in range(400)]
     file = write_corpus(tmp_path / "files.jsonl", rows)
@@ -285,8 +301,8 @@ def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
         PseudoPairs(write_corpus(tmp_path / "empty.jsonl", [{"text": " "}]))
     one = write_corpus(tmp_path / "one.jsonl", [{"text": "ba"}])
     assert PseudoPairs(one)[0].question == "ba"
-    with pytest.raises(InputError, match="held back"):
-        PseudoPairs(one, held_only=True)
+    with pytest.raises(InputError, match=r"held back \(0.1 of those of 1 passages\); it takes some dozen"):
+        PseudoPairs(one, held_back=0.1, held_only=True)
 
 
 def test_words_of_scripts_without_spaces_are_characters() -> None:

@@ -118,6 +118,22 @@ def test_old_checkpoints_go_but_the_best_stays(tmp_path: Path) -> None:
     assert BiEncoder.load(tmp_path / "run").fingerprint == BiEncoder.load(tmp_path / "run" / run["best_checkpoint"]).fingerprint
 
 
+@pytest.mark.parametrize("left", ["nothing", "the one before", "damaged"])
+def test_run_json_follows_where_a_save_was_killed_between_the_two(tmp_path: Path, left: str) -> None:
+    trainer(tmp_path, eval_every_steps=5, dev=True).train()
+    file = tmp_path / "run" / "run.json"
+    text = file.read_text()
+    file.unlink()
+    if left != "nothing":
+        before = json.dumps({**json.loads(text), "last_checkpoint": "dpr_biencoder.step5", "best_checkpoint": "dpr_biencoder.step5"})
+        file.write_text(before if left == "the one before" else before[:30])
+    trainer(tmp_path, eval_every_steps=5, dev=True).train()
+    assert file.read_text() == text
+    file.write_text(json.dumps({**json.loads(text), "stopped_at_step": 10}))
+    trainer(tmp_path, eval_every_steps=5, dev=True).train()
+    assert "stopped_at_step" in json.loads(file.read_text()), "what is there already stays"
+
+
 def test_ignore_flags_reset_what_they_name(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=6, warmup_steps=2).train()
     same = trainer(tmp_path, warmup_steps=2)
