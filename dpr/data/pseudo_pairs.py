@@ -101,8 +101,8 @@ class PseudoPairs:
             kind: create_object(kind, PairMaker, setting=setting) for kind in self.kinds if kind not in KINDS
         }
         self._store = open_store(self.file, columns)
-        one_file = [] if self._tells_documents[0] else ["one file"]
-        self.corpus_fingerprint = text_sha256(json.dumps([content_sha256(self.file), columns, *one_file]))
+        read = [content_sha256(self.file), columns, *["one file"] * (not self._tells_documents[0])]
+        self.corpus_fingerprint = text_sha256(json.dumps(read))
         facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))
         """Changes with the corpus, and with what is cut from it."""
@@ -161,20 +161,14 @@ class PseudoPairs:
         """Where the corpus may be divided for several processes, in rows."""
         return [*range(_ROWS_PER_BLOCK, self.num_passages, _ROWS_PER_BLOCK), self.num_passages]
 
-    def check_unique(self) -> None:
-        """Raises InputError, which names both lines, if an id occurs twice."""
-        self._store.check_unique()
-
     def _document_of(self, passage: Passage) -> int:
         """That of its file or address; else that of its title; else its own."""
         key = next((key for key, tells in zip(_documents(passage), self._tells_documents, strict=True) if key and tells), "")
-        number = text_hash(f"document {key}" if key else f"passage {passage.id}")
-        return number - (1 << 63)
+        return text_hash(f"document {key}" if key else f"passage {passage.id}") - (1 << 63)
 
     @cached_property
     def _tells_documents(self) -> list[bool]:
-        """Of files and of titles: whether they tell documents apart, not where so many passages share one that it says nothing: were all of
-        one document, none would be a negative. Judged by a sample."""
+        """Of files and of titles: not where so many share one that hardly any would be a negative. Judged by a sample."""
         rows = np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist() if self.num_passages else []
         found = zip(*(_documents(next(self._store.passages(row, row + 1))) for row in rows), strict=True)
         counts = [Counter(filter(None, keys)) for keys in found] or [Counter(), Counter()]

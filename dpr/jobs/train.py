@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpr.core.distributed import current_ranks, on_main, process_group, resolve_device
+from dpr.core.distributed import current_ranks, from_main, on_main, process_group, resolve_device
 from dpr.core.errors import ConfigError
 from dpr.core.logs import get_logger
 from dpr.core.machine import launched
@@ -37,7 +37,7 @@ from dpr.training.callbacks.trackers import MLflow, TensorBoard, Trackio, Weight
 from dpr.training.callbacks.usual import usual_callbacks
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
-from dpr.training.identity import stored_apostrophes
+from dpr.training.identity import unchangeable
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.user_classes import make_loss, user_data
 from dpr.training.usual import Named
@@ -144,9 +144,10 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
 def _makes_apostrophes_plain(config: BiEncoderTrainConfig) -> bool:
     """The default: a run that is resumed keeps what it began with, also where a version began it that made them plain for every model."""
     output_dir = None if config.output_dir is None else Path(config.output_dir)
-    stored = stored_apostrophes(output_dir, config)
+    stored = unchangeable(output_dir, config).get("encoder")  # it names the setting only where it is false
+    found = 0 if not isinstance(stored, dict) else 1 if stored.get("plain_apostrophes") is False else 2
     # One tokenizer serves both sides of a shared tower, in other libraries too, and cannot change apostrophes of questions alone.
-    return not config.encoder.shared if stored is None else stored
+    return (not config.encoder.shared, False, True)[from_main(found)]
 
 
 def _refuse_other_use(encoder: TowerSettings, model: BiEncoder, source: str) -> None:

@@ -22,6 +22,7 @@ from dpr.data.order import PAIRS
 from dpr.data.pairs import KINDS, choose, find_words
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.formats.corpora import write_passages
+from dpr.formats.corpus_store import open_store
 from dpr.formats.question_sets import write_qrels, write_questions
 from dpr.formats.training_sets import write_training_set
 from dpr.preparation.settings import PairFileSettings
@@ -50,7 +51,7 @@ def prepare_pairs(
     require_writable(out, folder=True)
     shared: dict[str, Any] = {"kinds": settings.pairs, "drop_words": settings.drop_words, "held_back": settings.held_back}
     held = PseudoPairs(corpus, held_only=True, **shared)
-    held.check_unique()
+    open_store(corpus).check_unique()
     metadata: dict[str, Any] = {"kind": "pseudo-questions", "made_of": {"corpus": held.corpus_fingerprint, **asdict(settings)}}
     metadata["made_of"] |= {"questions_by": writer.facts} if writer else {}
     work = out.with_name(f"{out.name}.writing")

@@ -129,11 +129,9 @@ class CheckpointFolder:
 
         def save() -> None:
             if not self.lock.is_held():
-                raise CheckpointError(
-                    "run.lock no longer belongs to this run: the folder was moved or emptied, or another run has taken it over",
-                    file=self.output_dir,
-                    hint="only one run may write here; if it was moved, run the same command with the new output_dir",
-                )
+                found = "run.lock no longer belongs to this run: the folder was moved or emptied, or another run has taken it over"
+                hint = "only one run may write here; if it was moved, run the same command with the new output_dir"
+                raise CheckpointError(found, file=self.output_dir, hint=hint)
             try:
                 self._write(folder, progress, written[0], identity, config)
             except OSError as error:
@@ -158,11 +156,8 @@ class CheckpointFolder:
         self._failed_saves += 1
         reason = f": {failures[0]}" if failures else ""
         if self._failed_saves >= MOST_FAILED_SAVES:
-            raise CheckpointError(
-                f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row",
-                file=folder,
-                hint="free some space and rerun the same command to resume from the last checkpoint",
-            )
+            hint = "free some space and rerun the same command to resume from the last checkpoint"
+            raise CheckpointError(f"cannot be written{reason}, the {MOST_FAILED_SAVES}rd time in a row", file=folder, hint=hint)
         if failures:
             logger.warning(
                 "%s cannot be written%s; earlier checkpoints are intact, and the next one is tried when it is due", folder, reason
@@ -172,11 +167,8 @@ class CheckpointFolder:
     def require_saved(self, step: int) -> None:
         """At the end of a run, raises CheckpointError if the disk refused its last checkpoint."""
         if self._failed_saves:
-            raise CheckpointError(
-                f"the run is at its end, step {step}, but that step could not be saved",
-                file=self.output_dir,
-                hint="free some space and rerun the same command; it goes on from the last checkpoint that is whole, if there is one",
-            )
+            hint = "free some space and rerun the same command; it goes on from the last checkpoint that is whole, if there is one"
+            raise CheckpointError(f"the run is at its end, step {step}, but that step could not be saved", file=self.output_dir, hint=hint)
 
     def _write(
         self, folder: Path, progress: Progress, write: Callable[[Path], None], identity: dict[str, Any], config: dict[str, Any]
@@ -188,7 +180,7 @@ class CheckpointFolder:
             checkpoints.write_json_file(temporary, checkpoints.CONFIG_FILE, config)
         self._publish(folder, progress)
 
-    def complete(self, folder: Path, progress: Progress) -> None:
+    def complete(self, folder: Path) -> None:
         """Makes up for what a save that was killed has left undone: its checkpoint is whole, and ``run.json`` does not name it yet."""
 
         def publish() -> None:
@@ -196,7 +188,7 @@ class CheckpointFolder:
             with suppress(InputError, AttributeError):  # missing or damaged
                 named = read_json(self.output_dir / checkpoints.RUN_FILE).get("last_checkpoint")
             if named != folder.name:
-                self._publish(folder, progress)
+                self._publish(folder, self.read_state(folder)[0])
 
         on_main(publish)
 
@@ -243,9 +235,8 @@ def find_stored_run(folder: CheckpointFolder, settings: TrainingSettings) -> Sto
     """
     newest = folder.newest(fresh=settings.resume == "fresh")
     if newest is not None:
-        stored = StoredRun(newest, *CheckpointFolder.read_state(newest))
-        folder.complete(newest, stored.progress)
-        return stored
+        folder.complete(newest)
+        return StoredRun(newest, *CheckpointFolder.read_state(newest))
     if (other := settings.continued_run()) is not None:
         last = checkpoints.resolve_checkpoint(other, prefer_best=False)
         on_main(lambda: checkpoints.check_whole(last))

@@ -238,18 +238,11 @@ def _continued(own: RunIdentity, stored: StoredRun, total_steps: int) -> dict[st
 
 def stored_pool_size(output_dir: Path | None, settings: TrainingSettings) -> int:
     """Questions per pool of the run that a start in ``output_dir`` would resume, the same on all ranks; 0 where there is none."""
-    size = _unchangeable(output_dir, settings).get("train.global_batch_size", 0)
+    size = unchangeable(output_dir, settings).get("train.global_batch_size", 0)
     return from_main(size if isinstance(size, int) else 0)
 
 
-def stored_apostrophes(output_dir: Path | None, settings: TrainingSettings) -> bool | None:
-    """Whether that run makes apostrophes of questions plain, the same on all ranks; None where there is none."""
-    encoder = _unchangeable(output_dir, settings).get("encoder")  # it names the setting only where it is false
-    found = 0 if not isinstance(encoder, dict) else 1 if encoder.get("plain_apostrophes") is False else 2
-    return {0: None, 1: False, 2: True}[from_main(found)]
-
-
-def _unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[str, Any]:
+def unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[str, Any]:
     """By setting, what a run that a start in ``output_dir`` would resume cannot change; on the main rank, elsewhere empty.
 
     Nothing is locked, checked or changed here; the values are compared again when the run is resumed.
