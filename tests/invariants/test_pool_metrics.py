@@ -6,6 +6,7 @@ pytest tests/invariants/test_pool_metrics.py
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import pytest
 import torch
 
 from dpr.core.batch import BiEncoderBatch
+from dpr.core.temperature import Temperature
 from dpr.data.mixing import Sampling
+from dpr.losses.candidates import find_candidates
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import LossResult, Pool
 from dpr.models.biencoder import TowerOptions
 from dpr.training.callbacks import Callback, FunctionCallback, pool_metrics
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
+from dpr.training.step import StepResult
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -178,3 +182,26 @@ def test_a_collapse_is_named_within_fifty_steps(tmp_path: Path, caplog: pytest.L
         found = [record.message for record in caplog.records if "collapsed" in record.message]
         assert len(found) == is_ruined, caplog.text
         assert not is_ruined or "train.learning_rate=0.1" in found[0]
+
+
+def test_nobody_waits_for_the_device_before_the_log_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device has shapes and no values: whoever asks it for a value, or for how many there are, fails."""
+    trainer, seen = trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run"), list[torch.Tensor]()
+    monkeypatch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # which does not know this device
+    monkeypatch.setattr(pool_metrics, "HostCopy", seen.append)
+    batch, meta, vectors = trainer.plan.dataset[0, 0], torch.device("meta"), torch.zeros(36, 16, device="meta")
+    facts = batch.positive_idx, batch.context_valid, batch.context_ids, batch.known_positive_ids, batch.known_positive_valid
+    candidates = find_candidates("distinct", *facts).to(meta)
+    pool = Pool(vectors, candidates, Temperature(), vectors[:12], slice(0, 36), slice(0, 12), batch.context_ids)
+    pool_metrics.PoolMetrics(1).on_pool(trainer, vectors[:12], pool, batch)
+    trainer.metrics._device = meta
+    trainer.metrics._reset()
+    trainer.metrics.add(StepResult(torch.zeros(12, device=meta), torch.zeros(12, dtype=torch.bool, device=meta), 12), batch)
+    assert [tensor.shape for tensor in seen] == [(2, 6), (36, 36)] and {tensor.device for tensor in seen} == {meta}
+
+
+def test_vectors_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    callback, trainer = pool_metrics.PoolMetrics(1), trainer_of(encoder_folder(tmp_path / "encoder"), tmp_path / "run")
+    callback._judge(trainer, torch.eye(8))
+    callback._judge(trainer, torch.full((8, 8), math.nan))
+    assert callback.state_dict() == {"highest_rank": pytest.approx(8.0), "has_warned": False}

@@ -58,7 +58,7 @@ class PoolMetrics(Callback):
 
     def _judge(self, run: Run, cosines: Tensor) -> list[float]:
         self._passages = cosine, rank, _ = _of_passages(cosines)
-        self._highest_rank = max(rank, self._highest_rank)  # a NaN is not larger
+        self._highest_rank = max(self._highest_rank, rank)  # in this order a NaN is not larger
         if rank < min(COLLAPSED, self._highest_rank / 4) and not self._has_warned and run.ranks.is_main:
             self._has_warned = True
             logger.warning(
