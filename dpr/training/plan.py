@@ -152,7 +152,7 @@ def log_summary(plan: Plan, settings: TrainingSettings, model: BiEncoder, *, num
         # Of a perfect model: similarity 1 with the right context, 0 with each of the others.
         temperature = float(model.temperature)
         least = math.log1p((num_contexts - 1) * math.exp(-1 / temperature))
-        if least > math.log(2):
+        if least > math.log(num_contexts) / 3:  # of what chance gives
             logger.warning(
                 "encoder.normalize=true with loss.temperature=%g: similarities lie between -1 and 1, so the loss stays near %.2f even for "
                 "a good model; set loss.temperature=0.05, or loss.learn_temperature=true",

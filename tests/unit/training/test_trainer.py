@@ -305,7 +305,7 @@ def test_a_period_of_0_is_off(tmp_path: Path, period: str) -> None:
     [
         ({"normalize": True}, TowerOptions(), "loss.temperature=1"),
         ({"normalize": True}, TowerOptions(temperature=0.5), "loss.temperature=0.5"),
-        ({"normalize": True}, TowerOptions(temperature=0.05), ""),
+        ({"normalize": True}, TowerOptions(temperature=0.2), ""),
         ({"normalize": True}, TowerOptions(learn_temperature=True), ""),
         ({}, TowerOptions(), ""),
     ],
