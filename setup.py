@@ -62,7 +62,7 @@ setup(
     extras_require={
         "tb": ["tensorboard"],
         "wandb": ["wandb"],
-        "mlflow": ["mlflow-skinny>=3,<4"],
+        "mlflow": ["mlflow-skinny>=3,<4", "sqlalchemy>=2", "alembic", "sqlparse"],
         "trackio": ["trackio>=0.43,<1"],
         "onnx": ["onnx>=1.19", "onnxruntime>=1.23", "onnxscript>=0.5.4"],
         "pdf": ["pypdf>=5,<8"],

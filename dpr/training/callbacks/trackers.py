@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from dpr.core.errors import ConfigError
 from dpr.core.lazy import require
 from dpr.core.logs import get_logger
 from dpr.core.settings import flat_values
@@ -18,12 +19,13 @@ logger = get_logger(__name__)
 
 
 class Tracker(Callback):
-    """Sends all logged and validation metrics somewhere, on rank 0; a finished run opens nothing. What is not taken there costs the rest of
-    the metrics there and a warning, not the run.
+    """Sends all logged and validation metrics somewhere, on rank 0; a finished run opens nothing. A new run that cannot be opened there is
+    a ``ConfigError``; whatever fails later costs the rest of the metrics there and a warning, not the run.
 
     A subclass says how. What it keeps in ``id`` is stored in checkpoints, so that a resumed run continues the same run there.
     """
 
+    setting = "callbacks"  # which one switches it on
     id: str | None = None
     _is_open = False
 
@@ -41,7 +43,14 @@ class Tracker(Callback):
 
     def on_train_begin(self, run: Run) -> None:
         if run.ranks.is_main and run.progress.step < run.last_step:
-            self.open(run)
+            is_new = self.id is None
+            try:
+                self.open(run)
+            except Exception as error:
+                if is_new:
+                    raise ConfigError(f"{type(self).__name__} cannot be opened: {error}; mend that, or leave out {self.setting}") from error
+                logger.warning("%s takes no metrics of this resumed run: %s", type(self).__name__, error)
+                return
             self._is_open = True
             if not run.progress.step and run.progress.start_metrics:
                 self.on_log(run, run.progress.start_metrics)
@@ -84,9 +93,11 @@ class TensorBoard(Tracker):
     TensorBoard hides what a killed run wrote about steps that are repeated.
     """
 
+    setting = "tracking.tensorboard=true"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._make_writer = require("torch.utils.tensorboard", extra="tb", purpose="tracking.tensorboard=true").SummaryWriter
+        self._make_writer = require("torch.utils.tensorboard", extra="tb", purpose=self.setting).SummaryWriter
 
     def open(self, run: Run) -> None:
         resumed = {"purge_step": run.progress.step + 1} if run.progress.step else {}
@@ -107,9 +118,11 @@ class TensorBoard(Tracker):
 class WeightsAndBiases(Tracker):
     """Sends metrics to Weights & Biases; with ``mode="offline"`` they stay in ``<output_dir>/wandb``. Needs the extra ``wandb``."""
 
+    setting = "tracking.wandb=true"
+
     def __init__(self, *, project: str = "dpr", run_name: str | None = None, mode: str = "online") -> None:
         self.project, self.run_name, self.mode = project, run_name, mode
-        self._wandb = require("wandb", extra="wandb", purpose="tracking.wandb=true")
+        self._wandb = require("wandb", extra="wandb", purpose=self.setting)
 
     def open(self, run: Run) -> None:
         run.output_dir.mkdir(parents=True, exist_ok=True)
@@ -137,9 +150,11 @@ class MLflow(Tracker):
     MLflow takes no @ in names: ``ndcg@10`` is ``ndcg_at_10`` there.
     """
 
+    setting = "tracking.mlflow=true"
+
     def __init__(self, *, project: str = "dpr", run_name: str | None = None) -> None:
         self.project, self.run_name = project, run_name
-        self._mlflow = require("mlflow", extra="mlflow", purpose="tracking.mlflow=true")
+        self._mlflow = require("mlflow", extra="mlflow", purpose=self.setting)
 
     def open(self, run: Run) -> None:
         self._client = self._mlflow.MlflowClient()
@@ -165,9 +180,11 @@ class Trackio(Tracker):
     """Keeps metrics in Trackio's database on this machine, or sends them where ``$TRACKIO_SPACE_ID`` or ``$TRACKIO_SERVER_URL`` says.
     Needs the extra ``trackio``."""
 
+    setting = "tracking.trackio=true"
+
     def __init__(self, *, project: str = "dpr", run_name: str | None = None) -> None:
         self.project, self.run_name = project, run_name
-        self._trackio = require("trackio", extra="trackio", purpose="tracking.trackio=true")
+        self._trackio = require("trackio", extra="trackio", purpose=self.setting)
 
     def open(self, run: Run) -> None:
         is_new = self.id is None

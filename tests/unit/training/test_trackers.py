@@ -26,12 +26,14 @@ def trainer(folder: Path, *callbacks: Callback, name: str = "run", **options: An
 
 
 class Broken(Tracker):
-    """Refuses the metrics of step ``refused``."""
+    """Refuses the metrics of step ``refused``; at None, to be opened."""
 
-    def __init__(self, refused: int) -> None:
+    def __init__(self, refused: int | None) -> None:
         self.refused, self.seen, self.ends = refused, list[int](), list[bool]()
 
     def open(self, run: Run) -> None:
+        if self.refused is None:
+            raise ConnectionError("no route to host")
         self.id = self.id or "first"
 
     def send(self, metrics: Metrics, step: int) -> None:
@@ -56,6 +58,19 @@ def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.Log
     assert finished.seen == finished.ends == [] and finished.id == "first", "a finished run opens nothing"
 
 
+def test_a_tracker_that_cannot_be_opened_refuses_a_new_run_and_costs_a_resumed_one_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match="Broken cannot be opened: no route to host; mend that, or leave out callbacks"):
+        trainer(tmp_path, Broken(refused=None)).train()
+    assert not list((tmp_path / "run").glob("dpr_biencoder*"))
+    trainer(tmp_path, Broken(refused=0), max_steps=4).train()
+    resumed = Broken(refused=None)
+    trainer(tmp_path, resumed).train()
+    assert "Broken takes no metrics of this resumed run: no route to host" in caplog.text
+    assert resumed.seen == resumed.ends == [] and resumed.id == "first"
+
+
 def test_a_run_that_fails_says_so_there(tmp_path: Path) -> None:
     class Failing(Callback):
         def on_step_end(self, run: Run) -> None:
@@ -71,8 +86,7 @@ def test_mlflow_has_one_run_over_a_restart(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     from mlflow import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")  # the kind of store that MLflow makes unasked
     trainer(tmp_path, MLflow(project="test"), max_steps=4).train()
     client = MlflowClient()
     (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "test"]
