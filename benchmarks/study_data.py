@@ -1,8 +1,9 @@
-"""Parts of SQuAD, MedQuAD and Cranfield, by ``dpr prepare``: ``<out>/<set>/{train,dev}.jsonl``, and ``dev`` and ``test`` in BEIR's layout.
+"""Parts of SQuAD, MedQuAD, Cranfield and NPL, by ``dpr prepare``: ``{train,dev}.jsonl`` below ``<out>/<set>``, ``dev`` and ``test`` as in BEIR.
 
 SQuAD: paragraphs and sentences of two slices of train; one paragraph in eight is for dev, the articles of the dev set at hand are the
 test. MedQuAD: one ``focus`` in six is for testing, one in eight of the others for dev. Cranfield: a title is the question that its
-abstract answers; one document in eight is for dev, and the collection's queries, which nothing is chosen by, are the test.
+abstract answers; one document in eight is for dev, and the collection's queries, which nothing is chosen by, are the test. NPL is split
+likewise; its texts of some 20 words have no titles, and 3 to 8 words in a row are the question that the text answers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import random
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 from benchmarks.negatives_data import gzipped_rows
 
-SETS = ("squad", "medquad", "cranfield")
+SETS = ("squad", "medquad", "cranfield", "npl")
 DEV_PARTS, TEST_PARTS = 8, 6
 
 _SQUAD = "squad/squad-v1.1-"
@@ -44,7 +46,7 @@ def write_set(name: str, data: Path, out: Path, dpr: Command) -> None:
     elif name == "medquad":
         dpr(out / "test", "prepare", out / "test.jsonl", "to=beir", f"out={out / 'test'}")
     elif not (out / "test" / "qrels").exists():
-        _cranfield_test(data / "cranfield", out / "test")
+        _collection_test(data / name, _documents(data, name), out / "test")
     dpr(out / "known", "prepare", out / "train.jsonl", "to=beir", f"out={out / 'known'}")
     if not (out / "texts.jsonl").exists():
         _join([out / "known", out / "test"], out / "texts.jsonl")
@@ -86,7 +88,7 @@ def _medquad(data: Path) -> dict[str, list[Row]]:
 
 def _cranfield(data: Path) -> dict[str, list[Row]]:
     parts: dict[str, list[Row]] = {"train": [], "dev": []}
-    for row in _json_lines(data / "cranfield/corpus.jsonl"):
+    for row in _documents(data, "cranfield"):
         abstract = row["text"].removeprefix(row["title"]).strip()
         if row["title"] and abstract:
             part = "dev" if _is_in(row["_id"], DEV_PARTS) else "train"
@@ -94,14 +96,30 @@ def _cranfield(data: Path) -> dict[str, list[Row]]:
     return parts
 
 
-_PARTS: dict[str, Callable[[Path], dict[str, list[Row]]]] = {"squad": _squad, "medquad": _medquad, "cranfield": _cranfield}
+def _npl(data: Path) -> dict[str, list[Row]]:
+    parts: dict[str, list[Row]] = {"train": [], "dev": []}
+    for row in _documents(data, "npl"):
+        words, chance = row["text"].split(), random.Random(row["_id"])
+        length = chance.randint(3, 8)
+        first = chance.randint(0, max(0, len(words) - length))
+        question = " ".join(words[first : first + length])
+        parts["dev" if _is_in(row["_id"], DEV_PARTS) else "train"].append({"question": question, "passage": row["text"], "title": ""})
+    return parts
 
 
-def _cranfield_test(source: Path, out: Path) -> None:
-    """The collection with each title once, as the first words of its text; two of its documents are empty and left out."""
+_PARTS: dict[str, Callable[[Path], dict[str, list[Row]]]] = {"squad": _squad, "medquad": _medquad, "cranfield": _cranfield, "npl": _npl}
+
+
+def _documents(data: Path, name: str) -> Iterable[dict[str, Any]]:
+    """The documents of a collection; two of Cranfield's are empty and left out."""
+    rows = gzipped_rows(data / "npl/corpus.jsonl.gz") if name == "npl" else _json_lines(data / name / "corpus.jsonl")
+    return (row for row in rows if row["text"])
+
+
+def _collection_test(source: Path, documents: Iterable[dict[str, Any]], out: Path) -> None:
+    """A collection's own queries and judgements, with each title once, as the first words of its text."""
     (out / "qrels").mkdir(parents=True, exist_ok=True)
-    rows = ({"_id": row["_id"], "title": "", "text": row["text"]} for row in _json_lines(source / "corpus.jsonl") if row["text"])
-    _write(out / "corpus.jsonl", rows)
+    _write(out / "corpus.jsonl", ({"_id": row["_id"], "title": "", "text": row["text"]} for row in documents))
     shutil.copy(source / "queries.jsonl", out / "queries.jsonl")
     shutil.copy(source / "qrels" / "test.tsv", out / "qrels" / "test.tsv")
 

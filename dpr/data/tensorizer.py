@@ -222,7 +222,8 @@ class Tensorizer:
 
         The first ``head`` tokens of a text without title, a prefix, stay before the window, as does the model's prompt.
         """
-        head += self._prompt_length
+        if prompt := self.text.passage_prompt.strip():
+            head += len(self.bare_tokens([prompt])[0])
         if isinstance(passage, StoredPassage):
             if self.text.title_template and (title := passage.tokens().title) is not None:
                 head = len(title)
@@ -245,8 +246,10 @@ class Tensorizer:
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
         """Replaces ordinary tokens by the mask token, each with the given probability."""
+        if self.tokenizer.mask_token_id is None:
+            raise ConfigError("train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0")
         ids = np.array(tokens, dtype=np.int64)
-        ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = self._mask_id
+        ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = self.tokenizer.mask_token_id
         return list(ids.tolist())
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:
@@ -274,23 +277,11 @@ class Tensorizer:
         """Whether a special token comes between the two texts of a pair."""
         return self.join_rule is None or bool(self.join_rule.pair[1])
 
-    @property
-    def _prompt_length(self) -> int:
-        """Tokens of the prompt of passages."""
-        prompt = self.text.passage_prompt.strip()
-        return len(self.bare_tokens([prompt])[0]) if prompt else 0
-
     @cached_property
     def empty_tokens(self) -> list[int]:
         """Stands for a text without any token, which a tokenizer without special tokens makes of an empty one."""
         names = ("eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id")
         return [next((token for name in names if (token := getattr(self.tokenizer, name)) is not None), 0)]
-
-    @cached_property
-    def _mask_id(self) -> int:
-        if self.tokenizer.mask_token_id is None:
-            raise ConfigError("train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0")
-        return int(self.tokenizer.mask_token_id)
 
     @cached_property
     def _is_special(self) -> np.ndarray:

@@ -57,6 +57,12 @@ class TextEncoding(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    @property
+    def sides_differ(self) -> bool:
+        """Whether a text has another vector as a question than as a passage: towers of their own, or other prompts. Not looked at are the
+        lengths that either is cut to, and apostrophes."""
+        return self.question_model is not self.ctx_model or self.tensorizer.text.query_prompt != self.tensorizer.text.passage_prompt
+
     def tower(self, encoder_type: str) -> Encoder:
         """``question`` or ``ctx``."""
         return self.question_model if encoder_type == "question" else self.ctx_model
@@ -111,8 +117,8 @@ class TextEncoding(nn.Module):
     ) -> np.ndarray: ...
 
     def encode(self, texts: PassageLike | Sequence[PassageLike], **options: Any) -> np.ndarray | Tensor:
-        """``encode_passages`` of a model with a shared tower, under the name of sentence-transformers; ConfigError where sides differ."""
-        if self.question_model is not self.ctx_model:
+        """``encode_passages`` under the name of sentence-transformers; ConfigError where ``sides_differ``."""
+        if self.sides_differ:
             raise ConfigError("this model encodes questions and passages differently; call encode_questions or encode_passages")
         return self.encode_passages(texts, **options)
 

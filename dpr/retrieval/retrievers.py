@@ -67,6 +67,12 @@ class QuestionForm:
         return decorate_question(question, suffix=self.suffix, plain_apostrophes=False)
 
 
+def question_batch(model: BiEncoder, questions: Sequence[str], form: QuestionForm) -> TokenBatch:
+    """Tokens of questions; ``form`` has been agreed with the model."""
+    sequences = model.tensorizer.question_tokens(questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix)
+    return TokenBatch.from_lists(sequences, model.tensorizer.representation_positions(sequences, form.selector))
+
+
 def encode_questions(
     model: BiEncoder,
     questions: Sequence[str],
@@ -80,10 +86,8 @@ def encode_questions(
     if not questions:
         return np.zeros((0, model.dimension), dtype=np.float32)
     start = time.perf_counter()
-    sequences = model.tensorizer.question_tokens(questions, prompt=form.prompt, prefix=form.before_questions, suffix=form.suffix)
-    positions = model.tensorizer.representation_positions(sequences, form.selector)
+    tokens = question_batch(model, questions, form)
     tokenised = time.perf_counter()
-    tokens = TokenBatch.from_lists(sequences, positions)
     vectors = encode_tokens(model, tokens, encoder_type=form.encoder_type, batch_tokens=batch_tokens, batch_size=batch_size)
     if seconds is not None:
         seconds["tokenise"] += tokenised - start

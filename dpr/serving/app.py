@@ -7,20 +7,20 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
 from dpr.core.errors import DprError, first_line
 from dpr.core.logs import get_logger
 from dpr.core.version import __version__
 from dpr.serving.figures import Figures
-from dpr.serving.guard import FAILED, NOT_JSON, Guard
+from dpr.serving.guard import FAILED, NOT_JSON, OPENAI, Guard
 from dpr.serving.queueing import Service, Unavailable
 from dpr.serving.settings import LimitSettings, ServeSettings
 
@@ -82,6 +82,39 @@ class RetrieveBody(BaseModel):
     index: Text | None = None
 
 
+def _only_texts(value: Any) -> Any:
+    if isinstance(value, list) and any(not isinstance(item, str) for item in value):
+        raise ValueError("holds something else than texts; token numbers are those of one tokenizer, so send the texts themselves")
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[Text], BeforeValidator(_only_texts), Field(min_length=1)]
+
+
+class EmbeddingsBody(BaseModel):
+    """What OpenAI's clients send, with ``input_type`` beside it."""
+
+    model_config = ConfigDict(strict=True)
+
+    input: Texts
+    model: Text | None = Field(None, description="A name of /info; absent = the first.")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1, description="The first so many numbers; absent = all.")
+    input_type: Text | None = Field(None, description="query, passage, or the name of one of the model's prompts.")
+
+
+class EmbedBody(BaseModel):
+    """What clients of text-embeddings-inference send."""
+
+    model_config = ConfigDict(strict=True)
+
+    inputs: Texts
+    prompt_name: Text | None = Field(None, description="As input_type of /v1/embeddings.")
+    dimensions: int | None = Field(None, ge=1)
+    normalize: bool = Field(False, description="Give vectors length 1 also where the model's have another.")
+    truncate: Literal[True] = Field(True, description="Texts are always cut to the model's length.")
+
+
 def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     """The first thing that is wrong with a request."""
     error = errors[0]
@@ -94,7 +127,8 @@ def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
         return f"{where or 'the body'} is missing"
     if "surrogates not allowed" in error["msg"]:
         return f"{where} holds half of a surrogate pair, which is no text"
-    return f"{where or 'the body'}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    said = error["msg"].removeprefix("Value error, ")
+    return f"{where or 'the body'}: {said[:1].lower()}{said[1:]}"
 
 
 def make_app(
@@ -188,6 +222,22 @@ def _add_searches(app: FastAPI, settings: ServeSettings, service: Service) -> No
         value = {"do": "retrieve", "index": body.index, "scores": body.return_scores}
         return await ask(value, body.queries, _TOPK if body.topk is None else body.topk)
 
+    async def embedded(value: dict[str, Any], texts: list[str]) -> Response:
+        _check_limits(settings, texts, 1, what="text")
+        return await _asked(service, value | {"inputs": texts}, len(texts), settings.timeout)
+
+    @app.post(OPENAI)
+    async def embeddings(body: EmbeddingsBody) -> Response:
+        """The vectors of texts, as OpenAI answers."""
+        value = {"do": "embeddings", "index": body.model, "side": body.input_type, "dimensions": body.dimensions}
+        return await embedded(value | {"format": body.encoding_format}, body.input)
+
+    @app.post("/embed")
+    async def embed(body: EmbedBody) -> Response:
+        """The same, as text-embeddings-inference answers."""
+        value = {"do": "embed", "index": None, "side": body.prompt_name, "dimensions": body.dimensions, "normalize": body.normalize}
+        return await embedded(value, body.inputs)
+
     @app.get("/doc")
     async def doc(id: str, index: str | None = None) -> Response:
         """One passage."""
@@ -257,19 +307,19 @@ def _gauges(guard: Guard, service: Service) -> dict[str, float]:
     }
 
 
-def _check_limits(settings: ServeSettings, questions: list[str], k: int, *, may_be_empty: bool) -> None:
+def _check_limits(settings: ServeSettings, questions: list[str], k: int, *, may_be_empty: bool = False, what: str = "question") -> None:
     """Raises HTTPException."""
     if len(questions) > settings.max_queries:
-        raise HTTPException(422, f"{len(questions)} questions in a request, expected at most max_queries={settings.max_queries}")
+        raise HTTPException(422, f"{len(questions)} {what}s in a request, expected at most max_queries={settings.max_queries}")
     if k > settings.max_k:
         raise HTTPException(422, f"{k} passages per question, expected at most max_k={settings.max_k}")
     if len(questions) * k > settings.max_passages:
         said = f"{k} passages for each of {len(questions)} questions, expected at most max_passages={settings.max_passages} together"
         raise HTTPException(422, said)
     if (longest := max(map(len, questions))) > settings.max_question:
-        raise HTTPException(422, f"a question of {longest} characters, expected at most max_question={settings.max_question}")
+        raise HTTPException(422, f"a {what} of {longest} characters, expected at most max_question={settings.max_question}")
     if not may_be_empty and any(not question.strip() for question in questions):
-        raise HTTPException(422, "a question is empty")
+        raise HTTPException(422, f"a {what} is empty")
 
 
 async def _asked(service: Service, value: dict[str, Any], weight: int, timeout: float) -> Response:

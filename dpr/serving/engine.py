@@ -34,6 +34,7 @@ from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRet
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retriever import Retriever, chosen_ids
 from dpr.serving import frames
+from dpr.serving.embeddings import UnknownSide, answers
 from dpr.serving.settings import ServeSettings
 from dpr.storage.durable import MANIFEST, describe_file
 
@@ -133,7 +134,8 @@ class Engine:
         answers: list[tuple[int, bytes]] = [(500, b"")] * len(jobs)
         together: defaultdict[str, list[int]] = defaultdict(list)
         for place, job in enumerate(jobs):
-            together[json.dumps([job.get("index"), job.get("k"), job.get("filter")], sort_keys=True)].append(place)
+            alike = ["inputs" in job, *map(job.get, ("index", "k", "filter", "side"))]
+            together[json.dumps(alike, sort_keys=True)].append(place)
         for places in together.values():
             for place, answer in zip(places, self._answer_alike([jobs[place] for place in places]), strict=True):
                 answers[place] = answer
@@ -142,6 +144,8 @@ class Engine:
     def _answer_alike(self, jobs: Sequence[dict[str, Any]]) -> list[tuple[int, bytes]]:
         try:
             index = self._index(jobs[0].get("index"))
+            if "inputs" in jobs[0]:
+                return [_encoded(200, value) for value in self._vectors(index, jobs)]
             if "k" not in jobs[0]:
                 return [_encoded(*self._document(index, job)) for job in jobs]
             questions = [question for job in jobs for question in job["queries"]]
@@ -178,10 +182,25 @@ class Engine:
             except InputError as error:
                 raise Refusal(422, first_line(error)) from None
         hits = retriever.search(questions, k, mode=index.mode, ids=ids, texts=texts)
-        for name, seconds in retriever.seconds.items():
-            self.seconds[name] += seconds
-        retriever.seconds.clear()
+        self._count(retriever.seconds)
         return hits
+
+    def _vectors(self, index: ServedIndex, jobs: Sequence[dict[str, Any]]) -> list[Any]:
+        if not any(f"{index.run}:{mode}" in self._indexes for mode in ("dense", "hybrid")):
+            raise Refusal(422, f"{index.name} has no model; it searches by words alone")
+        side = index.retriever.side("dense")
+        assert isinstance(side, DenseRetriever)
+        try:
+            values = answers(side, index.name, jobs)
+        except UnknownSide as error:
+            raise Refusal(422, str(error)) from None
+        self._count(side.seconds)
+        return values
+
+    def _count(self, seconds: dict[str, float]) -> None:
+        for name, value in seconds.items():
+            self.seconds[name] += value
+        seconds.clear()
 
     def _shaped(self, index: ServedIndex, job: Mapping[str, Any], answers: list[Hits]) -> dict[str, Any]:
         """The answer to a request, from the hits of its questions."""
@@ -256,7 +275,7 @@ def _joined(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}"
 
 
-def _encoded(status: int, value: dict[str, Any]) -> tuple[int, bytes]:
+def _encoded(status: int, value: Any) -> tuple[int, bytes]:
     return status, json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -25,6 +25,7 @@ App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 logger = get_logger(__name__)
 HEALTH = ("/healthz", "/readyz")
 """Always answered, to anybody."""
+OPENAI = "/v1/embeddings"
 FAILED = "the service has failed at this request; its log says why"
 NOT_JSON = "the body is not JSON in UTF-8, or is nested too deeply"
 _LEFT = 499  # in the counts: the other side left before it was answered
@@ -77,12 +78,18 @@ class Guard:
             await self._app(scope, receive, send)
             return
         status: int | None = None
+        refusal: MutableMapping[str, Any] | None = None
 
         async def answer(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, refusal
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), *_HEADERS]
+                if message["status"] >= 400 and scope["path"] == OPENAI:
+                    refusal = message
+                    return
+            elif refusal is not None:
+                await send(_as_openai(refusal, message))
             await send(message)
 
         is_counted = scope["path"] not in _UNCOUNTED
@@ -215,6 +222,13 @@ def _once(body: bytes) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive
+
+
+def _as_openai(start: MutableMapping[str, Any], message: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Moves the sentence of a refusal, all of ``message``, to where OpenAI's clients look for it. Returns ``start`` with its length."""
+    message["body"] = json.dumps({"error": {"message": json.loads(message["body"])["error"]}}).encode()
+    headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+    return {**start, "headers": [*headers, (b"content-length", str(len(message["body"])).encode())]}
 
 
 async def _refuse(send: Send, refused: Refused) -> None:
