@@ -1,4 +1,4 @@
-"""Parts of SQuAD, MedQuAD, Cranfield and NPL, by ``dpr prepare``: ``{train,dev}.jsonl`` below ``<out>/<set>``, ``dev`` and ``test`` as in BEIR.
+"""Parts of SQuAD, MedQuAD, Cranfield and NPL, by ``dpr prepare``: ``{train,dev}.jsonl``, and ``dev`` and ``test`` as BEIR has them.
 
 SQuAD: paragraphs and sentences of two slices of train; one paragraph in eight is for dev, the articles of the dev set at hand are the
 test. MedQuAD: one ``focus`` in six is for testing, one in eight of the others for dev. Cranfield: a title is the question that its
