@@ -9,11 +9,10 @@ from pathlib import Path
 
 from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
+from dpr.export import onnx_folder, sentence_transformers
 from dpr.export.adapters import merged
 from dpr.export.checking import Texts, check, described, format_of, made_up_texts
 from dpr.export.model_card import README, CardFacts, model_card
-from dpr.export.onnx_folder import write_precisions
-from dpr.export.sentence_transformers import write_graphs
 from dpr.export.tower_files import without_bars
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import MANIFEST, durable_folder, read_manifest, verify_folder
@@ -44,7 +43,7 @@ def export_folder(
         source: the model's name in messages.
         facts: what the model card says besides what the model shows.
         more: texts to compare besides the usual ones.
-        precisions: of further graphs (format ``onnx``).
+        precisions: of further graphs.
         onnx: whether graphs are written too (format ``sentence-transformers``).
 
     Raises:
@@ -61,13 +60,15 @@ def export_folder(
         with durable_folder(target, metadata={"kind": f"export for {name}", "made_of": made_of}) as folder:
             form.write(whole, folder, source=source)
             if onnx:
-                write_graphs(whole, folder, source=source)
+                sentence_transformers.write_graphs(whole, folder, source=source)
             (folder / ATTRIBUTES).write_text(LARGE_FILES)
             with without_bars():
                 difference = check(whole, folder, form, source, more=more)
             measured = {}
             if precisions:
-                measured = write_precisions(folder, precisions, more or made_up_texts(whole.tensorizer, questions=100, passages=400))
+                written_by = sentence_transformers if onnx else onnx_folder
+                texts = more or made_up_texts(whole.tensorizer, questions=100, passages=400)
+                measured = written_by.write_lower_graphs(whole, folder, precisions, texts)
             card = model_card(whole, facts, to=name, usage=form.usage(whole), difference=difference, precisions=measured)
             (folder / README).write_text(card, encoding="utf-8")
     if difference is not None:

@@ -54,7 +54,7 @@ def model_card(
     Args:
         usage: lines of Python that load it.
         difference: how far the other library's vectors are from the model's; None where that was not measured.
-        precisions: what ``dpr.export.onnx_folder.write_precisions`` measured.
+        precisions: what ``dpr.export.onnx_graph.write_precisions`` measured.
     """
     is_read_here = to in _READ_HERE and not weights_tokens(model)
     sections = [

@@ -21,7 +21,7 @@ from dpr.core.records import Passage
 from dpr.data.settings import TextSettings
 from dpr.data.text import TYPOGRAPHIC_APOSTROPHE
 from dpr.export.checking import Format, Texts
-from dpr.export.onnx_graph import EXTRA, GraphEncoder, file_size, overlap, tokenizer_for_serving, write_graph, write_lower
+from dpr.export.onnx_graph import EXTRA, GraphEncoder, tokenizer_for_serving, write_graph, write_precisions
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.biencoder import BiEncoder
 from dpr.models.trials import pad_id
@@ -110,32 +110,16 @@ def _of_precision(graph: Path, precision: str) -> Path:
     return graph if precision == "fp32" else graph.with_name(f"{graph.stem}_{precision}.onnx")
 
 
-def write_precisions(folder: Path, precisions: Sequence[str], texts: Texts) -> dict[str, Any]:
-    """Writes the graphs of ``folder`` in lower precisions beside them, and what that changes into ``serving.json``; returns that.
-
-    By precision: ``top10_overlap`` and ``least_cosine`` (``overlap``) on ``texts``, and the size of the graphs in ``bytes``.
-
-    Raises:
-        ConfigError: the packages of the extra ``onnx`` are not installed.
-    """
+def write_lower_graphs(model: BiEncoder, folder: Path, precisions: Sequence[str], texts: Texts) -> dict[str, dict[str, float]]:
+    """As ``write_precisions``, into ``serving.json`` too."""
     serving = read_json(folder / SERVING)
+
+    def vectors(precision: str) -> tuple[np.ndarray, np.ndarray]:
+        questions, passages = (encode(folder, *of, precision=precision) for of in (("question", texts.questions), ("ctx", texts.passages)))
+        return questions, passages
+
     graphs = [folder / graph for graph in dict.fromkeys(serving[side]["graph"] for side in SIDES)]
-    expected = encode(folder, "question", texts.questions), encode(folder, "ctx", texts.passages)
-    measured: dict[str, dict[str, float]] = {"fp32": {"bytes": sum(map(file_size, graphs))}}
-    for precision in dict.fromkeys(precisions):
-        for graph in graphs:
-            write_lower(graph, _of_precision(graph, precision), precision)
-        found = (
-            encode(folder, "question", texts.questions, precision=precision),
-            encode(folder, "ctx", texts.passages, precision=precision),
-        )
-        size = sum(file_size(_of_precision(graph, precision)) for graph in graphs)
-        measured[precision] = {**overlap(found, expected), "bytes": size, "questions": len(found[0]), "passages": len(found[1])}
-        logger.info(
-            "%s: %.1f MB in place of %.1f MB; %.1f %% of the 10 best of %d passages for %d questions are those of fp32, least cosine %.5f",
-            *(precision, size / 1e6, measured["fp32"]["bytes"] / 1e6, 100 * measured[precision]["top10_overlap"]),
-            *(len(found[1]), len(found[0]), measured[precision]["least_cosine"]),
-        )
+    measured = write_precisions(graphs, precisions, _of_precision, vectors)
     write_json_file(folder, SERVING, serving | {"precisions": measured})
     return measured
 

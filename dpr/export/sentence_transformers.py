@@ -20,8 +20,8 @@ from dpr.core.offline import no_downloads
 from dpr.core.records import Passage
 from dpr.data.presentation import presented
 from dpr.data.settings import TextSettings
-from dpr.export.checking import Format, in_order
-from dpr.export.onnx_graph import write_states_graph
+from dpr.export.checking import Format, Texts, in_order
+from dpr.export.onnx_graph import STATES, GraphEncoder, write_precisions, write_states_graph
 from dpr.export.tower_files import (
     Side,
     refuse,
@@ -53,9 +53,10 @@ from dpr.models.sentence_transformers import (
     write_library_settings,
     write_modules,
 )
-from dpr.models.trials import is_static
+from dpr.models.trials import is_static, pad_id
 from dpr.storage.durable import durable_file
 
+GRAPH = "onnx/model.onnx"
 ROOT_MODULE = "root_static_embedding"
 """Of ``idf_sqrt`` and ``bm25``: the file of this name in the folder, which is a copy of the module here."""
 _CODE = Path(__file__).with_name(f"{ROOT_MODULE}.py")
@@ -180,8 +181,26 @@ def write_graphs(model: BiEncoder, folder: Path, *, source: str) -> None:
     """
     refuse({"it has no transformer for a graph of ONNX": _is_bag(model)}, source, hint="leave out onnx=true; to=onnx has its vectors")
     for side in sides(model):
-        (graphs := folder / side.folder / "onnx").mkdir()
-        write_states_graph(standard_backbone(side.tower, side.longest), graphs / "model.onnx", source=source)
+        (file := folder / side.folder / GRAPH).parent.mkdir()
+        write_states_graph(standard_backbone(side.tower, side.longest), file, source=source)
+
+
+def write_lower_graphs(model: BiEncoder, folder: Path, precisions: Sequence[str], texts: Texts) -> dict[str, dict[str, float]]:
+    """As ``write_precisions``, under the names by which transformers.js finds them."""
+    parts, tensorizer = sides(model), model.tensorizer
+    tokens = tensorizer.question_tokens(texts.questions), tensorizer.passage_tokens(texts.passages)
+
+    def named(graph: Path, precision: str) -> Path:
+        return graph.with_stem(graph.stem + {"fp32": "", "fp16": "_fp16", "int8": "_quantized"}[precision])
+
+    def vectors(precision: str) -> tuple[np.ndarray, np.ndarray]:
+        found = []
+        for part, sequences in zip((parts[0], parts[-1]), tokens, strict=True):
+            file = named(folder / part.folder / GRAPH, precision)
+            found.append(GraphEncoder(file, pad_id=pad_id(part.tower.config), output=STATES).encode(sequences, part.tower))
+        return found[0], found[1]
+
+    return write_precisions([folder / part.folder / GRAPH for part in parts], precisions, named, vectors)
 
 
 def to_sentence_transformer(model: BiEncoder, *, source: str = "the model") -> Any:

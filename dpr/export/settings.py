@@ -100,9 +100,9 @@ class ExportConfig(StoreSettings):
     libraries usually differ. For folders that other libraries load."""
     dimensions: int = setting(0, unit="dimensions", least=0, requires=_TO_FOLDERS + "|model")
     """Cut vectors to their first so many numbers, for models trained with loss.dimensions; 0 = as the model has them."""
-    precisions: list[str] | None = setting(None, choices=("fp16", "int8"), requires="to=onnx")
-    """For to=onnx: further graphs with numbers of 16 bits or weights of 8; the log and serving.json say how many of the ten best passages
-    stay the same, on check_texts or on made-up texts."""
+    precisions: list[str] | None = setting(None, choices=("fp16", "int8"), requires="to=onnx|sentence-transformers")
+    """For to=onnx, and beside onnx=true: further graphs with numbers of 16 bits or weights of 8; the log and the model card say how many of
+    the ten best passages stay the same, on check_texts or on made-up texts."""
     onnx: bool = setting(False, requires="to=sentence-transformers")
     """For to=sentence-transformers: also the transformer's states as onnx/model.onnx, where programs that serve such folders look."""
     license: str | None = setting(None, requires=_TO_FOLDERS)
@@ -119,6 +119,8 @@ class ExportConfig(StoreSettings):
         if self.out is not None and self.out_file not in (None, self.out):
             raise ConfigError(f"out={self.out} and out_file={self.out_file} are mutually exclusive; leave one of them out")
         self.out_file = self.out_file or self.out
+        if self.precisions and self.to == "sentence-transformers" and not self.onnx:
+            raise ConfigError("precisions are those of graphs; set onnx=true, or leave precisions out")
         if self.to in STORES:
             require_set(self, {"vectors": "runs/first/vectors_*", "out_file": "store"})
             self.check_store()

@@ -142,12 +142,12 @@ class Encoder(nn.Module):
                 vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2])
             else:
                 vectors = self._pooled(*batch.padded(pad_id(self.config)), batch.position)
-        return self._finished(vectors)
+        return self.finished(vectors)
 
     def of_padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
         """As ``forward``, of sequences padded at their ends: ``input_ids`` (N, L) and ``mask`` (N, L), True at real tokens."""
         with self.adapter.active() if self.adapter else nullcontext():
-            return self._finished(self._pooled(input_ids, mask, torch.zeros_like(input_ids[:, 0])))
+            return self.finished(self._pooled(input_ids, mask, torch.zeros_like(input_ids[:, 0])))
 
     def _pooled(self, input_ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         """The definition of the vectors, which the packed forward is tested against: (N, V).
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
         hidden = self.backbone(input_ids=input_ids, attention_mask=mask.to(torch.int64), **options).last_hidden_state
         return self.pooling.padded(hidden, input_ids, original, position)
 
-    def _finished(self, vectors: Tensor) -> Tensor:
+    def finished(self, vectors: Tensor) -> Tensor:
         """Pooled vectors (N, V) projected, cut and scaled: (N, D)."""
         if self.encode_proj is not None:
             vectors = self.encode_proj(vectors)

@@ -14,9 +14,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from dpr.core.records import Passage
-from dpr.export import onnx_folder
+from dpr.export import onnx_folder, sentence_transformers
 from dpr.export.checking import check, nasty_texts
-from dpr.export.onnx_graph import overlap
+from dpr.export.onnx_graph import GraphEncoder, overlap
+from dpr.export.tower_files import sides
 from dpr.formats.corpora import write_passages
 from dpr.models.biencoder import BiEncoder
 from tests.architecture.source_files import REPOSITORY
@@ -139,6 +140,31 @@ def test_a_folder_of_sentence_transformers_has_its_states_where_servers_look(nam
             ids, mask = (torch.from_numpy(np.asarray(tokens[key])) for key in ("input_ids", "attention_mask"))
             expected = AutoModel.from_pretrained(str(folder)).eval()(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
         assert np.abs(found - expected)[tokens["attention_mask"] == 1].max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["shared", "two towers", "mean and cosine"])
+def test_lower_precisions_beside_the_states_are_measured_on_vectors(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = MODELS[name](tmp_path / "made_of")
+    model.save(tmp_path / "model")
+    out = tmp_path / "out"
+    arguments = ["to=sentence-transformers", f"model_file={tmp_path / 'model'}", f"out={out}", "onnx=true", "precisions=[fp16,int8]"]
+    assert main(arguments) == 0
+    texts = nasty_texts(model.tensorizer)
+    measured = sentence_transformers.write_lower_graphs(model, out, ["fp16", "int8"], texts)
+    assert measured["fp16"]["least_cosine"] > 0.999 and 0.9 < measured["int8"]["least_cosine"] < 1
+    assert measured["fp16"]["bytes"] < 0.8 * measured["fp32"]["bytes"]
+    part = sides(model)[0]
+    graph = GraphEncoder(out / part.folder / "onnx" / "model.onnx", pad_id=0, output="last_hidden_state")
+    found = graph.encode(model.tensorizer.question_tokens(texts.questions), part.tower)
+    np.testing.assert_allclose(found, model.encode_questions(texts.questions), rtol=0, atol=1e-5 * max(1.0, float(np.abs(found).max())))
+    assert {path.name for path in (out / part.folder / "onnx").iterdir()} == {"model.onnx", "model_fp16.onnx", "model_quantized.onnx"}
+    assert "| int8 |" in (out / "README.md").read_text()
+
+
+def test_precisions_need_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["to=sentence-transformers", f"model_file={tmp_path}", f"out={tmp_path / 'out'}", "precisions=[int8]"]) == 2
+    assert "set onnx=true, or leave precisions out" in capsys.readouterr().err
 
 
 def test_a_graph_is_refused_where_it_has_no_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
