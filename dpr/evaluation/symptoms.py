@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from dpr.evaluation.report.reading import Training
 
 _LEAST_LINES, _RISEN = 4, 1.2
+_HIGHEST = re.compile(r"(@\d+|_acc)$")
 
 
 class Symptom(NamedTuple):
@@ -80,10 +82,18 @@ def _too_easy(run: Training) -> Symptom | None:
 
 
 def _worse_than_start(run: Training) -> Symptom | None:
+    advice = "a lower train.learning_rate, fewer epochs, dpr merge base=START tuned=RUN; dpr check-data suspects= lists wrong labels"
+    if run.verdict.get("comparisons"):
+        compared = (each for each in run.verdict["comparisons"] if each.get("against") == "the start")
+        worse = next((each for each in compared if each.get("verdict") == "worse"), None)
+        if worse is None:
+            return None
+        best = run.verdict.get("best_checkpoint")
+        seen = f"{worse.get('metric')} {worse['before']:.4f} before the first step, {worse['after']:.4f} of {best}"
+        return Symptom("Worse than before", seen, advice)
     name, sign, values = _best_metric(run)
     if len(values) < 2 or values[0][0] > 0 or (best := max(sign * value for _, value in values[1:])) >= sign * values[0][1]:
         return None
-    advice = "a lower train.learning_rate, fewer epochs, dpr merge base=START tuned=RUN; dpr check-data suspects= lists wrong labels"
     return Symptom("Worse than before", f"{name} {values[0][1]:.4f} before the first step, {sign * best:.4f} at its best since", advice)
 
 
@@ -151,10 +161,8 @@ def _best_metric(run: Training) -> tuple[str, int, list[tuple[float, float]]]:
     """The metric that chooses the best checkpoint, 1 or -1 where high or low values of it are good, and its value at each step."""
     name = str(run.best.get("best_metric"))
     values = [(line["step"], line[name]) for line in run.validations if math.isfinite(line.get(name, math.nan))]
-    trained, best = [value for step, value in values if step > 0], run.best.get("best_value")
-    if best is None or len(set(trained)) < 2:
-        return name, -1 if any(part in name for part in ("nll", "loss", "rank")) else 1, values
-    return name, 1 if abs(best - max(trained)) <= abs(best - min(trained)) else -1, values
+    is_highest = _HIGHEST.search(name) or run.settings.get("train.best_is_highest", "").lower() == "true"
+    return name, 1 if is_highest else -1, values
 
 
 def _quarter(values: list[float]) -> int:

@@ -111,7 +111,7 @@ def _headline(report: Report) -> dict[str, Any] | None:
     is_measured = isinstance(name, str) and isinstance(value, int | float)
     best = f"; its best {_metric_words(str(name))} is {number_text(float(value or 0))}" if is_measured else ""
     sentence = f"{cut(run.name, 80)} has been trained for {run.step:,.0f} steps{best}."
-    sentence += f" Verdict: {cut(run.verdict, 200)}." if run.verdict else ""
+    sentence += f" Verdict: {cut(str(run.verdict.get('line')), 200)}." if run.verdict else ""
     return {"sentence": sentence, "note": "", "bars": []} if run.logs else None
 
 

@@ -43,7 +43,8 @@ class Training:
     environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     saved_step: float = 0
-    verdict: str = ""
+    verdict: dict[str, Any] = field(default_factory=dict)
+    """What the run won (``dpr.training.callbacks.verdict``), if it has ended."""
 
     @property
     def step(self) -> float:
@@ -138,7 +139,10 @@ def _read_run(folder: Path) -> Training:
     run.notes += [f"{METRICS_LINES} {problem}" for problem in metrics_problems(folder) or []]
     run.best = {key: facts.get(key) for key in ("best_metric", "best_value", "best_checkpoint")}
     if (folder / VERDICT_FILE).is_file():
-        run.verdict = str(_object(folder / VERDICT_FILE, run.notes).get("line", ""))
+        run.verdict = _object(folder / VERDICT_FILE, run.notes)
+        numbers = "before", "after"
+        compared = [each for each in _list(run.verdict.get("comparisons")) if isinstance(each, dict)]
+        run.verdict["comparisons"] = [each for each in compared if all(is_finite_number(each.get(name)) for name in numbers)]
     name = facts.get("last_checkpoint")
     if isinstance(name, str) and name and Path(name).name == name:
         step = name.rpartition(".step")[2]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpr.cli.main import main
+from dpr.evaluation.report.reading import Training
+from dpr.evaluation.symptoms import symptoms
 from dpr.formats.training_sets import write_training_set
 from tests.helpers.tiny import encoder_folder, make_samples, static_folder
 
@@ -100,3 +102,16 @@ def test_a_folder_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert main(["doctor", "encoder"]) == 3
     assert "encoder: no training run" in capsys.readouterr().err
     assert main(["doctor", "encoder", "--deep"]) == 2
+
+
+def test_what_a_guard_keeps_from_being_the_best_is_no_fault() -> None:
+    """The best checkpoint is the first one, since later ones forget the guarded set; the metric that chooses rises all the same."""
+    name, steps = "eval/med/ndcg@10", (100, 200, 300, 400)
+    run = Training("run", best={"best_metric": name, "best_value": 0.89})
+    run.logs = [{"step": step, "train/loss": 40 / step, "train/in_batch_acc": 0.8} for step in steps]
+    run.validations = [{"step": step, name: value} for step, value in zip((0, *steps), (0.68, 0.89, 0.926, 0.933, 0.934), strict=True)]
+    assert symptoms(run) == []
+    ends = {"against": "the start", "verdict": "worse", "metric": "eval/squad/ndcg@10", "before": 0.619, "after": 0.611}
+    run.verdict = {"best_checkpoint": "x.step100", "comparisons": [{**ends, "metric": name, "verdict": "better"}, ends]}
+    (found,) = symptoms(run)
+    assert (found.name, found.seen) == ("Worse than before", "eval/squad/ndcg@10 0.6190 before the first step, 0.6110 of x.step100")
