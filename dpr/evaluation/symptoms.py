@@ -88,8 +88,8 @@ def _worse_than_start(run: Training) -> Symptom | None:
         worse = next((each for each in compared if each.get("verdict") == "worse"), None)
         if worse is None:
             return None
-        best = run.verdict.get("best_checkpoint")
-        seen = f"{worse.get('metric')} {worse['before']:.4f} before the first step, {worse['after']:.4f} of {best}"
+        opened = run.verdict.get("best_checkpoint")
+        seen = f"{worse.get('metric')} {worse['before']:.4f} before the first step, {worse['after']:.4f} of {opened}"
         return Symptom("Worse than before", seen, advice)
     name, sign, values = _best_metric(run)
     if len(values) < 2 or values[0][0] > 0 or (best := max(sign * value for _, value in values[1:])) >= sign * values[0][1]:
