@@ -202,25 +202,62 @@ def test_load_best_at_end_and_averages(folder: Path, tmp_path: Path) -> None:
     assert weights_of(tmp_path / MERGED).keys() == opened.keys(), "what cannot be made again stays"
 
 
-def test_a_mixture_may_keep_a_guard_that_every_checkpoint_breaks(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def searched(folder: Path) -> Path:
+    """A base that has learned the questions of the searched corpus, which a guard protects."""
     questions, qrels = read_questions(folder / "questions.jsonl"), read_qrels(folder / "qrels.tsv")
     texts = {str(passage.id): passage for passage in read_passages(folder / "corpus.tsv")}
-    searched = [TrainingSample(one.text, tuple(texts[key] for key in qrels[one.id])) for one in questions]
+    samples = [TrainingSample(one.text, tuple(texts[key] for key in qrels[one.id])) for one in questions]
     base = BiEncoder.load(folder / "base")
-    make_trainer(base, [ListSource(searched)], [], tmp_path / "first", num_train_epochs=20, learning_rate=1e-2).train()
-    base.save(tmp_path / "base")
-    options = {"model": base, "validation": [entry(folder)], "eval_every_steps": 8, "learning_rate": 2e-3}
-    free = trained(folder, tmp_path / "free", **options)
-    lines = [json.loads(line) for line in (tmp_path / "free" / merging.CANDIDATES).read_text().splitlines()]
-    found = {line["weight"]: line["metrics"]["eval/own/ndcg@10"] for line in lines}
+    make_trainer(base, [ListSource(samples)], [], folder / "second", num_train_epochs=20, learning_rate=1e-2).train()
+    base.save(folder / "searched")
+    return folder / "searched"
+
+
+def guarded(
+    folder: Path, base: Path, output_dir: Path, every: int, guard: float | None, learning_rate: float = 2e-3
+) -> tuple[dict[str, Any], dict[float, float]]:
+    """What a run says of itself, and the guarded metric of each of its mixtures."""
+    options = {
+        "model": BiEncoder.load(base),
+        "validation": [entry(folder, guard=guard)],
+        "eval_every_steps": every,
+        "learning_rate": learning_rate,
+    }
+    said = trained(folder, output_dir, **options)
+    lines = [json.loads(line) for line in (output_dir / merging.CANDIDATES).read_text().splitlines()]
+    return said, {line["weight"]: line["metrics"]["eval/own/ndcg@10"] for line in lines}
+
+
+def test_a_mixture_may_keep_a_guard_that_every_checkpoint_breaks(folder: Path, searched: Path, tmp_path: Path) -> None:
+    free, found = guarded(folder, searched, tmp_path / "free", every=8, guard=None)
     start = json.loads((tmp_path / "free" / "metrics.jsonl").read_text().splitlines()[0])["eval/own/ndcg@10"]
     fine = {weight for weight, value in found.items() if value >= start - 0.04}
-    options |= {"model": BiEncoder.load(tmp_path / "base"), "validation": [entry(folder, guard=0.04)]}
-    kept = trained(folder, tmp_path / "kept", **options)
+    kept, _ = guarded(folder, searched, tmp_path / "kept", every=8, guard=0.04)
     assert kept["best_checkpoint"] is None and fine and len(fine) < 9 and free["best_checkpoint"], "or this tests nothing"
     tried = {float(weight): value for weight, value in kept["merge"]["tried"].items()}
     assert tried.keys() == {0.0, *fine} and kept["merge"]["weight"] == min(tried, key=lambda weight: tried[weight]) > 0
     assert kept["opens"] == MERGED and kept["verdict"] == "better" and kept["line"].split(" of ")[1].startswith("dpr_biencoder.step8")
+
+
+def test_where_a_guard_stops_the_last_checkpoint_its_mixtures_are_tried_beside_the_best(
+    folder: Path, searched: Path, tmp_path: Path
+) -> None:
+    kept, found = guarded(folder, searched, tmp_path, every=1, guard=0.04, learning_rate=5e-4)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "eval/own/ndcg@10" in line]
+    values = {f"dpr_biencoder.step{line['step']}": (line["eval/own/ndcg@10"], line["eval/nll_loss"]) for line in lines}
+    best, last, limit = kept["best_checkpoint"], values["dpr_biencoder.step8"], values[START][0] - 0.04
+    assert values[best][0] >= limit > last[0] and values[best][1] > last[1], "or this tests nothing"
+    tried = kept["merge"]["tried"]
+    assert tried.keys() == {"0", *(f"{weight:g}" for weight, value in found.items() if value >= limit), best}
+    weight = kept["merge"]["weight"]
+    assert 0 < weight < 1 and kept["opens"] == MERGED and tried[f"{weight:g}"] == min(tried.values()) < tried[best]
+    assert kept["line"].startswith(f"{weight:g} of dpr_biencoder.step8 and ")
+    assert (kept["comparisons"][-1]["against"], kept["comparisons"][-1]["before"]) == ("the best checkpoint", pytest.approx(tried[best]))
+    expected = merging.mixed([weights_of(tmp_path / "dpr_biencoder.step8"), weights_of(tmp_path / START)], (weight, 1 - weight))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in BiEncoder.load(tmp_path).weights().items())
+    (tmp_path / "verdict.json").unlink()
+    assert guarded(folder, searched, tmp_path, every=1, guard=0.04, learning_rate=5e-4)[0] == kept
 
 
 def on_ranks(folder: Path, output_dir: Path, **options: Any) -> tuple[dict[str, Any], str]:

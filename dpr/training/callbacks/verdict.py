@@ -25,6 +25,8 @@ MOST_SHARE = 0.2
 _PASSES = 3  # of a text in training: backward takes twice as long as forward
 _FLIPS = 10_000
 _START = "start"
+_EARLIER = 2.0
+"""Stands among the weights of mixtures for the best checkpoint, where what is mixed with the start is a later one that broke a guard."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,20 @@ class Verdict(Callback):
         if not start or name not in start or not (best or guard_limits(run.validations, start)):
             return
         folders = {0.0: _checkpoint(run, 0), 1.0: best or _checkpoint(run, progress.step)}
-        found = {1.0: Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))} if best else {}
+        sign = 1 if _is_highest(run, name) else -1
+        if (
+            best
+            and run.settings.train.merge_with_base
+            and sign * progress.last_metrics.get(name, math.nan) > sign * (progress.best_value or 0)
+        ):
+            folders |= {1.0: _checkpoint(run, progress.step), _EARLIER: best}
+        found = {max(folders): Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))} if best else {}
         if run.settings.train.keep == "better" or run.settings.train.merge_with_base:
             if from_main((run.output_dir / folders[0.0]).is_dir()):
                 found = {0.0: Measured(start, self._values.get(_START, {})), **self._between(run, name, folders), **found}
             else:
                 logger.warning("the start was not saved, since it was not asked for then; the best checkpoint stays %s", best)
         # Of equals the nearest to the start: that is their order.
-        sign = 1 if _is_highest(run, name) else -1
         weight = max(found, key=lambda each: sign * found[each].metrics[name], default=None)
         merged = f"{run.settings.checkpoint_file_name}.merged"
         if weight is not None:
@@ -137,8 +145,9 @@ class Verdict(Callback):
         facts: dict[str, Any] = {"best_checkpoint": best, "opens": None if weight is None else run.progress.best_checkpoint}
         facts |= {"step": run.progress.step, "guards": {guarded: limit for guarded, (limit, _) in limits.items()}}
         if run.settings.train.merge_with_base and 0.0 in found:
-            facts["merge"] = {"weight": weight, "tried": {f"{each:g}": one.metrics[name] for each, one in found.items()}}
-        made = found.get(weight or 1.0)
+            tried = {best if each == _EARLIER else f"{each:g}": one.metrics[name] for each, one in found.items()}
+            facts["merge"] = {"weight": None if weight == _EARLIER else weight, "tried": tried}
+        made = found.get(weight or max(folders))
         if made is None:
             line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in facts['guards'].items())})"
             logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if found else "last checkpoint")
@@ -151,10 +160,10 @@ class Verdict(Callback):
         line, opened = str(compared[0]), "the start" if weight == 0.0 else "it all the same (train.keep=best)"
         if weight and weight not in folders:
             line, opened = f"{_mixture(weight, folders)}: {line}", "this mixture"
-            compared += [_compare(run, name, found[1.0], made, "the best checkpoint")] if best else []
+            compared += [_compare(run, name, found[max(folders)], made, "the best checkpoint")] if best else []
         for each in (line, *compared[1:]):
             logger.info("verdict: %s", each)
-        if weight != 1.0 or compared[0].verdict == "worse":
+        if weight != max(folders) or compared[0].verdict == "worse":
             logger.info("model_file=%s opens %s", run.output_dir, opened)
         facts |= {"verdict": compared[0].verdict, "line": line, "comparisons": [vars(one) for one in compared]}
         write_json(run.output_dir / VERDICT_FILE, facts)
