@@ -81,13 +81,13 @@ def close_in_worker() -> None:
 
 def _network_sockets() -> set[int]:
     """File descriptors of this process's TCP sockets; none where the system does not list them."""
-    found = set()
+    sockets = set()
     with suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
                 if copy.family in (socket.AF_INET, socket.AF_INET6):
-                    found.add(number)
-    return found
+                    sockets.add(number)
+    return sockets
 
 
 def _is_of_a_connection(error: RuntimeError) -> bool:

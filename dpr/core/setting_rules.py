@@ -139,12 +139,12 @@ def why_idle(key: str, known: Mapping[str, Leaf]) -> str:
 
 def conditions_of(key: str, known: Mapping[str, Leaf]) -> list[tuple[bool, list[Condition]]]:
     """The rules of the setting ``key``: whether it requires one of the conditions, or excludes all of them."""
-    found = []
+    conditions = []
     for rule in known[key].rules:
         for is_required, given in ((True, rule.requires), (False, rule.excludes)):
             if given:
-                found.append((is_required, [Condition(text, key, known) for text in ((given,) if isinstance(given, str) else given)]))
-    return found
+                conditions.append((is_required, [Condition(text, key, known) for text in ((given,) if isinstance(given, str) else given)]))
+    return conditions
 
 
 class Condition:

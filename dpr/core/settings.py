@@ -86,29 +86,29 @@ class Settings:
 
 def leaves(settings: Settings, prefix: str = "", around: tuple[Rule, ...] = ()) -> dict[str, Leaf]:
     """Every value of ``settings`` by its dotted key."""
-    found: dict[str, Leaf] = {}
+    by_key: dict[str, Leaf] = {}
     kind: Any = type(settings)
     for item, own in _fields_with_rules(kind):
         rules = (*around, *own)
         if isinstance(value := getattr(settings, item.name), Settings):
-            found |= leaves(value, f"{prefix}{item.name}.", rules)
+            by_key |= leaves(value, f"{prefix}{item.name}.", rules)
         else:
             default = item.default if item.default_factory is MISSING else item.default_factory()
             is_catalogue = item.metadata.get("entries")  # an entry has an effect where it is named
-            found[prefix + item.name] = Leaf(settings, item.name, default, () if is_catalogue else rules)
-    return found
+            by_key[prefix + item.name] = Leaf(settings, item.name, default, () if is_catalogue else rules)
+    return by_key
 
 
 @cache
 def _fields_with_rules(kind: type[Settings]) -> list[tuple[Field[Any], tuple[Rule, ...]]]:
     """The fields, each with what its class and it itself require or exclude."""
-    found = []
+    ruled = []
     for item in fields(kind):
         base = next(base for base in kind.__mro__ if item.name in inspect.get_annotations(base))
         owner = next(each for each in reversed(kind.__mro__) if issubclass(each, base) and not getattr(each, "_is_mixin", False))
         rules = (getattr(owner, "_of_class", Rule()), rule_of(item))
-        found.append((item, tuple(rule for rule in rules if rule.requires or rule.excludes)))
-    return found
+        ruled.append((item, tuple(rule for rule in rules if rule.requires or rule.excludes)))
+    return ruled
 
 
 def idle_settings(settings: Settings, prefix: str = "", *, any_value: bool = False) -> dict[str, str]:
@@ -116,8 +116,8 @@ def idle_settings(settings: Settings, prefix: str = "", *, any_value: bool = Fal
     from their defaults.
     """
     known = leaves(settings, prefix)
-    found = ((key, why_idle(key, known)) for key, leaf in known.items() if any_value or leaf.value != leaf.default)
-    return {key: sentence for key, sentence in found if sentence}
+    reasons = ((key, why_idle(key, known)) for key, leaf in known.items() if any_value or leaf.value != leaf.default)
+    return {key: sentence for key, sentence in reasons if sentence}
 
 
 def put_back_idle(settings: Settings, given: Collection[str]) -> list[str]:
@@ -177,14 +177,14 @@ def quoted(value: str) -> str:
 
 def flat_values(settings: Any, roles: Collection[str] = ROLES, prefix: str = "") -> dict[str, Any]:
     """The values of the settings whose role is one of ``roles``, nested ones included, by their dotted keys."""
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for item in fields(settings):
         value = getattr(settings, item.name)
         if is_dataclass(value):
-            found |= flat_values(value, roles, f"{prefix}{item.name}.")
+            by_key |= flat_values(value, roles, f"{prefix}{item.name}.")
         elif rule_of(item).on_resume in roles:
-            found[prefix + item.name] = value
-    return found
+            by_key[prefix + item.name] = value
+    return by_key
 
 
 @dataclass(frozen=True, slots=True)

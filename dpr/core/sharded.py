@@ -44,9 +44,9 @@ def placed_like(values: Tensor, tensor: Any) -> Tensor:
 @torch.no_grad()
 def full_on_main(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The whole tensors in rank 0's host memory, one after the other; nothing on other ranks. All ranks must call it together."""
-    found = {}
+    gathered = {}
     for name, tensor in tensors.items():
         values = full_tensor(tensor)
         if current_ranks().is_main:
-            found[name] = values.detach().cpu()
-    return found
+            gathered[name] = values.detach().cpu()
+    return gathered

@@ -64,8 +64,8 @@ def suggestion(word: str, choices: Iterable[str], *, also: Iterable[str] = (), o
         return max(whole.ratio(), leaf.ratio() * 0.95)
 
     scored = sorted(((similarity(choice), choice) for choice in choices), key=lambda pair: (-pair[0], pair[1]))
-    found = [choice for score, choice in scored[:3] if score >= 0.6] + list(also)
-    return f"; did you mean {', '.join(found)}?" if found else otherwise
+    near = [choice for score, choice in scored[:3] if score >= 0.6] + list(also)
+    return f"; did you mean {', '.join(near)}?" if near else otherwise
 
 
 def same_elsewhere(key: str, known: Collection[str]) -> str:

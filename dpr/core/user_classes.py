@@ -29,17 +29,17 @@ def import_object(path: str, *, setting: str) -> Any:
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # last, so that a file here never shadows an installed package
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{setting}={path}: {module_name} cannot be imported ({error}); is it in the working directory?") from error
     except Exception as error:  # the module is user code, and its body may raise anything
         raise ConfigError(f"{setting}={path}: importing {module_name} raised {_one_line(error)}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            names = [known for known in vars(found) if not known.startswith("_")]
+        if not hasattr(value, part):
+            names = [known for known in vars(value) if not known.startswith("_")]
             raise ConfigError(f"{setting}={path}: {module_name} has no {part}{suggestion(part, names)}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
@@ -51,14 +51,14 @@ def load_class(path: str, contract: type[Any], *, setting: str) -> type[Any]:
     return check_class(import_object(path, setting=setting), contract, path=path, setting=setting)
 
 
-def check_class(found: Any, contract: type[Any], *, path: str, setting: str) -> type[Any]:
+def check_class(given: Any, contract: type[Any], *, path: str, setting: str) -> type[Any]:
     """``found``, checked as ``load_class`` does."""
-    if not inspect.isclass(found):
-        hint = "" if _violation(type(found), contract) else f"; name its class {type(found).__qualname__}"
+    if not inspect.isclass(given):
+        hint = "" if _violation(type(given), contract) else f"; name its class {type(given).__qualname__}"
         raise ConfigError(f"{setting}={path} is not a class, expected one that implements {_public_name(contract)}{hint}")
-    if violation := _violation(found, contract):
+    if violation := _violation(given, contract):
         raise ConfigError(f"{setting}={path} {violation}")
-    return found
+    return given
 
 
 def create_object(entry: Any, contract: type[Any], *, setting: str, values: tuple[Any, ...] = ()) -> Any:
@@ -88,15 +88,15 @@ def call(make: Callable[..., Any], *values: Any, path: str, setting: str, argume
         raise ConfigError(f"{setting}={path} raised {_one_line(error)}; arguments given: {given}") from error
 
 
-def _violation(found: type, contract: type) -> str:
+def _violation(given: type, contract: type) -> str:
     """How a class fails to fulfil ``contract``; empty if it does."""
     if not getattr(contract, "_is_protocol", False):
-        return "" if issubclass(found, contract) else f"is not a subclass of {_public_name(contract)}"
+        return "" if issubclass(given, contract) else f"is not a subclass of {_public_name(contract)}"
     bases = [base for base in contract.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name, member in vars(base).items() if inspect.isfunction(member)}
     required = {name for name in names if not name.startswith("_") or name in ("__call__", "__len__", "__getitem__", "__iter__")}
     # Not hasattr: every class has a __call__, that of its metaclass.
-    missing = sorted(name for name in required if not any(name in vars(base) for base in found.__mro__))
+    missing = sorted(name for name in required if not any(name in vars(base) for base in given.__mro__))
     return f"does not implement {_public_name(contract)}: it has no {', '.join(missing)}" if missing else ""
 
 

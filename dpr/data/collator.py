@@ -37,8 +37,8 @@ def judgement_identity(passage: AnyPassage | KnownDocument, namespace: str) -> I
 
 def teacher_scores(passages: Sequence[AnyPassage | None]) -> list[float]:
     """A teacher's scores of passages, NaN where there is none; empty where none has one."""
-    found = [math.nan if passage is None or passage.teacher_score is None else passage.teacher_score for passage in passages]
-    return [] if all(map(math.isnan, found)) else found
+    scores = [math.nan if passage is None or passage.teacher_score is None else passage.teacher_score for passage in passages]
+    return [] if all(map(math.isnan, scores)) else scores
 
 
 class DataRow(NamedTuple):
@@ -227,9 +227,9 @@ def one_encoder_type(sets: Iterable[tuple[str, DataSetSettings]]) -> str:
     names = {options.encoder_type or "": name for name, options in sets}
     if len(names) > 1:
         (first, one), (second, other), *_ = ((kind or "null", name) for kind, name in names.items())
-        found = f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second}"
+        message = f"train.sampling.mixed=true and datasets.{one}.encoder_type={first} beside datasets.{other}.encoder_type={second}"
         hint = "a pool goes through the towers as one; give both sets one encoder_type, or leave train.sampling.mixed out"
-        raise ConfigError(f"{found} are mutually exclusive: {hint}")
+        raise ConfigError(f"{message} are mutually exclusive: {hint}")
     return next(iter(names), "")
 
 
@@ -239,9 +239,9 @@ def identity_table(identities: Sequence[Sequence[Identity]]) -> tuple[Tensor, Te
     most = max(map(len, distinct), default=0)
     ids = np.zeros((len(distinct), most, 2), dtype=np.int64)
     valid = np.zeros((len(distinct), most), dtype=bool)
-    for index, found in enumerate(distinct):
-        ids[index, : len(found)] = np.array(found, dtype=np.int64).reshape(-1, 2)
-        valid[index, : len(found)] = True
+    for index, row in enumerate(distinct):
+        ids[index, : len(row)] = np.array(row, dtype=np.int64).reshape(-1, 2)
+        valid[index, : len(row)] = True
     return torch.from_numpy(ids), torch.from_numpy(valid)
 
 

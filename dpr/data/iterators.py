@@ -55,8 +55,8 @@ class PoolIterator(Protocol):
 def _share(global_batch_size: int, rank: int, world_size: int) -> slice:
     """A rank's rows of every pool."""
     if global_batch_size % world_size:
-        found = f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes"
-        raise ConfigError(f"{found}; start another number of processes or change train.global_batch_size")
+        message = f"train.global_batch_size={global_batch_size} cannot be divided evenly among {world_size} processes"
+        raise ConfigError(f"{message}; start another number of processes or change train.global_batch_size")
     return rank_slice(global_batch_size, rank, world_size)
 
 

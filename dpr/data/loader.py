@@ -154,8 +154,8 @@ def with_weights_of_sets(sampling: Sampling, sets: OpenedSets) -> Sampling:
         other = next(source.name for source, options in sets if options.weight is None)
         raise ConfigError(f"datasets.{name}.weight is set, but {other} has none; give every train set a weight")
     if given := sampling.share_settings(sampling.rates):
-        found = f"datasets.{name}.weight and {given[0]} are mutually exclusive, both determine what a set gives"
-        raise ConfigError(f"{found}; leave one of them out")
+        message = f"datasets.{name}.weight and {given[0]} are mutually exclusive, both determine what a set gives"
+        raise ConfigError(f"{message}; leave one of them out")
     return replace(sampling, weights=weights)
 
 

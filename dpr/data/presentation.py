@@ -62,8 +62,8 @@ def check_room(tokenizer: Any, text: TextSettings, lengths: Mapping[str, int]) -
         is_pair = not key.endswith("question_length")
         for name, prompt in ({"passage_prompt": text.passage_prompt} if is_pair else of_questions).items():
             if prompt and tokenizer.truncation_side == "left":
-                found = f"encoder.{name}={prompt!r} would be cut off, since the tokenizer cuts texts at their beginning"
-                raise ConfigError(f'{found}; set "truncation_side": "right" in its tokenizer_config.json')
+                message = f"encoder.{name}={prompt!r} would be cut off, since the tokenizer cuts texts at their beginning"
+                raise ConfigError(f'{message}; set "truncation_side": "right" in its tokenizer_config.json')
             size = len(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]) if prompt else 0
             needed = tokenizer.num_special_tokens_to_add(pair=is_pair) + size * (1 + is_pair) + 1
             if size and length < needed:

@@ -170,8 +170,8 @@ class PseudoPairs:
     def _tells_documents(self) -> list[bool]:
         """Of files and of titles: not where so many share one that hardly any would be a negative. Judged by a sample."""
         rows = np.unique(np.linspace(0, self.num_passages - 1, _LOOKED_AT).astype(int)).tolist() if self.num_passages else []
-        found = zip(*(_documents(next(self._store.passages(row, row + 1))) for row in rows), strict=True)
-        counts = [Counter(filter(None, keys)) for keys in found] or [Counter(), Counter()]
+        documents = zip(*(_documents(next(self._store.passages(row, row + 1))) for row in rows), strict=True)
+        counts = [Counter(filter(None, keys)) for keys in documents] or [Counter(), Counter()]
         return [max(count.values(), default=0) <= max(share * len(rows), 1) for count, share in zip(counts, _LARGEST, strict=True)]
 
 

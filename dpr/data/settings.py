@@ -150,8 +150,8 @@ class SamplingSettings(Settings):
         """Raises ConfigError where pools are made of rows from anywhere, which a rank that reads only its own part does not have."""
         for name in ("mixed", "group_by_length"):
             if getattr(self, name):
-                found = f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive"
-                raise ConfigError(f"{found}; leave one of them out")
+                message = f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive"
+                raise ConfigError(f"{message}; leave one of them out")
 
 
 @dataclass

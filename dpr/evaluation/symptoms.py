@@ -24,7 +24,7 @@ class Symptom(NamedTuple):
 
 def symptoms(run: Training) -> list[Symptom]:
     """Those that the run has."""
-    return [found for rule in _RULES if (found := rule(run)) is not None]
+    return [symptom for rule in _RULES if (symptom := rule(run)) is not None]
 
 
 def _not_finite(run: Training) -> Symptom | None:

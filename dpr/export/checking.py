@@ -64,8 +64,8 @@ class Format:
 
 def format_of(name: str) -> Format:
     """The format of a name, whose module is imported now."""
-    found: Format = importlib.import_module(MODEL_FORMATS[name]).FORMAT
-    return found
+    form: Format = importlib.import_module(MODEL_FORMATS[name]).FORMAT
+    return form
 
 
 class Difference(NamedTuple):
@@ -150,12 +150,12 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Text
     passages = (0.0, 0)
     if "ctx" in form.sides:
         passages = _worst(model.encode_passages(texts.passages), _encoded(form, folder, "ctx", texts.passages, name, version))
-    found = Difference(questions[0], passages[0], len(texts.questions) + len(texts.passages))
+    difference = Difference(questions[0], passages[0], len(texts.questions) + len(texts.passages))
     for side, (worst, row), of_side in (("question", questions, texts.questions), ("passage", passages, texts.passages)):
         if not worst <= form.bar:
             shown = f"the vector of the {side} {_shown(of_side[row])} differs by {worst:.2g} in {form.library} {version}"
             raise InputError(f"{shown}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
-    return found
+    return difference
 
 
 def _encoded(form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str) -> np.ndarray:

@@ -79,10 +79,10 @@ def export_vector_folders(model: BiEncoder, patterns: Sequence[str], out_file: s
     """
     paths: list[Path] = []
     for pattern in patterns:
-        found = matching_paths(pattern)
-        if not found:
+        matches = matching_paths(pattern)
+        if not matches:
             raise InputError("no embedding files found", file=pattern)
-        paths += found
+        paths += matches
     folders = []
     for number, path in enumerate(dict.fromkeys(paths)):
         vectors = PickledVectors(path)

@@ -151,13 +151,13 @@ def write_precisions(
     for precision in dict.fromkeys(precisions):
         for graph in graphs:
             write_lower(graph, named(graph, precision), precision)
-        found = vectors(precision)
+        lower = vectors(precision)
         size = sum(file_size(named(graph, precision)) for graph in graphs)
-        measured[precision] = {**overlap(found, expected), "bytes": size, "questions": len(found[0]), "passages": len(found[1])}
+        measured[precision] = {**overlap(lower, expected), "bytes": size, "questions": len(lower[0]), "passages": len(lower[1])}
         logger.info(
             "%s: %.1f MB in place of %.1f MB; %.1f %% of the 10 best of %d passages for %d questions are those of fp32, least cosine %.5f",
             *(precision, size / 1e6, measured["fp32"]["bytes"] / 1e6, 100 * measured[precision]["top10_overlap"]),
-            *(len(found[1]), len(found[0]), measured[precision]["least_cosine"]),
+            *(len(lower[1]), len(lower[0]), measured[precision]["least_cosine"]),
         )
     return measured
 
@@ -178,8 +178,8 @@ class GraphEncoder:
         parts = []
         for start in range(0, len(sequences), _TEXTS_PER_CALL):
             batch = self.padded(sequences[start : start + _TEXTS_PER_CALL])
-            found = self.run(*batch)
-            parts.append(found if tower is None else _pooled(tower, found, *batch))
+            output = self.run(*batch)
+            parts.append(output if tower is None else _pooled(tower, output, *batch))
         return np.concatenate(parts)
 
     def padded(self, sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -192,8 +192,8 @@ class GraphEncoder:
 
     def run(self, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """What the graph gives for one batch."""
-        found: np.ndarray = self._session.run([self._output], dict(zip(INPUTS, (input_ids, mask), strict=True)))[0]
-        return found
+        output: np.ndarray = self._session.run([self._output], dict(zip(INPUTS, (input_ids, mask), strict=True)))[0]
+        return output
 
 
 @torch.no_grad()

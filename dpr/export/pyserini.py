@@ -80,8 +80,8 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         with torch.no_grad():
             states = model(**tokens)[0]
         vectors.append(states.mean(1)[0] if stated["pooling"] == "mean" else states[0, 0])
-    found = torch.stack(vectors)
-    return np.asarray(torch.nn.functional.normalize(found, dim=-1) if stated["l2_norm"] else found, np.float32)
+    stacked = torch.stack(vectors)
+    return np.asarray(torch.nn.functional.normalize(stacked, dim=-1) if stated["l2_norm"] else stacked, np.float32)
 
 
 def usage(model: BiEncoder) -> str:

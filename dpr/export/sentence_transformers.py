@@ -194,11 +194,11 @@ def write_lower_graphs(model: BiEncoder, folder: Path, precisions: Sequence[str]
         return graph.with_stem(graph.stem + {"fp32": "", "fp16": "_fp16", "int8": "_quantized"}[precision])
 
     def vectors(precision: str) -> tuple[np.ndarray, np.ndarray]:
-        found = []
+        of_sides = []
         for part, sequences in zip((parts[0], parts[-1]), tokens, strict=True):
             file = named(folder / part.folder / GRAPH, precision)
-            found.append(GraphEncoder(file, pad_id=pad_id(part.tower.config), output=STATES).encode(sequences, part.tower))
-        return found[0], found[1]
+            of_sides.append(GraphEncoder(file, pad_id=pad_id(part.tower.config), output=STATES).encode(sequences, part.tower))
+        return of_sides[0], of_sides[1]
 
     return write_precisions([folder / part.folder / GRAPH for part in parts], precisions, named, vectors)
 

@@ -65,8 +65,10 @@ class StoreSettings(Settings, requires=_TO_STORES):
             if kind not in _KINDS:
                 raise ConfigError(f"metadata: {item} is of no known kind; choose one of {', '.join(_KINDS)}, e.g. {name}:int")
             if not _NAME.fullmatch(name) or name in _OWN_COLUMNS or name in kinds:
-                found = "is given twice" if name in kinds else "cannot be a column"
-                raise ConfigError(f"metadata: {name!r} {found}; a name has letters, digits and _, and is none of {', '.join(_OWN_COLUMNS)}")
+                reason = "is given twice" if name in kinds else "cannot be a column"
+                raise ConfigError(
+                    f"metadata: {name!r} {reason}; a name has letters, digits and _, and is none of {', '.join(_OWN_COLUMNS)}"
+                )
             kinds[name] = kind
         return kinds
 

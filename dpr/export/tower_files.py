@@ -27,8 +27,8 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "ma
 
 def refuse(problems: dict[str, bool], source: str, *, expected: str | None = None, hint: str | None = None) -> None:
     """Raises InputError that names the reasons which hold."""
-    if found := [reason for reason, holds in problems.items() if holds]:
-        raise InputError(f"cannot be said in this format: {', and '.join(found)}", file=source, expected=expected, hint=hint)
+    if reasons := [reason for reason, holds in problems.items() if holds]:
+        raise InputError(f"cannot be said in this format: {', and '.join(reasons)}", file=source, expected=expected, hint=hint)
 
 
 def refuse_unknown_vectors(model: BiEncoder, source: str) -> None:
@@ -63,10 +63,10 @@ def tells_apostrophes_apart(model: BiEncoder) -> bool:
 
 def refuse_one_sided_apostrophes(model: BiEncoder, source: str) -> None:
     """InputError where one tokenizer would have to change questions alone."""
-    found = {"questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone": True}
+    problem = {"questions and passages have one tokenizer, which makes typographic apostrophes plain in questions alone": True}
     if model.settings.shared and tells_apostrophes_apart(model):
         hint = "encoder.plain_apostrophes=false encoder.allow_other_prompts=true writes it without that rule"
-        refuse(found, source, hint=hint)
+        refuse(problem, source, hint=hint)
     if not model.settings.shared and model.settings.plain_apostrophes:
         prompts = [model.settings.query_prompt, *model.settings.prompts.values()]
         has_one = any(TYPOGRAPHIC_APOSTROPHE in prompt for prompt in prompts)

@@ -102,8 +102,8 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         for tokens in token_batches(tokenizer, texts, truncation=True, max_length=length):
             states = model(**tokens).last_hidden_state
             parts.append(_pooled(states, tokens["attention_mask"], stated["pooling"])[:, : stated["dimensions"]])
-        found = torch.cat(parts)
-        return np.asarray(torch.nn.functional.normalize(found, dim=-1) if stated["normalize"] else found, np.float32)
+        stacked = torch.cat(parts)
+        return np.asarray(torch.nn.functional.normalize(stacked, dim=-1) if stated["normalize"] else stacked, np.float32)
 
     def of_passages(passages: list[Passage]) -> np.ndarray:
         shown = [presented(passage, text) for passage in passages]

@@ -141,8 +141,8 @@ def read_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
 def check_whole(folder: Path) -> None:
     """Raises CheckpointError unless every file of the folder is as its manifest says."""
     if problems := verify_folder(folder):
-        found = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])])
-        raise CheckpointError(found, file=folder, expected="the files its manifest lists", hint="use another checkpoint of the run")
+        listed = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])])
+        raise CheckpointError(listed, file=folder, expected="the files its manifest lists", hint="use another checkpoint of the run")
 
 
 def describe_metrics(run: Path, size: int | None = None) -> dict[str, Any]:
@@ -159,12 +159,12 @@ def metrics_problems(run: Path) -> list[str] | None:
         if not isinstance(facts, dict) or METRICS_RECORD not in facts:
             return None
         stated = facts[METRICS_RECORD]
-        found = describe_metrics(run, int(stated["bytes"]))
+        now = describe_metrics(run, int(stated["bytes"]))
     except (InputError, OSError, TypeError, KeyError, ValueError) as error:
         return [f"cannot be compared with what was written ({error})"]
-    if found["bytes"] < stated["bytes"]:
-        return [f"has been cut to {found['bytes']:,} of the {stated['bytes']:,} bytes that were written"]
-    return [] if found["sha256"] == stated.get("sha256") else ["content has changed since it was written"]
+    if now["bytes"] < stated["bytes"]:
+        return [f"has been cut to {now['bytes']:,} of the {stated['bytes']:,} bytes that were written"]
+    return [] if now["sha256"] == stated.get("sha256") else ["content has changed since it was written"]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -187,9 +187,9 @@ def checkpoint_folders(output_dir: Path, name: str) -> list[Path]:
 def warn_of_verdict(checkpoint: Path) -> None:
     """Says where the best checkpoint of a run was found worse than what the run started from."""
     with suppress(DprError):
-        found = read_json(checkpoint.parent / VERDICT_FILE)
-        if isinstance(found, dict) and found.get("best_checkpoint") == checkpoint.name and found.get("verdict") == "worse":
-            logger.warning("%s is %s; train.keep=better opens the start in its place", checkpoint, found.get("line"))
+        verdict = read_json(checkpoint.parent / VERDICT_FILE)
+        if isinstance(verdict, dict) and verdict.get("best_checkpoint") == checkpoint.name and verdict.get("verdict") == "worse":
+            logger.warning("%s is %s; train.keep=better opens the start in its place", checkpoint, verdict.get("line"))
 
 
 def resolve_checkpoint(path: Path, *, prefer_best: bool = True) -> Path:

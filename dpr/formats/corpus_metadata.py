@@ -31,17 +31,17 @@ def read_metadata(path: Path, kinds: Mapping[str, str]) -> Iterator[tuple[Any, .
             yield tuple(checked_field(name, kind, field_of(value, name)) for name, kind in kinds.items())
 
 
-def checked_field(name: str, kind: str, found: Any) -> Any:
+def checked_field(name: str, kind: str, value: Any) -> Any:
     """A value as it is compared; ValueError where it is of another kind."""
-    if found is None:
+    if value is None:
         return None
-    is_kind = isinstance(found, KINDS[kind]) and isinstance(found, bool) == (kind == "bool")
-    if not is_kind or not _fits(kind, found):
-        raise ValueError(f"{name} is {describe(found)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}")
-    return float(found) if kind == "float" else found
+    is_kind = isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "bool")
+    if not is_kind or not _fits(kind, value):
+        raise ValueError(f"{name} is {describe(value)}, expected {kind}; metadata=[{name}:<kind>] takes {', '.join(KINDS)}")
+    return float(value) if kind == "float" else value
 
 
-def _fits(kind: str, found: Any) -> bool:
+def _fits(kind: str, value: Any) -> bool:
     if kind == "int":
-        return -_LARGEST_INT <= found <= _LARGEST_INT
-    return not has_lone_surrogate(found) if kind == "text" else kind == "bool" or is_finite_number(found)
+        return -_LARGEST_INT <= value <= _LARGEST_INT
+    return not has_lone_surrogate(value) if kind == "text" else kind == "bool" or is_finite_number(value)

@@ -54,12 +54,12 @@ def row_blocks(file: Path, columns: Columns, processes: int) -> Iterator[np.ndar
     place = LinePlace()
     with _readers(ranges, processes) as streams:
         for number in range(ranges.num_ranges):
-            found = _received(streams[number % processes])
-            if found is not None and (number == 0 or (found.first is not None and found.first.offset == place.offset)):
-                lines = place.line - found.first.line if number and found.first else 0
-                found.rows[:, 1] += np.uint64(lines)
-                yield found.rows
-                end = found.end and LinePlace(found.end.line + lines, found.end.offset)
+            block = _received(streams[number % processes])
+            if block is not None and (number == 0 or (block.first is not None and block.first.offset == place.offset)):
+                lines = place.line - block.first.line if number and block.first else 0
+                block.rows[:, 1] += np.uint64(lines)
+                yield block.rows
+                end = block.end and LinePlace(block.end.line + lines, block.end.offset)
             else:
                 end = yield from ranges.rows(place, ranges.start(number + 1))
             if end is None:
@@ -165,14 +165,14 @@ def _received(stream: IO[bytes]) -> _RangeRows | None:
     return _RangeRows(np.frombuffer(content, dtype=np.uint64).reshape(-1, 3), None if line < 0 else LinePlace(line, offset))
 
 
-def _send(found: _RangeRows | None, out: IO[bytes]) -> None:
+def _send(block: _RangeRows | None, out: IO[bytes]) -> None:
     """Writes what ``_received`` reads."""
-    if found is None:
+    if block is None:
         out.write(_HEAD.pack(-1, -1, -1))
     else:
-        end = found.end or LinePlace(-1, -1)
-        out.write(_HEAD.pack(len(found.rows), end.line, end.offset))
-        out.write(np.ascontiguousarray(found.rows).data)
+        end = block.end or LinePlace(-1, -1)
+        out.write(_HEAD.pack(len(block.rows), end.line, end.offset))
+        out.write(np.ascontiguousarray(block.rows).data)
     out.flush()
 
 

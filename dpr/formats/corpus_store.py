@@ -82,14 +82,14 @@ class CorpusStore:
         Raises:
             InputError: as ``passages``.
         """
-        found: dict[str, Passage] = {}
+        passages: dict[str, Passage] = {}
         for key in ids:
             for row in self._ids.rows(text_hash(key)):
                 passage = next(self.passages(row, row + 1))
                 if passage.id == key:
-                    found[key] = passage
+                    passages[key] = passage
                     break
-        return found
+        return passages
 
     def check_unique(self) -> None:
         """Raises InputError, which names both lines, if an id occurs twice."""

@@ -164,8 +164,8 @@ def _check(path: Path, url: str, sha256: str | None) -> None:
     with open(path, "rb") as file:
         if url.endswith(".gz") and file.read(2) != b"\x1f\x8b":
             raise InputError("the content is not gzip data; it may be a page with the reason", file=path, hint=f"look at {url}")
-    if sha256 is not None and (found := describe_file(path)["sha256"]) != sha256:
-        raise InputError(f"SHA-256 is {found}", file=path, expected=sha256, hint="remove the file to fetch it again")
+    if sha256 is not None and (actual := describe_file(path)["sha256"]) != sha256:
+        raise InputError(f"SHA-256 is {actual}", file=path, expected=sha256, hint="remove the file to fetch it again")
 
 
 def _notes_of(part: Path) -> Path:

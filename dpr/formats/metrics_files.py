@@ -113,13 +113,13 @@ def read_evaluation(folder: Path) -> tuple[list[str], list[str]]:
     if not file.is_file():
         raise InputError(f"no {RESULTS}", file=folder, expected="the output_dir of dpr evaluate suite=...")
     value = read_json(file)
-    found: list[list[str]] = []
+    columns: list[list[str]] = []
     for key in ("sets", "systems"):
         names = value.get(key) if isinstance(value, dict) else None
         if not _are_texts(names) or not names or any(Path(name).name != name for name in names):
             raise InputError("not the results of an evaluation", file=file, expected="what dpr evaluate suite=... writes")
-        found.append(names)
-    return found[0], found[1]
+        columns.append(names)
+    return columns[0], columns[1]
 
 
 def per_question(value: Any, file: Path) -> PerQuestion:
@@ -151,8 +151,8 @@ def is_beside(name: str) -> bool:
 def finest(names: Sequence[str]) -> list[str]:
     """Of the metrics of each set that was searched, the one that tells small differences best."""
     heads = dict.fromkeys(name.rpartition("/")[0] for name in names if "@" in name)
-    found = (next((f"{head}/{kind}" for kind in _FINEST if f"{head}/{kind}" in names), None) for head in heads)
-    return [name for name in found if name]
+    names_of_heads = (next((f"{head}/{kind}" for kind in _FINEST if f"{head}/{kind}" in names), None) for head in heads)
+    return [name for name in names_of_heads if name]
 
 
 def _are_texts(value: Any) -> TypeGuard[list[str]]:

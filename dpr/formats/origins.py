@@ -12,8 +12,8 @@ from dpr.formats.text_input import has_lone_surrogate
 
 def field_of(record: Mapping[str, Any], name: str) -> Any:
     """A field of a record, or of the object ``metadata`` in it; None where neither has it."""
-    found, inner = record.get(name), record.get("metadata")
-    return inner.get(name) if found is None and isinstance(inner, Mapping) else found
+    value, inner = record.get(name), record.get("metadata")
+    return inner.get(name) if value is None and isinstance(inner, Mapping) else value
 
 
 def origin_of(record: Mapping[str, Any]) -> Origin | None:
@@ -35,8 +35,8 @@ def origin_record(origin: Origin) -> dict[str, Any]:
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
-    found = field_of(record, name)
-    return found if isinstance(found, str) and not has_lone_surrogate(found) else ""
+    value = field_of(record, name)
+    return value if isinstance(value, str) and not has_lone_surrogate(value) else ""
 
 
 def _is_web_address(text: str) -> bool:

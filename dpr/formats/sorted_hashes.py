@@ -117,8 +117,8 @@ class HashIndex:
 
 def repeated_hashes(parts: Iterable[np.ndarray]) -> np.ndarray:
     """The hashes (n,) that occur more than once in ``sorted_parts``."""
-    found = [np.unique(part[1:, 0][part[1:, 0] == part[:-1, 0]]) for part in parts]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.uint64)
+    repeated = [np.unique(part[1:, 0][part[1:, 0] == part[:-1, 0]]) for part in parts]
+    return np.concatenate(repeated) if repeated else np.empty(0, dtype=np.uint64)
 
 
 def first_duplicate(sources: Sequence[Callable[[], Iterator[np.ndarray]]]) -> str | None:

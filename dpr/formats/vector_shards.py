@@ -192,15 +192,15 @@ class VectorShard:
         """Ids (n,) and vectors (n, D) at these rows, n at least 1, which ascend; nothing else is read."""
         if self._ends is None:
             self._ends = self._chunk_ends()
-        of, found = np.searchsorted(self._ends, rows, side="right"), []
+        of, parts = np.searchsorted(self._ends, rows, side="right"), []
         for number in np.unique(of).tolist():
             ids, arrays = self._kept(number)
             start, end = self._ends[number - 1] if number else 0, self._ends[number]
             if len(ids) != end - start:
                 raise InputError(f"chunk {number} has {len(ids)} ids", file=self.path, expected=str(end - start))
             part = rows[of == number] - start
-            found.append((ids[part], decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension)))
-        return np.concatenate([ids for ids, _ in found]), np.concatenate([vectors for _, vectors in found])
+            parts.append((ids[part], decode({name: array[part] for name, array in arrays.items()}, self.dtype, self.dimension)))
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate([vectors for _, vectors in parts])
 
     def _chunk_ends(self) -> np.ndarray:
         """The rows where chunks end. In an embedding all but the last are of one size; otherwise each is looked into."""
@@ -238,10 +238,10 @@ def open_shards(patterns: Sequence[str | Path], *, verify: bool = True, allow_mi
     """
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
-        found = matching_paths(pattern)
-        if not found:
+        matches = matching_paths(pattern)
+        if not matches:
             raise InputError("no vectors found", file=pattern, hint="generate_embeddings.py writes them as <out_file>_<shard_id>")
-        paths += sorted(found, key=_natural_key)
+        paths += sorted(matches, key=_natural_key)
     paths = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1)) as pool:  # hashing works outside the interpreter's lock
         shards = list(pool.map(partial(VectorShard, verify=verify), paths))

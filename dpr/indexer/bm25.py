@@ -39,8 +39,8 @@ _WORD, _ASCII_WORD = regex.compile(r"[\p{L}\p{N}\p{M}]+"), re.compile("[a-z0-9]+
 
 def lexical_tokens(text: str) -> list[str]:
     """The words of a text, as the index counts them."""
-    found = _ASCII_WORD.findall(text.lower()) if text.isascii() else _WORD.findall(unicodedata.normalize("NFKC", text).lower())
-    return [word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in found if word not in STOP_WORDS]
+    words = _ASCII_WORD.findall(text.lower()) if text.isascii() else _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+    return [word[:-1] if len(word) > 1 and word[-1] == "s" else word for word in words if word not in STOP_WORDS]
 
 
 def lexical_spans(text: str) -> Iterator[tuple[int, int, str]]:

@@ -99,11 +99,11 @@ class MtebModel:
         if top_ranked is None:
             return {key: dict(ranking) for key, ranking in zip(ids, retriever.retrieve(texts, top_k), strict=True)}
         vectors = self._vectors_of({str(passage) for listed in top_ranked.values() for passage in listed})
-        found = {}
+        best = {}
         for key, vector in zip(ids, retriever.encode(texts), strict=True):
             scores = {str(passage): float(vector.astype(np.float64) @ vectors[str(passage)]) for passage in top_ranked.get(key, ())}
-            found[key] = dict(sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:top_k])
-        return found
+            best[key] = dict(sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:top_k])
+        return best
 
     def _form(self, task_metadata: Any) -> QuestionForm:
         """What is put before the questions of a task."""
@@ -112,15 +112,15 @@ class MtebModel:
         return QuestionForm(query_prefix=self.instruction.format(instruction=stated) if stated else None)
 
     def _vectors_of(self, wanted: set[str]) -> dict[str, np.ndarray]:
-        found = {}
+        by_id = {}
         for shard in self._shards:
             for ids, vectors in shard.chunks():
                 for row, key in enumerate(ids.tolist()):
                     if (name := key.decode()) in wanted:
-                        found[name] = vectors[row].astype(np.float64)
-        if missing := wanted - found.keys():
+                        by_id[name] = vectors[row].astype(np.float64)
+        if missing := wanted - by_id.keys():
             raise InputError(f"{len(missing)} passages to rank are not in the corpus, the first is {min(missing)!r}")
-        return found
+        return by_id
 
 
 def task_sets(names: Sequence[str], folder: Path) -> list[TestSet]:
@@ -145,12 +145,12 @@ def _sets_of(name: str, folder: Path) -> list[TestSet]:
                     metadata["sets"].append({"name": "-".join(parts), "skip_same_id": bool(task.ignore_identical_ids)})
     elif problems := verify_folder(folder):
         raise InputError(problems[0], file=folder, hint="remove the folder, and it is written again")
-    found = []
+    sets = []
     for entry in read_manifest(folder)["metadata"]["sets"]:
         place = folder / entry["name"]
         files = place / "corpus.jsonl", place / "queries.jsonl", place / "qrels.tsv"
-        found.append(TestSet(entry["name"], *files, options=SuiteSetConfig(skip_same_id=entry["skip_same_id"])))
-    return found
+        sets.append(TestSet(entry["name"], *files, options=SuiteSetConfig(skip_same_id=entry["skip_same_id"])))
+    return sets
 
 
 def _loaded_task(name: str) -> Any:

@@ -183,8 +183,8 @@ def _gpus(ray: ModuleType, settings: ClusterSettings, device: str | None) -> flo
     gpus = settings.gpus if settings.gpus is not None else float(most > 0)
     gpus = 0.0 if device == "cpu" else gpus
     if not any(node.get("CPU", 0) >= settings.cpus and node.get("GPU", 0) >= gpus for node in nodes):
-        found = "no machine of the cluster has %d CPUs and %g GPUs for a worker; the work waits until one joins"
-        logger.warning(found, settings.cpus, gpus)
+        message = "no machine of the cluster has %d CPUs and %g GPUs for a worker; the work waits until one joins"
+        logger.warning(message, settings.cpus, gpus)
     return gpus
 
 
@@ -266,10 +266,10 @@ def _start_or_join(ray: ModuleType, address: str, own: Mapping[str, Any]) -> Non
     try:
         ray.init(address=address, logging_level=logging.ERROR, **own)
     except Exception as error:  # of many classes, among them Exception itself
-        found = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         if own:
-            raise LostRankError(f"Ray could not be started on this machine ({found}); rerun the same command") from error
-        if "ersion mismatch" in found:
+            raise LostRankError(f"Ray could not be started on this machine ({reason}); rerun the same command") from error
+        if "ersion mismatch" in reason:
             hint = "install the same Python and Ray on all its machines"
-            raise ConfigError(f"the cluster at {address} cannot be used ({found}); {hint}") from error
-        raise ConfigError(f"no Ray cluster at {address} ({found}); {hint}") from error
+            raise ConfigError(f"the cluster at {address} cannot be used ({reason}); {hint}") from error
+        raise ConfigError(f"no Ray cluster at {address} ({reason}); {hint}") from error

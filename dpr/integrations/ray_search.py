@@ -137,6 +137,6 @@ class ClusterIndex(Index):
             assert isinstance(shard, VectorShard)
             if shard.num_vectors:
                 facts = [asked, str(k), prefix, describe_file(shard.path / MANIFEST)["sha256"]]
-                found = self._search.work / f"found-{text_sha256(chr(10).join(facts))[:24]}"
-                parts.append(ShardSearch(shard.path, prefix, questions, k, self._search.block_rows, found))
+                results = self._search.work / f"found-{text_sha256(chr(10).join(facts))[:24]}"
+                parts.append(ShardSearch(shard.path, prefix, questions, k, self._search.block_rows, results))
         return parts

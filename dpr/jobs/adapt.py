@@ -131,8 +131,8 @@ def show_choice(plan: AdaptationPlan) -> None:
     for name, value in values.items():
         compared = f"{value - values[usual]:+.3f}" if name != usual else f"the usual one; another is taken if it is better by {CLEARLY}"
         print(f"  {value:.3f}  {name}, {compared}{', chosen' if name == chosen.name else ''}")
-    found = f"BM25; the encoder {weights[1.0]:.3f}; both {weights[weight]:.3f}, with weight {weight:g}"
-    print(f"  {weights[0.0]:.3f}  {found}")
+    line = f"BM25; the encoder {weights[1.0]:.3f}; both {weights[weight]:.3f}, with weight {weight:g}"
+    print(f"  {weights[0.0]:.3f}  {line}")
     facts = {"pseudo_ndcg@10": {"trials": values, "bm25": weights[0.0], "dense": weights[1.0], "hybrid": weights[weight]}}
     write_json(plan.out / RESULT, {**facts, "chosen": chosen.overrides, "hybrid_weight": weight}, note={})
 

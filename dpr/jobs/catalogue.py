@@ -55,10 +55,10 @@ class Catalogue(Generic[Options]):
         file = options.file
         if not file:
             raise ConfigError(f"{self.key}.{name}.file is not set; set {self.key}.{name}.file=<path>")
-        found = published_form(Path(file).expanduser(), options.source)
-        if found is None:
+        form = published_form(Path(file).expanduser(), options.source)
+        if form is None:
             raise self.missing(name, file, options)
-        return name, found, options
+        return name, form, options
 
     def read_entry(self, name: str, entry: Any) -> Options:
         """The options of an entry; a text or a list stands for its ``file``. Options given as null keep their default.

@@ -85,15 +85,15 @@ def labelled(runs: Sequence[str]) -> list[tuple[str, Path]]:
     Raises:
         ConfigError: two files have the same label.
     """
-    found: dict[str, Path] = {}
+    files_by_label: dict[str, Path] = {}
     for run in runs:
         label, has_label, name = run.partition("=")
         file = Path(name if has_label else run)
         label = label if has_label else file.stem
-        if label in found:
+        if label in files_by_label:
             raise ConfigError(f"two files have the label {label}; set other labels: label=file")
-        found[label] = file
-    return list(found.items())
+        files_by_label[label] = file
+    return list(files_by_label.items())
 
 
 def record_of(runs: dict[str, MetricsFile]) -> dict[str, Any]:
@@ -117,15 +117,15 @@ def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
     if without or not others:
         return {}
     names = metrics_to_test(every, metrics)
-    found = differences(groups, names)
-    if not found:
+    compared = differences(groups, names)
+    if not compared:
         print("\nNothing is tested: no metric is taken over two questions or more in all of these files.")
         return {}
     heading = others[0] if len(others) == 1 else f"{len(others)} runs"
-    counts = sorted({one.test.num_questions for one in found if one.question_set in groups})
+    counts = sorted({one.test.num_questions for one in compared if one.question_set in groups})
     number = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    print(f"\n{heading} against {against}: {number} judged questions; Holm over {len(found)} comparisons")
-    print(difference_table(found))
+    print(f"\n{heading} against {against}: {number} judged questions; Holm over {len(compared)} comparisons")
+    print(difference_table(compared))
     # The finest metric, unless one was named: with others, most questions change by the same.
     shown = names[0] if metrics else next((name for name in ("ndcg@10", "mrr@10") if name in names), names[0])
     changed: list[dict[str, Any]] = []
@@ -138,7 +138,7 @@ def tests_of(groups: Groups, metrics: Sequence[str]) -> dict[str, Any]:
             changed.append({"set": name, "run": label, "metric": shown, "questions": [asdict(one) for one in listed]})
             if len(groups) == len(others) == 1 and listed:
                 print(f"\nThe questions whose {shown} changed most, {against} -> {label}:\n{changed_table(listed)}")
-    return {"tests": [as_record(one) for one in found], "changed": changed}
+    return {"tests": [as_record(one) for one in compared], "changed": changed}
 
 
 def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
@@ -149,7 +149,7 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
     """
     from dpr.formats.metrics_files import read_metrics
 
-    found: dict[str, MetricsFile] = {}
+    by_label: dict[str, MetricsFile] = {}
     questions: tuple[Any, Any, Path] | None = None
     for label, file in named:
         run = read_metrics(file)
@@ -158,8 +158,8 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> dict[str, MetricsFile]:
             about = f"is about {asked[1]} questions of {asked[0]}"
             raise InputError(about, file=file, expected=f"{questions[1]} of {questions[0]}, as {questions[2]}")
         questions = questions or (*asked, file)
-        found[label] = run
-    return found
+        by_label[label] = run
+    return by_label
 
 
 def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Groups:

@@ -44,13 +44,13 @@ def run(config: DownloadConfig) -> None:
 
 def wanted(names: list[str], resources: Mapping[str, Any]) -> list[str]:
     """The keys that names stand for: a key itself, or all below it."""
-    found: dict[str, None] = {}
+    chosen: dict[str, None] = {}
     for name in names:
         keys = [name] if name in resources else [key for key in resources if key.startswith(name.rstrip(".") + ".")]
         if not keys:
             raise ConfigError(f"{name} is not a key of resources{suggestion(name, resources, otherwise='; dpr download lists all')}")
-        found |= dict.fromkeys(keys)
-    return list(found)
+        chosen |= dict.fromkeys(keys)
+    return list(chosen)
 
 
 def files_of(key: str, resource: ResourceConfig, folder: Path) -> list[tuple[str, Path]]:

@@ -94,8 +94,8 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
 def _masked_columns(batch: BiEncoderBatch, rule: str) -> list[list[int]]:
     """Slots of the pool that are left out for each question alone."""
     known = batch.known_positive_ids, batch.known_positive_valid
-    found = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
-    return [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in found.masked.tolist()]
+    candidates = find_candidates(rule, batch.positive_idx, batch.context_valid, batch.context_ids, *known)
+    return [sorted({slot for slot in row if slot < len(batch.context_valid)}) for row in candidates.masked.tolist()]
 
 
 def _words(batch: TokenBatch, tensorizer: Tensorizer) -> list[str]:

@@ -136,11 +136,11 @@ class _Measured:
         """The metric that decides."""
         if shares not in self.known:
             self._mixture.take(shares)
-            found = run_validations(self._validations, self._mixture.model)
+            metrics = run_validations(self._validations, self._mixture.model)
             sums = defaultdict[str, float](float)
-            for name, value in found.items():
+            for name, value in metrics.items():
                 sums[name.rpartition("/")[2]] += value / len(self._validations)
-            self.known[shares] = found | sums
+            self.known[shares] = metrics | sums
             with self._steps.appended(CANDIDATES) as out:
                 out.write((json_text({"weights": shares, "metrics": self.known[shares]}) + "\n").encode())
             self._steps.commit()

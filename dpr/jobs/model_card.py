@@ -34,7 +34,7 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
         checkpoint = resolve_checkpoint(checkpoint)
         config, state = _object(checkpoint / CONFIG_FILE), _object(checkpoint / STATE_FILE)
     fixed, free = (_dict(_dict(state.get("identity")).get(part)) for part in ("fixed", "free"))
-    found = {"training data": fixed.get("train_datasets"), "validation data": free.get("dev_datasets.content")}
+    fingerprints = {"training data": fixed.get("train_datasets"), "validation data": free.get("dev_datasets.content")}
     metrics = _dict(_dict(state.get("progress")).get("last_metrics"))
     base = None if config.get("model_file") else _dict(config.get("encoder")).get("pretrained_model_cfg")
     return CardFacts(
@@ -43,7 +43,7 @@ def card_facts(model_file: str, name: str, *, license_name: str | None, results:
         base_model=base if isinstance(base, str) and _HUB_NAME.fullmatch(base) and not Path(base).exists() else None,
         command=_command(config) if config else "",
         seed=fixed.get("seed") if isinstance(fixed.get("seed"), int) else None,
-        data={key: [str(value) for value in values] for key, values in found.items() if isinstance(values, list) and values},
+        data={key: [str(value) for value in values] for key, values in fingerprints.items() if isinstance(values, list) and values},
         validation={key: float(value) for key, value in metrics.items() if type(value) in (int, float)},
         retrievals=[read_retrieval(Path(file).stem, Path(file)) for file in results],
     )

@@ -120,11 +120,11 @@ def show(plan: AdaptationPlan, config: QuickstartSettings, seconds: float) -> No
     report(ReportSettings(folder=str(plan.out), runs=runs, title=Path(str(config.folder)).resolve().name))
     counts = plan.counts()
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts["test questions by kind"].items())
-    found = {stage: read_json(plan.metrics(stage))["metrics"]["accuracy@5"] for stage in SYSTEMS}
+    shares = {stage: read_json(plan.metrics(stage))["metrics"]["accuracy@5"] for stage in SYSTEMS}
     words = "The passage is among the first five for {dense:.0%} of the questions with the trained encoder, {bm25:.0%} with BM25, "
     words += "{hybrid:.0%} with both."
     print(f"\n{counts['passages']:,} passages of {counts['files']:,} files; {counts['test questions']:,} held-out questions ({kinds}).")
-    print(words.format(**found))
+    print(words.format(**shares))
     if set(counts["test questions by kind"]) <= {"heading", "title", "sentence"}:
         print("These questions are made of the texts and share words with them, which flatters BM25; questions=FILE takes real ones.")
     if counts["unread files"]:

@@ -119,6 +119,6 @@ class _SelfTest:
     def search(self) -> str | None:
         model, data = BiEncoder.load(self._run, self._device), _Colours()
         passages = model.encode_passages([data[row].positives[0] for row in range(len(data))])
-        _, found = ExactIndex.from_arrays(_WORDS, passages).search(model.encode_questions(_WORDS), 1)
-        right = sum(ids == [word] for ids, word in zip(found, _WORDS, strict=True))
+        _, ids_of = ExactIndex.from_arrays(_WORDS, passages).search(model.encode_questions(_WORDS), 1)
+        right = sum(ids == [word] for ids, word in zip(ids_of, _WORDS, strict=True))
         return None if right >= len(_WORDS) - 1 else f"only {right} of {len(_WORDS)} questions found their passage"

@@ -57,17 +57,17 @@ def named(given: Sequence[str]) -> dict[str, Path]:
         ConfigError: there is none, a name is unsuitable for an address, or two are the same.
         InputError: one cannot be searched.
     """
-    found: dict[str, Path] = {}
+    folders_by_name: dict[str, Path] = {}
     for token in given:
         label, _, folder = ("", "", token) if os.path.isdir(token) else token.rpartition("=")
         name = label or re.sub(r"[^\w.-]", "-", Path(folder).resolve().name)
         if not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"{name!r} is not a name; use letters, digits, '.', '_' and '-'")
-        if name in found:
+        if name in folders_by_name:
             raise ConfigError(f"two folders are called {name}; name one: other={folder}")
-        found[name] = Path(folder)
+        folders_by_name[name] = Path(folder)
         if not (Path(folder) / "search.json").is_file():
             raise InputError("no search.json", file=folder, hint=f"dpr retrieve ... search_folder={folder} writes one")
-    if not found:
+    if not folders_by_name:
         raise ConfigError("there is nothing to serve; name a run folder, e.g. dpr serve runs/first")
-    return found
+    return folders_by_name

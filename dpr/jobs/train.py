@@ -266,14 +266,14 @@ def build_trainer(
 
 def make_trackers(config: BiEncoderTrainConfig) -> list[Callback]:
     """The trackers that ``tracking`` asks for. They follow user-defined callbacks, so they get the metrics that those add."""
-    tracking, found = config.tracking, list[Callback]()
+    tracking, trackers = config.tracking, list[Callback]()
     if tracking.tensorboard:
-        found.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
+        trackers.append(TensorBoard(Path(str(config.output_dir)) / "tensorboard"))
     if tracking.wandb:
-        found.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
+        trackers.append(WeightsAndBiases(project=tracking.project, run_name=tracking.run_name, mode=tracking.wandb_mode))
     kinds = {MLflow: tracking.mlflow, Trackio: tracking.trackio}
-    found += [kind(project=tracking.project, run_name=tracking.run_name) for kind, is_on in kinds.items() if is_on]
-    return found
+    trackers += [kind(project=tracking.project, run_name=tracking.run_name) for kind, is_on in kinds.items() if is_on]
+    return trackers
 
 
 def evaluate(config: BiEncoderTrainConfig, model: BiEncoder, dev_sets: OpenedSets, named: Named) -> float:

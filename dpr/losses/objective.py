@@ -81,14 +81,14 @@ class Objective(Loss):
             pool = replace(pool, own_scores=own_scores(questions, pool))
         losses, correct = list[Tensor](), None
         for weight, term in self.terms:
-            found = term(questions, pool, batch)
-            if isinstance(found, LossResult):
-                correct = found.correct if correct is None else correct
-                found = found.losses
-            if not isinstance(found, Tensor) or found.shape != (len(batch),):
-                shape = f"losses of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            part = term(questions, pool, batch)
+            if isinstance(part, LossResult):
+                correct = part.correct if correct is None else correct
+                part = part.losses
+            if not isinstance(part, Tensor) or part.shape != (len(batch),):
+                shape = f"losses of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
                 raise ConfigError(f"the term {type(term).__name__} returned {shape}; expected one loss per question, ({len(batch)},)")
-            losses.append(weight * found)
+            losses.append(weight * part)
         return LossResult(_added(losses), self._own_correct(questions, pool, batch) if correct is None else correct)
 
     def _own_correct(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:

@@ -142,13 +142,13 @@ def split_questions(asked: Sequence[QuestionPair], *, seed: int) -> dict[str, li
         split_of = dict(zip(groups, split_by_group(groups, sizes, seed=seed), strict=True))
         if (given or len(split_of) >= _FEW_GROUPS) and {DEV, TEST, TRAIN} <= set(split_of.values()):
             break
-    found: dict[str, list[QuestionPair]] = {TRAIN: [one for one in asked if one.kind != GIVEN] if given else [], DEV: [], TEST: []}
+    by_split: dict[str, list[QuestionPair]] = {TRAIN: [one for one in asked if one.kind != GIVEN] if given else [], DEV: [], TEST: []}
     for one in candidates:
         if given or split_of[group_of(one)] != TRAIN:
-            found[split_of[group_of(one)]].append(one)
+            by_split[split_of[group_of(one)]].append(one)
     if not given:
-        found[TRAIN] = [one for one in asked if split_of.get(group_of(one), TRAIN) == TRAIN]
-    return found
+        by_split[TRAIN] = [one for one in asked if split_of.get(group_of(one), TRAIN) == TRAIN]
+    return by_split
 
 
 def _file(one: QuestionPair) -> str:

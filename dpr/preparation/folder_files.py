@@ -45,10 +45,10 @@ def find_documents(folder: Path, types: Sequence[str] = ()) -> list[Path]:
         raise ConfigError(f"types={unknown[0][1:]} is not read; choose from {', '.join(name[1:] for name in READERS)}")
     if not folder.is_dir():
         raise InputError("is a file" if folder.exists() else "no such folder", file=folder, expected="a folder of documents")
-    found = sorted((path for path in _files(folder) if path.suffix.lower() in wanted), key=lambda path: name_in(folder, path))
-    if not found:
+    files = sorted((path for path in _files(folder) if path.suffix.lower() in wanted), key=lambda path: name_in(folder, path))
+    if not files:
         raise InputError("holds no documents", file=folder, expected=f"files that end in {', '.join(sorted(wanted))}")
-    return found
+    return files
 
 
 def read_documents(folder: Path, files: Sequence[Path]) -> Iterator[ReadFile | BadFile]:

@@ -113,17 +113,17 @@ def _places(pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
     files: dict[str, list[Piece]] = {}
     for piece in pieces:
         files.setdefault(piece.file, []).append(piece)
-    found: dict[str, tuple[Piece, ...]] = {}
+    by_place: dict[str, tuple[Piece, ...]] = {}
     short: dict[str, list[str]] = {}
     for name in files:
         short.setdefault(PurePosixPath(name).name, []).append(name)
     for name, members in files.items():
         names = [name, *([PurePosixPath(name).name] if len(short[PurePosixPath(name).name]) == 1 else [])]
         for one in names:
-            found[one.casefold()] = tuple(members)
+            by_place[one.casefold()] = tuple(members)
             for section in sections_of(members).values():
-                found.setdefault(f"{one}#{section[0].headings[-1][1]}".casefold(), tuple(section))
-    return found
+                by_place.setdefault(f"{one}#{section[0].headings[-1][1]}".casefold(), tuple(section))
+    return by_place
 
 
 def _holders(answers: Sequence[str], pieces: Sequence[Piece]) -> dict[str, tuple[Piece, ...]]:
@@ -134,7 +134,7 @@ def _holders(answers: Sequence[str], pieces: Sequence[Piece]) -> dict[str, tuple
         size = min(len(words), 6)
         if size:
             keys.setdefault(size, {}).setdefault(tuple(words[:size]), []).append(answer)
-    found: dict[str, list[Piece]] = {}
+    by_answer: dict[str, list[Piece]] = {}
     for piece in pieces:
         words = words_of(piece.passage().text).split()
         text = f" {' '.join(words)} "
@@ -142,6 +142,6 @@ def _holders(answers: Sequence[str], pieces: Sequence[Piece]) -> dict[str, tuple
             for place in range(len(words) - size + 1):
                 for answer in starts.get(tuple(words[place : place + size]), ()):
                     wanted = " ".join(words_of(answer).split()[:_COMPARED_WORDS])
-                    if f" {wanted} " in text and piece not in found.setdefault(answer, []):
-                        found[answer].append(piece)
-    return {answer: tuple(holders) for answer, holders in found.items()}
+                    if f" {wanted} " in text and piece not in by_answer.setdefault(answer, []):
+                        by_answer[answer].append(piece)
+    return {answer: tuple(holders) for answer, holders in by_answer.items()}

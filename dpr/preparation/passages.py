@@ -146,9 +146,9 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 def sentences(text: str) -> list[str]:
     """All sentences of a paragraph, in order."""
-    found, start = [], 0
+    cut, start = [], 0
     for end in _SENTENCE_END.finditer(text):
         if not _ABBREVIATION.search(text[max(0, end.end() - 12) : end.end()]):
-            found.append(text[start : end.end()].strip())
+            cut.append(text[start : end.end()].strip())
             start = end.end()
-    return [*found, *([rest] if (rest := text[start:].strip()) else [])]
+    return [*cut, *([rest] if (rest := text[start:].strip()) else [])]

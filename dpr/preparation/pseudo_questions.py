@@ -125,19 +125,19 @@ def _write_questions(target: Path, asked: Mapping[int, tuple[str, Passage]]) -> 
 
 def ask(pairs: PseudoPairs, row: int, drop_shared: float) -> tuple[str, Passage] | None:
     """A question cut from a row's passage, and the passage without it; None where too little is left of either."""
-    found, generator = pairs.row(pairs.corpus_row(row)), generator_for(PAIRS, 0, 0, 0, row)
+    row_of_corpus, generator = pairs.row(pairs.corpus_row(row)), generator_for(PAIRS, 0, 0, 0, row)
     kinds = {kind: weight for kind, weight in pairs.kinds.items() if kind in KINDS}
-    cut = KINDS[choose(kinds, found.words, generator)][0](found.words, generator)
-    around = [(0, cut.question[0]), (cut.question[-1] + 1, found.words.text)] if cut.question else [(0, found.words.text)]
+    cut = KINDS[choose(kinds, row_of_corpus.words, generator)][0](row_of_corpus.words, generator)
+    around = [(0, cut.question[0]), (cut.question[-1] + 1, row_of_corpus.words.text)] if cut.question else [(0, row_of_corpus.words.text)]
     if sum(end - start for start, end in around) < _LEAST_WORDS:
         return None
-    sample = found.sample(cut._replace(passage=around), found, (0, 0))
+    sample = row_of_corpus.sample(cut._replace(passage=around), row_of_corpus, (0, 0))
     (rest,) = sample.positives
     shared, asked = set(map(_bare, _words(f"{rest.title} {rest.text}"))), _words(sample.question)
     kept = [
         word for word, draw in zip(asked, generator.random(len(asked)), strict=True) if draw >= drop_shared or _bare(word) not in shared
     ]
-    return (" ".join(kept), replace(found.passage, text=rest.text, title=rest.title)) if len(kept) >= _LEAST_WORDS else None
+    return (" ".join(kept), replace(row_of_corpus.passage, text=rest.text, title=rest.title)) if len(kept) >= _LEAST_WORDS else None
 
 
 def _words(text: str) -> list[str]:

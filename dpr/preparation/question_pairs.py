@@ -54,14 +54,14 @@ def made_questions(pieces: Sequence[Piece]) -> list[QuestionPair]:
     A heading of one word is asked for together with the title ("numpy: installation").
     """
     under = sections_of(pieces)
-    found: list[QuestionPair] = []
+    pairs: list[QuestionPair] = []
     for piece in pieces:
         if piece.place == 0:
-            found += _of_headings(piece, under)
+            pairs += _of_headings(piece, under)
         if len(_WORD.findall(piece.rest)) >= _PASSAGE_WORDS and _is_sentence(piece.first):
-            found.append(QuestionPair(piece.first, SENTENCE, (piece,)))
-    times = Counter(words_of(asked.text) for asked in found)
-    return [asked for asked in found if times[words_of(asked.text)] == 1]
+            pairs.append(QuestionPair(piece.first, SENTENCE, (piece,)))
+    times = Counter(words_of(asked.text) for asked in pairs)
+    return [asked for asked in pairs if times[words_of(asked.text)] == 1]
 
 
 def sections_of(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:

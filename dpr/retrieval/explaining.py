@@ -77,7 +77,7 @@ def _stretch(text: str, spans: Sequence[Span], limit: int) -> tuple[int, int]:
 
 def _densest(spans: Sequence[Span], limit: int) -> tuple[int, int]:
     """Start and end of the words of the question that are to be seen together."""
-    best, found = (0, 0), (0, 0)
+    best, span = (0, 0), (0, 0)
     counts: Counter[str] = Counter()
     first = 0
     for start, end, word in spans:
@@ -89,5 +89,5 @@ def _densest(spans: Sequence[Span], limit: int) -> tuple[int, int]:
                 del counts[left]
             first += 1
         if (value := (len(counts), counts.total())) > best:
-            best, found = value, (spans[first][0], min(end, spans[first][0] + limit))
-    return found
+            best, span = value, (spans[first][0], min(end, spans[first][0] + limit))
+    return span

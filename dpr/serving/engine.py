@@ -103,9 +103,9 @@ def _fingerprint(mode: str, stored: SearchSettings, model: str | None) -> str:
     parts["indexer"] = {name: value for name, value in stored.indexer.items() if mode != "bm25" or name in ("k1", "b")}
     if mode != "bm25":
         paths = [path for pattern in stored.encoded_ctx_files for path in matching_paths(pattern)]
-        found = [path / MANIFEST if (path / MANIFEST).is_file() else path for path in [*paths, *map(Path, [stored.index_path or ""])]]
+        files = [path / MANIFEST if (path / MANIFEST).is_file() else path for path in [*paths, *map(Path, [stored.index_path or ""])]]
         parts |= {"model": model, "dimensions": stored.dimensions, "text": asdict(stored.text)}
-        parts["vectors"] = [describe_file(path)["sha256"] for path in found if path.is_file()]
+        parts["vectors"] = [describe_file(path)["sha256"] for path in files if path.is_file()]
     if mode == "hybrid":
         parts["fusion"] = [stored.hybrid, stored.hybrid_weight, stored.hybrid_normalisation, stored.hybrid_depth]
     return text_sha256(json.dumps(parts, sort_keys=True))[:32]
@@ -301,8 +301,8 @@ def main() -> int:
     limit_rate(get_logger("dpr"))
     _send(answers, {"indexes": [dict(index.facts) for index in indexes]}, [])
     while (frame := frames.read(sys.stdin.buffer)) is not None:
-        found = engine.answer(frame["jobs"])
-        _send(answers, {"statuses": [status for status, _ in found], "seconds": dict(engine.seconds)}, [body for _, body in found])
+        results = engine.answer(frame["jobs"])
+        _send(answers, {"statuses": [status for status, _ in results], "seconds": dict(engine.seconds)}, [body for _, body in results])
         engine.seconds.clear()
     return 0
 

@@ -80,8 +80,8 @@ def remove_leftovers(parent: Path) -> None:
     """
     with suppress(OSError):
         with os.scandir(parent) as entries:  # a folder of vectors may have a million, which are not held
-            found = sorted(entry.name for entry in entries if entry.name.startswith((_TEMPORARY, REPLACED)))
-        for path in (Path(parent, name) for name in found):
+            names = sorted(entry.name for entry in entries if entry.name.startswith((_TEMPORARY, REPLACED)))
+        for path in (Path(parent, name) for name in names):
             owned = _OWNED.fullmatch(path.name)
             if owned is None or owned["host"] != _in_a_name(_host()):
                 continue

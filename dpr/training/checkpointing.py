@@ -85,17 +85,17 @@ class CheckpointFolder:
             CheckpointError: there are checkpoints, but every one is damaged.
             ConfigError: ``fresh``, and there is one to resume.
         """
-        found: list[Path] = []
+        folders: list[Path] = []
 
         def find() -> None:
             damaged: dict[Path, list[str]] = {}
             for folder in checkpoints.checkpoint_folders(self.output_dir, self.name):
                 if not (problems := verify_folder(folder)):
-                    found.append(folder)
+                    folders.append(folder)
                     break
                 damaged[folder] = problems
                 logger.warning("%s is damaged (%s); trying the one before it", folder, "; ".join(problems[:3]))
-            if fresh and found:
+            if fresh and folders:
                 raise ConfigError(f"{self.output_dir} holds a run already; choose a new output_dir, or resume=auto to continue it")
             if fresh:
                 for folder in damaged:
@@ -103,7 +103,7 @@ class CheckpointFolder:
                     shutil.rmtree(aside, ignore_errors=True)
                     folder.rename(aside)
                     logger.warning("%s is now %s", folder, aside.name)
-            elif damaged and not found:
+            elif damaged and not folders:
                 reasons = "".join(f"\n  {folder.name}: {'; '.join(problems[:3])}" for folder, problems in damaged.items())
                 raise CheckpointError(
                     f"all {len(damaged)} checkpoints are damaged",
@@ -112,7 +112,7 @@ class CheckpointFolder:
                 )
 
         on_main(find)
-        step = from_main(_step_of(found[0]) if found else -1)
+        step = from_main(_step_of(folders[0]) if folders else -1)
         return None if step < 0 else self.output_dir / f"{self.name}.step{step}"
 
     def save(self, progress: Progress, collect: Collect, identity: dict[str, Any], config: dict[str, Any]) -> Path | None:

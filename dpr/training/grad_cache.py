@@ -71,7 +71,7 @@ class CachedStep(Step):
             with record_function("dpr/encode"):
                 vectors, graphs = self._encode_all(batch, chunks, seed, gather)
             result = pool_loss(self.loss, vectors["question"], gather, batch, self.model.temperature, self.on_pool)
-            found = StepResult(result.losses.detach(), result.correct, len(batch))
+            step = StepResult(result.losses.detach(), result.correct, len(batch))
             with record_function("dpr/backward"):
                 self.scaler.scale(objective_share(result, batch, num_pools)).backward()
                 # Backward ends at these leaves. Its only collectives are those of the gather, in the same order on all ranks.
@@ -82,7 +82,7 @@ class CachedStep(Step):
                 self._carry_on(batch, chunks, gradients, graphs, seed)
                 if is_last:
                     average(self.model, by_rows=self._by_rows)
-        return found
+        return step
 
     def _encode_all(
         self, batch: BiEncoderBatch, chunks: list[_Chunk], seed: int, gather: PoolGather
@@ -196,11 +196,11 @@ class CachedStep(Step):
         if not sharded_towers(self.model):
             return chunks
         kinds = [(side, is_kept) for side in ("ctx", "question") for is_kept in (False, True)]
-        found = [[chunk for chunk in chunks if (chunk.side, chunk.is_kept) == kind] for kind in kinds]
+        by_kind = [[chunk for chunk in chunks if (chunk.side, chunk.is_kept) == kind] for kind in kinds]
         nothing = torch.zeros(0, dtype=torch.int64)
-        for (side, is_kept), own, most in zip(kinds, found, largest_of_each([len(own) for own in found]), strict=True):
+        for (side, is_kept), own, most in zip(kinds, by_kind, largest_of_each([len(own) for own in by_kind]), strict=True):
             own += [_Chunk(side, nothing, is_kept)] * (most - len(own))
-        return [chunk for own in found for chunk in own]
+        return [chunk for own in by_kind for chunk in own]
 
     def _vectors_in_tokens(self, batch: BiEncoderBatch) -> int:
         """How many tokens' graphs take as much memory as the pool's vectors and their gradients, in fp32, do on this rank."""

@@ -70,10 +70,10 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     What a section holds wins over a dotted key of the same name: it is in effect, whatever the command said. Files have keys in any order.
     """
     sections = {key for key, value in tree.items() if isinstance(value, dict) and prefix + key not in _DEFAULTS}
-    found = {prefix + key: value for key, value in tree.items() if key not in sections}
+    by_key = {prefix + key: value for key, value in tree.items() if key not in sections}
     for key in sections:
-        found |= _flat(tree[key], f"{prefix}{key}.")
-    return found
+        by_key |= _flat(tree[key], f"{prefix}{key}.")
+    return by_key
 
 
 def run_identity(
@@ -250,11 +250,11 @@ def unchangeable(output_dir: Path | None, settings: TrainingSettings) -> dict[st
     if not current_ranks().is_main:
         return {}
     is_new = output_dir is None or settings.resume == "fresh"
-    found = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
+    folders = [] if is_new else checkpoints.checkpoint_folders(Path(str(output_dir)), settings.checkpoint_file_name)
     other = settings.continued_run()
     try:
-        if found or other is not None:
-            newest = found[0] if found else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
+        if folders or other is not None:
+            newest = folders[0] if folders else checkpoints.resolve_checkpoint(Path(str(other)), prefer_best=False)
             return dict(read_json(newest / checkpoints.STATE_FILE)["identity"]["fixed"])
     except (DprError, KeyError, TypeError, ValueError):
         pass  # damaged: reported when the run is resumed

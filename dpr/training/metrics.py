@@ -111,8 +111,8 @@ class TowerCost:
 
 def _linear_weights(module: nn.Module, *, trained: bool | None = None) -> int:
     """Weights of linear layers: all, or those that are ``trained`` or not."""
-    found = (part.weight for part in module.modules() if isinstance(part, nn.Linear))
-    return sum(weight.numel() for weight in found if trained in (None, weight.requires_grad))
+    weights = (part.weight for part in module.modules() if isinstance(part, nn.Linear))
+    return sum(weight.numel() for weight in weights if trained in (None, weight.requires_grad))
 
 
 @cache

@@ -146,14 +146,14 @@ def stored_like(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str,
     Raises:
         CheckpointError: there is no such parameter, or it has another shape.
     """
-    parameters, found = dict(model.named_parameters()), dict[str, Tensor]()
+    parameters, state = dict(model.named_parameters()), dict[str, Tensor]()
     for key, shape in shapes.items():
         field, _, name = key.partition("/")
         parameter = parameters.get(name)
         if parameter is None or shape != (torch.Size() if field == "step" else parameter.shape):
             raise CheckpointError(f"the optimizer state does not fit this model (first: {name})", hint=_FRESH_STATE)
-        found[key] = torch.zeros((), device=parameter.device) if field == "step" else torch.zeros_like(parameter, requires_grad=False)
-    return found
+        state[key] = torch.zeros((), device=parameter.device) if field == "step" else torch.zeros_like(parameter, requires_grad=False)
+    return state
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

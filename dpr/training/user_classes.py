@@ -60,13 +60,13 @@ def user_callbacks(entries: Any) -> list[Callback]:
     Raises:
         ConfigError: an entry is not an import path, not a callback, or does not take its arguments.
     """
-    found = list[Callback]()
+    callbacks = list[Callback]()
     for entry in listed(entries):
         path, arguments = split_entry(entry, setting=_CALLBACKS)
         named = import_object(path, setting=_CALLBACKS)
         if inspect.isclass(named):
             check_class(named, Callback, path=path, setting=_CALLBACKS)
-            found.append(call(named, path=path, setting=_CALLBACKS, arguments=arguments))
+            callbacks.append(call(named, path=path, setting=_CALLBACKS, arguments=arguments))
             continue
         if isinstance(named, Callback):
             raise ConfigError(f"{_CALLBACKS}={path} is an object; name its class, and its arguments with {{use: ..., argument: value}}")
@@ -74,8 +74,8 @@ def user_callbacks(entries: Any) -> list[Callback]:
             raise ConfigError(f"{_CALLBACKS}={path} is neither a class nor a function")
         if inspect.isbuiltin(named) or not _takes(named, 1):
             raise ConfigError(f"{_CALLBACKS}={path} does not accept the trainer; name a function of (trainer) or (trainer, value)")
-        found.append(call(FunctionCallback, named, path=path, setting=_CALLBACKS, arguments=arguments))
-    return found
+        callbacks.append(call(FunctionCallback, named, path=path, setting=_CALLBACKS, arguments=arguments))
+    return callbacks
 
 
 def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | None = None, namespaces: Sequence[str] = ()) -> Loss:
@@ -153,16 +153,16 @@ def user_validation(entry: Any) -> Validation:
 
 def user_metrics(paths: Sequence[str] | None, given: Mapping[str, QuestionMetric] | None = None) -> dict[str, QuestionMetric]:
     """The metrics ``given``, and the functions that ``train.metrics`` names, by their names."""
-    found = dict(given or {})
+    metrics = dict(given or {})
     for path in paths or ():
         metric = import_object(path, setting="train.metrics")
         name = path.rpartition(":")[2].rpartition(".")[2]
         if not callable(metric) or inspect.isclass(metric) or inspect.isbuiltin(metric) or not _takes(metric, 2):
             raise ConfigError(f"train.metrics={path} is not a function of (scores, labels)")
-        if name in found or name in ("nll_loss", "in_batch_acc", "avg_rank", "avg_rank_low", "avg_rank_high"):
+        if name in metrics or name in ("nll_loss", "in_batch_acc", "avg_rank", "avg_rank_low", "avg_rank_high"):
             raise ConfigError(f"train.metrics={path}: the metric {name} exists already; give the function another name")
-        found[name] = metric
-    return found
+        metrics[name] = metric
+    return metrics
 
 
 def user_data(path: str, files: Sequence[Path], *, name: str) -> TrainingData:

@@ -153,8 +153,8 @@ def _x_axis(low: float, high: float, is_log: bool) -> Axis:
 
 def _log_ticks(axis: Axis) -> list[float]:
     powers = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
-    found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-    return [value for value in found if axis.low * 0.999 <= value <= axis.high * 1.001]
+    ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    return [value for value in ticks if axis.low * 0.999 <= value <= axis.high * 1.001]
 
 
 def _round_ticks(axis: Axis) -> list[float]:

@@ -96,9 +96,9 @@ def _difference(best: Retrieval, rival: Retrieval, name: str) -> str:
     if len(changes) < 2:
         return ""
     mean, half = fmean(changes), _Z * stdev(changes) / math.sqrt(len(changes))
-    found = f"{_label(best)} against {_label(rival)} on {len(changes):,} questions: {100 * mean:+.1f} points, 95 % interval "
-    found += f"{100 * (mean - half):+.1f} to {100 * (mean + half):+.1f}"
-    return found + ("." if mean - half > 0 else "; so small a difference can be chance.")
+    sentence = f"{_label(best)} against {_label(rival)} on {len(changes):,} questions: {100 * mean:+.1f} points, 95 % interval "
+    sentence += f"{100 * (mean - half):+.1f} to {100 * (mean + half):+.1f}"
+    return sentence + ("." if mean - half > 0 else "; so small a difference can be chance.")
 
 
 def _most(gains: Sequence[tuple[float, str]]) -> list[str]:

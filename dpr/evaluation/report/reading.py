@@ -79,10 +79,10 @@ class Retrieval:
         if self.rank_counts is None:
             return self.metric_curve("accuracy")
         total = max(sum(self.rank_counts) + self.num_without, 1)
-        found, curve = 0, []
+        right, curve = 0, []
         for rank, count in enumerate(self.rank_counts, 1):
-            found += count
-            curve.append((float(rank), found / total))
+            right += count
+            curve.append((float(rank), right / total))
         return curve
 
     def metric_curve(self, name: str) -> list[tuple[float, float]]:
@@ -232,10 +232,10 @@ def from_results(label: str, results: Iterator[RetrievedQuestion]) -> Retrieval:
             yield result
 
     examples = [example_of(result) for result in spread(counted(), NUM_EXAMPLES)]
-    found = Retrieval(label, "", total, {}, counts if judged else None, without, examples, digest.hexdigest())
+    retrieval = Retrieval(label, "", total, {}, counts if judged else None, without, examples, digest.hexdigest())
     if judged:
-        found.metrics = {f"accuracy@{k:.0f}": value for k, value in found.accuracy_curve() if k in (1, 5, 10, 20, 100)}
-    return found
+        retrieval.metrics = {f"accuracy@{k:.0f}": value for k, value in retrieval.accuracy_curve() if k in (1, 5, 10, 20, 100)}
+    return retrieval
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:

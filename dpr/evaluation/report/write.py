@@ -50,5 +50,5 @@ def write_page(target: Path, report: Report) -> None:
 @cache
 def versions() -> dict[str, str]:
     """Versions of this package, of Python and of what metrics can depend on; nothing about the user or the host."""
-    found = {"dpr": __version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    return found | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}
+    known = {"dpr": __version__, "Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    return known | {name: version for name in _PACKAGES if (version := version_of(name)) is not None}

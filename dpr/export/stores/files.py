@@ -60,8 +60,8 @@ def write_files(rows: VectorRows, target: Path, kind: FileFormat) -> bool:
         for number, batches in rows.steps(folder.num_done):
             kind.write(folder, number, batches, rows)
             folder.commit()
-        if (found := kind.count(folder.folder, rows)) != rows.num_rows:
-            raise InputError(f"holds {found} rows", file=folder.folder, expected=f"{rows.num_rows}, one a vector")
+        if (count := kind.count(folder.folder, rows)) != rows.num_rows:
+            raise InputError(f"holds {count} rows", file=folder.folder, expected=f"{rows.num_rows}, one a vector")
         folder.finish({"num_rows": rows.num_rows, **rows.facts()})
         return True
 

@@ -46,8 +46,8 @@ def load_lance(rows: VectorRows, address: str, table: str) -> bool:
         done = _steps_in(opened, rows, note[_MADE_OF], f"{address}/{table}")
         for _, batches in rows.steps(done):
             _add(opened, schema, batches)
-        if (found := opened.count_rows()) != rows.num_rows:
-            raise InputError(f"holds {found} rows", file=f"{address}/{table}", expected=f"{rows.num_rows}, one a vector")
+        if (count := opened.count_rows()) != rows.num_rows:
+            raise InputError(f"holds {count} rows", file=f"{address}/{table}", expected=f"{rows.num_rows}, one a vector")
         return done < rows.num_steps
 
 
@@ -59,15 +59,15 @@ def _steps_in(table: Any, rows: VectorRows, made_of: str, name: str) -> int:
             old, new = json.loads(stated), json.loads(made_of)
             keys = ", made with another " + ", ".join(sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)))
         raise InputError(f"exists already{keys}", file=name, hint="choose another table=, or drop this one")
-    found = table.count_rows()
-    if found == rows.num_rows:
+    count = table.count_rows()
+    if count == rows.num_rows:
         return rows.num_steps
-    if found > rows.num_rows or found % rows.step_rows:
+    if count > rows.num_rows or count % rows.step_rows:
         expected = f"a multiple of {rows.step_rows} up to {rows.num_rows}"
-        raise InputError(f"holds {found} rows", file=name, expected=expected, hint="rows were added or removed; drop the table and rerun")
-    if found:
-        logger.info("%s: %d of %d rows exist already", name, found, rows.num_rows)
-    return found // rows.step_rows
+        raise InputError(f"holds {count} rows", file=name, expected=expected, hint="rows were added or removed; drop the table and rerun")
+    if count:
+        logger.info("%s: %d of %d rows exist already", name, count, rows.num_rows)
+    return count // rows.step_rows
 
 
 def _add(table: Any, schema: Any, batches: Iterator[RowBatch]) -> None:

@@ -45,10 +45,10 @@ def load_postgres(rows: VectorRows, address: str, table: str) -> bool:
             with connection.transaction():
                 _copy(connection, psycopg.sql, rows, table, batches)
                 connection.execute('UPDATE dpr_loads SET steps = %s WHERE "table" = %s', (number + 1, table))
-        ((found,),) = connection.execute(psycopg.sql.SQL("SELECT count(*) FROM {}").format(psycopg.sql.Identifier(table))).fetchall()
-        if found != rows.num_rows:
+        ((count,),) = connection.execute(psycopg.sql.SQL("SELECT count(*) FROM {}").format(psycopg.sql.Identifier(table))).fetchall()
+        if count != rows.num_rows:
             hint = "rows were added or removed; drop the table and rerun"
-            raise InputError(f"holds {found} rows", file=name, expected=f"{rows.num_rows}, one a vector", hint=hint)
+            raise InputError(f"holds {count} rows", file=name, expected=f"{rows.num_rows}, one a vector", hint=hint)
         return done < rows.num_steps
 
 

@@ -111,9 +111,9 @@ class VectorRows:
                     room = min(self.batch_rows, self.step_rows - row % self.step_rows)
                     part = slice(start, start + (room if row >= first else min(room, first - row)))
                     ids = decode_ids(keys[part])
-                    found = self._joined(ids, passages, shard)
+                    matches = self._joined(ids, passages, shard)
                     if row >= first:
-                        yield self._batch(ids, vectors[part], found, shard)
+                        yield self._batch(ids, vectors[part], matches, shard)
                     row, start = row + len(ids), start + len(ids)
 
     def _passages(self) -> Iterator[_Found]:
@@ -125,7 +125,7 @@ class VectorRows:
         if not self.sources:
             return []
         prefixes = {source.id_prefix for source in self.sources}
-        found = []
+        matches = []
         for key in ids:
             wanted = {key, *(prefix + key for prefix in prefixes)}
             match = next((item for item in passages if item[0].id in wanted), None)
@@ -133,16 +133,16 @@ class VectorRows:
                 hint = "ctx_datasets must name the files the vectors were made from, in their order, with the same id_prefix"
                 files = ", ".join(str(source.file) for source in self.sources)
                 raise InputError(f"no passage {key!r} after those of the vectors before it in {shard.path}", file=files, hint=hint)
-            found.append(match)
-        return found
+            matches.append(match)
+        return matches
 
-    def _batch(self, ids: list[str], vectors: np.ndarray, found: list[_Found], shard: VectorShard) -> RowBatch:
+    def _batch(self, ids: list[str], vectors: np.ndarray, matches: list[_Found], shard: VectorShard) -> RowBatch:
         numbers = np.ascontiguousarray(vectors, dtype=np.float16 if self.is_half else np.float32)
         if not np.isfinite(numbers).all():
             raise InputError("holds NaN or infinity", file=shard.path, hint="embed the corpus again with an intact model")
-        if not found:
+        if not matches:
             return RowBatch(ids, numbers, {})
-        passages, values = zip(*found, strict=True)
+        passages, values = zip(*matches, strict=True)
         columns: dict[str, list[Any]] = {"title": [item.title for item in passages], "text": [item.text for item in passages]}
         columns |= {name: [row[place] for row in values] for place, name in enumerate(self.metadata)}
         return RowBatch([str(item.id) for item in passages], numbers, columns)

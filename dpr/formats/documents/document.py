@@ -100,14 +100,14 @@ def one_line(text: str) -> str:
 
 def paragraphs(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
     """Runs of lines that are not blank, each with the number of its first line, counted from 1."""
-    found: list[tuple[int, list[str]]] = []
+    blocks: list[tuple[int, list[str]]] = []
     is_open = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             is_open = False
             continue
         if not is_open:
-            found.append((number, []))
-        found[-1][1].append(line)
+            blocks.append((number, []))
+        blocks[-1][1].append(line)
         is_open = True
-    return found
+    return blocks

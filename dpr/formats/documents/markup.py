@@ -46,8 +46,8 @@ def read_markdown(text: str) -> Document:
     """The document of a Markdown text. Every text is one: nothing is refused."""
     builder, title = DocumentBuilder(), ""
     if front := _FRONT_MATTER.match(text):
-        found = _FRONT_TITLE.search(front[1])
-        title = found[1] if found else ""
+        stated = _FRONT_TITLE.search(front[1])
+        title = stated[1] if stated else ""
         text = "\n" * front[0].count("\n") + text[front.end() :]
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
     _Reader(builder).read(text.split("\n"))

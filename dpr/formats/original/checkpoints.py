@@ -118,9 +118,9 @@ def _section(root: Any, name: str) -> dict[Any, Any]:
     members = _dictionary(root)
     if members is None or name not in members:
         raise MalformedPickle("the file is not a dictionary" if members is None else f"has no {name}")
-    if (found := _dictionary(members[name])) is None:
+    if (section := _dictionary(members[name])) is None:
         raise MalformedPickle(f"{name} is not a dictionary")
-    return found
+    return section
 
 
 def _dictionary(value: Any) -> dict[Any, Any] | None:

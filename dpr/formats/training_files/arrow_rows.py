@@ -68,14 +68,14 @@ def arrow_files(path: Path, split: str = "") -> list[Path]:
         return arrow_files(path / chosen_split(_plain_names(path / _SPLIT_FILE, "splits"), split, path))
     if (path / "state.json").is_file():
         return [path / name for name in _plain_names(path / "state.json", "_data_files")]
-    found: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for file in sorted(path.rglob("*.parquet")):
         inside = file.relative_to(path).parent.name
         name = file.name.partition("-")[0].removesuffix(".parquet")
-        found.setdefault(inside if inside not in ("", "data") and name.isdigit() else name, []).append(file)
-    if not found:
+        by_split.setdefault(inside if inside not in ("", "data") and name.isdigit() else name, []).append(file)
+    if not by_split:
         raise InputError("no Parquet or Arrow files in this folder", file=path)
-    return found[chosen_split(list(found), split, path)]
+    return by_split[chosen_split(list(by_split), split, path)]
 
 
 def _plain_names(file: Path, key: str) -> list[str]:

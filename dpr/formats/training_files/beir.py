@@ -74,10 +74,10 @@ def _is_new(passage: Passage, key: str, seen: dict[str, int], path: Path) -> boo
 
 
 def _qrels_file(folder: Path, split: str) -> Path:
-    found = {file.name.removesuffix(".gz").removesuffix(".tsv"): file for file in sorted((folder / "qrels").glob("*.tsv*"))}
-    if not found:
+    by_split = {file.name.removesuffix(".gz").removesuffix(".tsv"): file for file in sorted((folder / "qrels").glob("*.tsv*"))}
+    if not by_split:
         raise InputError("no qrels/*.tsv", file=folder, expected="corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
-    return found[chosen_split(list(found), split, folder)]
+    return by_split[chosen_split(list(by_split), split, folder)]
 
 
 def companions(path: Path) -> list[Path]:

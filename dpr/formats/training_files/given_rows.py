@@ -88,11 +88,11 @@ def _hub_rows(name: str, split: str) -> Iterable[Any]:
     if not owner or not title:
         raise ConfigError(f"{name} is no name of the hub; expected hf://user/name, or hf://user/name/configuration")
     try:
-        found = datasets.load_dataset(f"{owner}/{title}", configuration or None)
+        dataset = datasets.load_dataset(f"{owner}/{title}", configuration or None)
     except Exception as error:  # of the network, of its client, of the files there
         hint = "is there a network? dpr prepare reads files that were fetched elsewhere"
         raise InputError(f"could not be fetched ({first_line(error)})", file=name, hint=hint) from None
-    return _rows(found, split)
+    return _rows(dataset, split)
 
 
 def _line(number: int, row: Any) -> bytes:

@@ -152,8 +152,8 @@ def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iter
     for number, paragraph in enumerate(_objects(article.get("paragraphs"))):
         inside = f"{where}.paragraphs[{number}]"
         if paragraph is None or not isinstance(paragraph.get("qas"), list):
-            found = InputError(f"{inside} is not a paragraph", file=path, line=line, expected="an object with context and a list qas")
-            yield SourceRow(path, line, None, found)
+            problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected="an object with context and a list qas")
+            yield SourceRow(path, line, None, problem)
             continue
         for place, entry in enumerate(_objects(paragraph["qas"])):
             yield parsed_row(path, line, partial(_squad_sample, paragraph, title, inside, place), entry)

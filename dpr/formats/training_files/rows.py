@@ -91,8 +91,8 @@ def parsed_row(file: Path, line: int, parse: Callable[[Any], TrainingSample], va
     try:
         return SourceRow(file, line, parse(value))
     except ValueError as error:
-        found = error if isinstance(error, InputError) else InputError(str(error), file=file, line=line)
-        return SourceRow(file, line, None, found, _source_hash(value))
+        problem = error if isinstance(error, InputError) else InputError(str(error), file=file, line=line)
+        return SourceRow(file, line, None, problem, _source_hash(value))
 
 
 def json_rows(path: Path, parse: Callable[[dict[str, Any]], TrainingSample], options: ReadOptions, known: KnownKeys) -> Iterator[SourceRow]:

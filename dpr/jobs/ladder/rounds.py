@@ -47,13 +47,13 @@ class Round:
 
 def summarize(rounds: Sequence[Round], folder: Path, *, mode: str) -> float | None:
     """Prints a table of all rounds and writes ``ladder.json``; returns the best validation value of the last round."""
-    found = [_report(entry) for entry in rounds]
-    lines = {f"{report['round']}: {report['trained']}": _metrics(report) for report in found}
+    reports = [_report(entry) for entry in rounds]
+    lines = {f"{report['round']}: {report['trained']}": _metrics(report) for report in reports}
     print(format_table(lines, COLUMNS))
-    summary = {"mode": mode, "rounds": found}
+    summary = {"mode": mode, "rounds": reports}
     if not (folder / FILE).is_file() or read_json(folder / FILE) != summary:
         write_json(folder / FILE, summary)
-    best = found[-1]["dev"].get("best_value")
+    best = reports[-1]["dev"].get("best_value")
     return None if best is None else float(best)
 
 

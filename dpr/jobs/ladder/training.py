@@ -71,15 +71,15 @@ def trained_files(folder: Path) -> list[str]:
 
 def differing(config: Any, default: Any) -> dict[str, Any]:
     """The values of a tree of dataclasses that are not the default ones, as nested dictionaries."""
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for item in fields(default):
         value, usual = getattr(config, item.name), getattr(default, item.name)
         if is_dataclass(usual):
             if inside := differing(value, usual):
-                found[item.name] = inside
+                changed[item.name] = inside
         elif value != usual:
-            found[item.name] = value
-    return found
+            changed[item.name] = value
+    return changed
 
 
 def _names_files(key: str, value: Any) -> bool:

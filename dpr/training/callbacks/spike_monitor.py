@@ -98,13 +98,13 @@ class SpikeMonitor(Callback):
             self._judge(*pending)
 
     def _judge(self, step: int, values: HostCopy) -> None:
-        found = []
+        spikes = []
         for name, value in zip(WATCHED, values.wait().tolist(), strict=True):
             if math.isfinite(value) and (score := self._scores[name].score(value, limit=self.limit)) > self.limit:
-                found.append(f"{name} {value:.4g} ({score:.0f} standard deviations above its mean)")
-        if found:
+                spikes.append(f"{name} {value:.4g} ({score:.0f} standard deviations above its mean)")
+        if spikes:
             self._spikes += 1
-            logger.warning("step %d stands out: %s", step, ", ".join(found))
+            logger.warning("step %d stands out: %s", step, ", ".join(spikes))
 
     def state_dict(self) -> dict[str, Any]:
         self._judge_pending()

@@ -96,27 +96,27 @@ class Verdict(Callback):
             and sign * progress.last_metrics.get(name, math.nan) > sign * (progress.best_value or 0)
         ):
             folders |= {1.0: _checkpoint(run, progress.step), _EARLIER: best}
-        found = {max(folders): Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))} if best else {}
+        candidates = {max(folders): Measured({name: float(progress.best_value or 0)}, self._values.get(best, {}))} if best else {}
         if run.settings.train.keep == "better" or run.settings.train.merge_with_base:
             if from_main((run.output_dir / folders[0.0]).is_dir()):
-                found = {0.0: Measured(start, self._values.get(_START, {})), **self._between(run, name, folders), **found}
+                candidates = {0.0: Measured(start, self._values.get(_START, {})), **self._between(run, name, folders), **candidates}
             else:
                 logger.warning("the start was not saved, since it was not asked for then; the best checkpoint stays %s", best)
         # Of equals the nearest to the start: that is their order.
-        weight = max(found, key=lambda each: sign * found[each].metrics[name], default=None)
+        weight = max(candidates, key=lambda each: sign * candidates[each].metrics[name], default=None)
         merged = f"{run.settings.checkpoint_file_name}.merged"
         if weight is not None:
-            progress.best_metric, progress.best_value = name, found[weight].metrics[name]
+            progress.best_metric, progress.best_value = name, candidates[weight].metrics[name]
             progress.best_checkpoint = folders.get(weight, merged)
 
         def write() -> None:
             if weight is not None and weight not in folders:
-                write_merged(run, run.output_dir / merged, folders, weight, found[weight].metrics)
-            self._write(run, name, best, folders, found, weight)
+                write_merged(run, run.output_dir / merged, folders, weight, candidates[weight].metrics)
+            self._write(run, name, best, folders, candidates, weight)
             facts = read_json(run.output_dir / RUN_FILE)
             if facts != (now := {**facts, **progress.best()}):
                 write_json(run.output_dir / RUN_FILE, now)
-            if weight in folders and 0.0 in found and (run.output_dir / merged).is_dir():
+            if weight in folders and 0.0 in candidates and (run.output_dir / merged).is_dir():
                 remove_folder(run.output_dir / merged)  # of an earlier end
 
         on_main(write)
@@ -134,23 +134,29 @@ class Verdict(Callback):
             return Measured(metrics, values)
 
         limits = guard_limits(run.validations, run.progress.start_metrics)
-        found = measure_between(run, folders, measure)
-        return {each: one for each, one in found.items() if math.isfinite(one.metrics[name]) and not broken_guard(limits, one.metrics)}
+        mixtures = measure_between(run, folders, measure)
+        return {each: one for each, one in mixtures.items() if math.isfinite(one.metrics[name]) and not broken_guard(limits, one.metrics)}
 
     def _write(
-        self, run: Run, name: str, best: str | None, folders: Mapping[float, str], found: Mapping[float, Measured], weight: float | None
+        self,
+        run: Run,
+        name: str,
+        best: str | None,
+        folders: Mapping[float, str],
+        candidates: Mapping[float, Measured],
+        weight: float | None,
     ) -> None:
         """All comparisons, that by which the best was chosen first: of the best checkpoint, or of the mixture that is opened."""
         limits = guard_limits(run.validations, run.progress.start_metrics)
         facts: dict[str, Any] = {"best_checkpoint": best, "opens": None if weight is None else run.progress.best_checkpoint}
         facts |= {"step": run.progress.step, "guards": {guarded: limit for guarded, (limit, _) in limits.items()}}
-        if run.settings.train.merge_with_base and 0.0 in found:
-            tried = {best if each == _EARLIER else f"{each:g}": one.metrics[name] for each, one in found.items()}
+        if run.settings.train.merge_with_base and 0.0 in candidates:
+            tried = {best if each == _EARLIER else f"{each:g}": one.metrics[name] for each, one in candidates.items()}
             facts["merge"] = {"weight": None if weight == _EARLIER else weight, "tried": tried}
-        made = found.get(weight or max(folders))
+        made = candidates.get(weight or max(folders))
         if made is None:
             line = f"no checkpoint keeps the guards ({', '.join(f'{guarded} {limit:.3f}' for guarded, limit in facts['guards'].items())})"
-            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if found else "last checkpoint")
+            logger.info("verdict: %s; model_file=%s opens the %s", line, run.output_dir, "start" if candidates else "last checkpoint")
             write_json(run.output_dir / VERDICT_FILE, {**facts, "verdict": "guards broken", "line": line, "comparisons": []})
             return
         start = Measured(run.progress.start_metrics, self._values.get(_START, {}))
@@ -160,7 +166,7 @@ class Verdict(Callback):
         line, opened = str(compared[0]), "the start" if weight == 0.0 else "it all the same (train.keep=best)"
         if weight and weight not in folders:
             line, opened = f"{_mixture(weight, folders)}: {line}", "this mixture"
-            compared += [_compare(run, name, found[max(folders)], made, "the best checkpoint")] if best else []
+            compared += [_compare(run, name, candidates[max(folders)], made, "the best checkpoint")] if best else []
         for each in (line, *compared[1:]):
             logger.info("verdict: %s", each)
         if weight != max(folders) or compared[0].verdict == "worse":

@@ -81,9 +81,9 @@ class CorpusPass:
                 search.add(chunk, vectors)
             self.seconds.searching += time.perf_counter() - start
         start = time.perf_counter()
-        found = [search.joined() for search in searches]
+        joined = [search.joined() for search in searches]
         self.seconds.searching += time.perf_counter() - start
-        return found
+        return joined
 
     def _encode(self, tokens: TokenBatch, encoder_type: str) -> np.ndarray:
         budget = usual_tokens(self._model.device)

@@ -73,12 +73,12 @@ class DevSetValidation(Validation):
     def trial(self, model: BiEncoder, num_pools: int) -> Metrics:
         """Over the first ``num_pools`` pools of each set; 0 = all."""
         most = num_pools * self.pool_size
-        found = {dev.name: self._sums(model, dev, most) for dev in self.dev_sets}
-        sums = {name: of_set for name, (of_set, _) in found.items()}
+        by_set = {dev.name: self._sums(model, dev, most) for dev in self.dev_sets}
+        sums = {name: of_set for name, (of_set, _) in by_set.items()}
         total = torch.stack(list(sums.values())).sum(0)
         if not most:
-            parts = {"eval": torch.cat([rows for _, rows in found.values()])}
-            parts |= {f"eval/{name}": rows for name, (_, rows) in found.items()} if len(found) > 1 else {}
+            parts = {"eval": torch.cat([rows for _, rows in by_set.values()])}
+            parts |= {f"eval/{name}": rows for name, (_, rows) in by_set.items()} if len(by_set) > 1 else {}
             self.values = {
                 f"{key}/{kind}": rows[:, n].tolist() for key, rows in parts.items() for n, kind in enumerate(self._kinds_of_rows)
             }
@@ -150,8 +150,8 @@ class NllValidation(DevSetValidation):
             pool = self._pool(batch, questions, contexts[batch.context_row], own, Temperature(float(model.temperature)))
             result = BiEncoderNllLoss()(questions, pool)
             own_values = self._user_values(questions, pool)
-            found = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *(values.sum() for values in own_values)]
-            sums += torch.stack([value.to(sums.device, torch.float64) for value in found])
+            values_of_pool = [torch.tensor(float(len(rows))), result.loss, result.num_correct, *(values.sum() for values in own_values)]
+            sums += torch.stack([value.to(sums.device, torch.float64) for value in values_of_pool])
             mine_of_all = torch.stack([value.to(sums.device, torch.float64) for value in (result.losses, *own_values)], dim=1)
             parts.append(gather_uneven_rows(mine_of_all).cpu())
         return sum_over_ranks(sums), torch.cat(parts)

@@ -59,9 +59,9 @@ def estimated(judged: Mapping[str, Sequence[Judged]], stratum: Stratum) -> dict[
 
 def _above_right(ranking: Ranking, right: Sequence[bool], drawn: Collection[str]) -> list[tuple[int, int]]:
     """For each right passage of a ranking how many of the hard pool and how many of those drawn are above it."""
-    found, above = list[tuple[int, int]](), [0, 0]
+    counts, above = list[tuple[int, int]](), [0, 0]
     for (key, _), is_right in zip(ranking, right, strict=True):
         if is_right:
-            found.append((above[0], above[1]))
+            counts.append((above[0], above[1]))
         above[key in drawn] += 1
-    return found
+    return counts

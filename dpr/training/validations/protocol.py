@@ -108,11 +108,11 @@ def run_validations(validations: Sequence[Validation], model: BiEncoder, *, num_
     """
     metrics: Metrics = {}
     for validation in validations:
-        found = validation.trial(model, num_pools) if num_pools else validation.at_start(model) if at_start else validation(model)
+        metrics_of = validation.trial(model, num_pools) if num_pools else validation.at_start(model) if at_start else validation(model)
         kind = type(validation).__name__
-        if not isinstance(found, dict):
-            raise ConfigError(f"the validation {kind} returned a {type(found).__name__}; expected a dict of names and numbers")
-        for name, value in found.items():
+        if not isinstance(metrics_of, dict):
+            raise ConfigError(f"the validation {kind} returned a {type(metrics_of).__name__}; expected a dict of names and numbers")
+        for name, value in metrics_of.items():
             if not (isinstance(name, str) and name.startswith("eval/")):
                 raise ConfigError(f"the validation {kind} returned the metric {name!r}; expected a name that starts with eval/")
             if name in metrics:

@@ -94,16 +94,16 @@ class JudgedQuestions:
 
     def values(self, rankings: Sequence[Ranking], source: PassageSource) -> dict[str, list[float]]:
         """By metric of a search of the whole corpus, the values of the questions that it is taken over."""
-        found: dict[str, list[float]] = {}
+        by_metric: dict[str, list[float]] = {}
         if self.qrels:
             run = {question.id: ranking for question, ranking in zip(self.questions, rankings, strict=True)}
             each = list(evaluate_questions(run, self.qrels, self.cutoffs).values())
-            found = {name: [values[name] for values in each] for name in each[0]}
+            by_metric = {name: [values[name] for values in each] for name in each[0]}
         if self.answer_match:
             right = self.right_by_answers(rankings, source)
             for k in self.cutoffs:
-                found[f"{self.answer_prefix}accuracy@{k}"] = [float(any(flags[:k])) for _, flags, _ in right]
-        return found
+                by_metric[f"{self.answer_prefix}accuracy@{k}"] = [float(any(flags[:k])) for _, flags, _ in right]
+        return by_metric
 
     def right_by_answers(self, rankings: Sequence[Ranking], source: PassageSource) -> list[Judged]:
         """For the questions that have answers, what was found and whether each passage holds one."""
@@ -122,9 +122,9 @@ class JudgedQuestions:
 
 def shared_content(files: Sequence[str]) -> list[str]:
     """SHA-256 of files, on all ranks; rank 0 reads them first, and the others find what it has noted in the cache."""
-    found: list[str] = []
-    on_main(lambda: found.extend(content_sha256(Path(file)) for file in files))
-    return found or [content_sha256(Path(file)) for file in files]
+    hashes: list[str] = []
+    on_main(lambda: hashes.extend(content_sha256(Path(file)) for file in files))
+    return hashes or [content_sha256(Path(file)) for file in files]
 
 
 def found_in(source: PassageSource, ids: set[str]) -> dict[str, Passage]:
@@ -191,12 +191,12 @@ class RetrievalValidation(Validation):
         depth = self.options.n_docs * (2 if self.options.sample else 1)
         own = QuerySet(len(self.judged.questions), lambda rows: self._tokens(model, rows), min(depth, corpus.num_passages))
         asked = [own, *(one for part in others.values() for one in part)]
-        found = passes.run(asked, num_chunks=num_chunks)
+        hits = passes.run(asked, num_chunks=num_chunks)
         names = [way + kind for way in ways for kind in self._kinds()]
         values = torch.zeros(len(names), dtype=torch.float64)
 
         def judge() -> None:
-            rankings = {"": to_rankings(found[0].best.result())}
+            rankings = {"": to_rankings(hits[0].best.result())}
             if len(ways) > 1:
                 rankings |= zip(_BESIDE, self._beside(rankings[""], corpus.source), strict=True)
             metrics = {way + kind: value for way in ways for kind, value in self._judge(rankings[way], corpus.source, way).items()}
@@ -206,7 +206,7 @@ class RetrievalValidation(Validation):
         first = 1
         for number, part in others.items():
             if part:
-                self.listeners[number].take(found[first : first + len(part)])
+                self.listeners[number].take(hits[first : first + len(part)])
             first += len(part)
         if not is_trial:
             encoding, searching = passes.seconds.encoding, passes.seconds.searching
