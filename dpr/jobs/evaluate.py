@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, InputError
 from dpr.core.hashes import text_sha256
@@ -19,6 +21,7 @@ from dpr.core.records import Question
 from dpr.embedding.job import embed_shard, shard_metadata
 from dpr.embedding.settings import EmbedConfig
 from dpr.embedding.source import PassageSource
+from dpr.evaluation.comparison import paired_values
 from dpr.evaluation.ranking_metrics import format_table, text_table
 from dpr.evaluation.report.page import Report
 from dpr.evaluation.report.reading import read_retrieval
@@ -34,26 +37,29 @@ from dpr.indexer.ranking import Ranking
 from dpr.integrations.mteb import task_sets
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.models.biencoder import BiEncoder
+from dpr.models.settings import EncoderSettings
+from dpr.preparation.new_encoder import EncoderShape, new_encoder
 from dpr.retrieval.judging import example_rows, first_hits, judge_by_answers, judge_by_qrels, relevant_ids, write_report
 from dpr.retrieval.passages import find_passages
 from dpr.retrieval.retrievers import DenseRetriever, Fusion, LexicalRetriever, QuestionForm
 from dpr.retrieval.search_folder import FILE, SearchSettings
 from dpr.retrieval.settings import IndexerConfig
-from dpr.retrieval.suite_settings import EvaluateConfig
+from dpr.retrieval.suite_settings import STATIC, EvaluateConfig
 from dpr.retrieval.suites import CACHE, TestSet, read_suite
 from dpr.storage.checksums import content_sha256
-from dpr.storage.durable import durable_folder, write_json
+from dpr.storage.durable import durable_file, durable_folder, write_json
 from dpr.storage.outputs import output, require_writable
 
 logger = get_logger(__name__)
 
-PAGE, MTEB = "results.html", "mteb:"
+PAGE, TABLE, MTEB = "results.html", "results.md", "mteb:"
 _PLACE_OF_ROWS = ("corpus", "shard_id", "num_shards", "first_row", "end_row", "chunk_size")
 """What metadata of vectors say beside what decides them."""
 _OPTIONS = ("prompt", "query_prefix", "passage_prefix", "skip_same_id")
 COLUMNS = {"ndcg@10": "nDCG@10", "recall@100": "recall@100", "mrr@10": "MRR@10"}
 ANSWER_COLUMNS = ("accuracy@20", "accuracy@100", "accuracy@1")
-MEAN = "mean"
+MEAN, LESS_BM25 = "mean", " - BM25"
+STATIC_WIDTH, STATIC_TOKENS = 1024, 512
 Figures = dict[str, dict[str, dict[str, Estimate]]]
 """By set, system and metric."""
 
@@ -70,7 +76,8 @@ def run(config: EvaluateConfig) -> float | None:
     require_writable(out, folder=True)
     cache = Path(config.cache_dir) if config.cache_dir else out / CACHE
     tasks = str(config.suite).removeprefix(MTEB).split(",") if str(config.suite).startswith(MTEB) else []
-    sets = task_sets(tasks, cache / "mteb") if tasks else read_suite(str(config.suite), split=config.split, cache=cache)
+    where: dict[str, Any] = {"split": config.split, "cache": cache, "data": config.data, "suites": config.suites}
+    sets = task_sets(tasks, cache / "mteb") if tasks else read_suite(str(config.suite), **where)
     job = _Suite(config, out, cache)
     for place, test_set in enumerate(sets, 1):
         logger.info("%s, test set %d of %d", test_set.name, place, len(sets))
@@ -83,8 +90,11 @@ def run(config: EvaluateConfig) -> float | None:
     retrievals = [read_retrieval(system, file) for systems in files.values() for system, file in systems.items()]
     heading = "Test sets: mean over questions, with its 95 % interval"
     write_page(out / PAGE, Report(str(config.model_file or "BM25"), retrievals=retrievals, table=(heading, rows_of(figures))))
+    with durable_file(out / TABLE) as file:
+        head, *body = rows_of(figures)
+        file.writelines(f"| {' | '.join(line)} |\n" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body))
     print(text_table(rows_of(figures)))
-    logger.info("%s and %s written", out / RESULTS, out / PAGE)
+    logger.info("%s, %s and %s written", out / RESULTS, out / PAGE, out / TABLE)
     last = figures[MEAN if len(sets) > 1 else sets[0].name].get(config.systems[-1], {})
     return next((one.mean for one in last.values()), None)
 
@@ -152,7 +162,8 @@ class _Suite:
         if "hybrid" in config.systems:
             fusion = self.fusion
             facts |= {"hybrid_weight": fusion.weight, **({} if fusion == Fusion(weight=fusion.weight) else asdict(fusion))}
-        bm25 = {} if config.systems == ["dense"] else asdict(config.bm25)
+        facts |= {STATIC: [STATIC_WIDTH, STATIC_TOKENS, config.precision]} if STATIC in config.systems else {}
+        bm25 = {} if {*config.systems} <= {"dense", STATIC} else asdict(config.bm25)
         return {"model": self.fingerprint, **files, **facts, **bm25}
 
     def _rankings(self, test_set: TestSet, source: PassageSource, form: QuestionForm, questions: Sequence[Question]) -> dict[str, Any]:
@@ -161,8 +172,8 @@ class _Suite:
         fusion = self.fusion
         k = max(config.n_docs, fusion.depth) if "hybrid" in config.systems else config.n_docs
         sides: dict[str, list[Ranking]] = {}
-        for system, open_side in (("bm25", self._lexical), ("dense", self._dense)):
-            if system in config.systems or "hybrid" in config.systems:
+        for system, open_side in (("bm25", self._lexical), ("dense", self._dense), (STATIC, self._static)):
+            if system in config.systems or ("hybrid" in config.systems and system != STATIC):
                 rankings = open_side(test_set, source, form).retrieve(texts, k + test_set.options.skip_same_id)
                 if test_set.options.skip_same_id:
                     rankings = [[hit for hit in hits if hit[0] != question.id] for question, hits in zip(questions, rankings, strict=True)]
@@ -176,12 +187,22 @@ class _Suite:
         folder = self._cached(f"{test_set.name}-bm25", [content_sha256(source.file), choice.facts()])
         return LexicalRetriever(open_text_index(choice, [source], str(folder)))
 
-    def _dense(self, test_set: TestSet, source: PassageSource, form: QuestionForm) -> DenseRetriever:
+    def _static(self, test_set: TestSet, source: PassageSource, form: QuestionForm) -> DenseRetriever:
+        """An encoder that learned nothing but the corpus's vocabulary and how rare its tokens are; random rows, the same every time."""
+        folder = self._cached(f"{test_set.name}-static", [content_sha256(source.file), STATIC_WIDTH])
+        new_encoder(folder, source.file, shape=EncoderShape(num_layers=0, hidden_size=STATIC_WIDTH))
+        settings = EncoderSettings(pooling="idf_sqrt", normalize=True, shared=True, sequence_length=STATIC_TOKENS)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = BiEncoder.from_pretrained(str(folder), settings).to(self.device)
+        return self._dense(test_set, PassageSource(source.file, source.name), QuestionForm(), model)
+
+    def _dense(self, test_set: TestSet, source: PassageSource, form: QuestionForm, given: BiEncoder | None = None) -> DenseRetriever:
         """The corpus's vectors by this model are embedded once, wherever ``cache_dir`` is named; a killed run continues."""
-        model, config = self.model, self.config
+        model, config = given or self.model, self.config
         assert model is not None
         agreed = source.agreed(model.tensorizer.text)
-        start = self._cached(test_set.name, [self.fingerprint, agreed.identity(), config.precision])
+        start = self._cached(test_set.name, [model.fingerprint, agreed.identity(), config.precision])
         embedding = EmbedConfig(out_file=str(start), precision=config.precision, batch_tokens=config.batch_tokens)
         if not (shards := self._vectors_of_run(shard_metadata(model, agreed, embedding, range(0)))):
             embed_shard(model, source, embedding)
@@ -257,11 +278,18 @@ def measured(run: MetricsFile, metric: str) -> Estimate | None:
 
 
 def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
-    """The shown metrics of every set and system, and where there are several sets their means under the name ``mean``."""
+    """The shown metrics of every set and system, the first of them also less BM25's, question by question, and where there are several sets
+    their means under the name ``mean``."""
     figures: Figures = {
         name: {label: {metric: one for metric in shown_metrics(run) if (one := measured(run, metric))} for label, run in runs.items()}
         for name, runs in sets.items()
     }
+    for name, runs in sets.items():
+        for label, run in runs.items():
+            metric, words = next(iter(figures[name][label]), ""), runs.get("bm25")
+            if label != "bm25" and words and words.each and run.each and metric in words.each.values:
+                pairs = paired_values(words.each, run.each, metric, label=label, against="bm25")
+                figures[name][label][metric + LESS_BM25] = estimate([second - first for first, second in zip(*pairs, strict=True)])
     if len(sets) < 2:
         return figures
     means: dict[str, dict[str, Estimate]] = {}
@@ -275,15 +303,18 @@ def figures_of(sets: Mapping[str, Mapping[str, MetricsFile]]) -> Figures:
 def rows_of(figures: Figures) -> list[list[str]]:
     """A table's lines of cells, headings first."""
     columns = list(dict.fromkeys(metric for systems in figures.values() for one in systems.values() for metric in one))
-    lines = [["", *(COLUMNS.get(metric, metric) for metric in columns)]]
+    columns.sort(key=lambda metric: metric.endswith(LESS_BM25))
+    heads = (metric.removesuffix(LESS_BM25) for metric in columns)
+    lines = [["", *(COLUMNS.get(head, head) + metric[len(head) :] for head, metric in zip(heads, columns))]]
     for name, systems in figures.items():
         for label, one in systems.items():
-            lines.append([f"{name}, {label}", *(_text(one[metric]) if metric in one else "-" for metric in columns)])
+            cells = (_text(one[metric], "+" * metric.endswith(LESS_BM25)) if metric in one else "-" for metric in columns)
+            lines.append([f"{name}, {label}", *cells])
     return lines
 
 
-def _text(one: Estimate) -> str:
-    return f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
+def _text(one: Estimate, sign: str = "") -> str:
+    return f"{one.mean:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
 
 
 def as_records(figures: Figures) -> dict[str, Any]:

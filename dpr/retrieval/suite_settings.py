@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dpr.core.compute_settings import CudaSettings, ForwardSettings
 from dpr.core.errors import ConfigError
@@ -12,7 +13,7 @@ from dpr.core.settings import Settings, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import Bm25Settings
 
-SYSTEMS = ("bm25", "dense", "hybrid")
+SYSTEMS, STATIC = ("bm25", "dense", "hybrid"), "static"
 
 
 @dataclass
@@ -27,6 +28,12 @@ class SuiteSetConfig(Settings):
     """Questions, in place of the folder's: JSON lines."""
     qrels: str | None = None
     """Judgements, in place of the folder's: BEIR's TSV or TREC's four columns."""
+    file: str | None = None
+    """In place of these: a file in any format of training data, or a pattern that one file matches. Its passages are the corpus."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of the file's columns by role: question, positive, negative, title, answers, label."""
+    source: str | None = None
+    """Where it is published and under which licence. A set that is not there is then left out with a warning that says so."""
     split: str | None = None
     """Which qrels/<split>.tsv of the folder; absent = the setting split."""
     prompt: str | None = None
@@ -48,8 +55,9 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     the original DPR."""
     output_dir: str | None = None
     """Where results.json, results.html and a folder for each test set are written. The same command again keeps sets that are complete."""
-    systems: list[str] = setting(lambda: list(SYSTEMS), choices=SYSTEMS)
-    """What is evaluated: bm25, dense (the model) and hybrid (both, by weighted scores)."""
+    systems: list[str] = setting(lambda: list(SYSTEMS), choices=(*SYSTEMS, STATIC))
+    """What is evaluated: bm25, dense (the model), hybrid (both, by weighted scores), and static: an untrained static encoder with the
+    corpus's own vocabulary. A suite of suites has static too, and without a model leaves out what needs one."""
     split: str = "test"
     """Which qrels/<split>.tsv of a folder."""
     n_docs: int = setting(100, unit="passages", least=1)
@@ -66,10 +74,10 @@ class SuiteSettings(ForwardSettings, CudaSettings, requires=("suite", "set")):
     output_dir/cache."""
     overwrite: bool = False
     """Replace results of a test set that were made of something else: another model, changed data, other settings."""
-    batch_size: int = setting(128, unit="questions", least=1, requires="systems=dense|hybrid")
+    batch_size: int = setting(128, unit="questions", least=1, requires="systems=dense|hybrid|static")
     """Questions encoded at a time."""
-    batch_tokens: int = setting(0, unit="tokens", least=0, requires="systems=dense|hybrid")
-    precision: str = setting("fp32", choices=tuple(PRECISIONS), requires="systems=dense|hybrid")
+    batch_tokens: int = setting(0, unit="tokens", least=0, requires="systems=dense|hybrid|static")
+    precision: str = setting("fp32", choices=tuple(PRECISIONS), requires="systems=dense|hybrid|static")
     """fp32, bf16 or fp16 arithmetic of the model while it embeds passages."""
     bm25: Bm25Settings = setting(Bm25Settings, requires="systems=bm25|hybrid")
     encoder: CheckpointEncoderConfig = setting(CheckpointEncoderConfig, requires="systems=dense|hybrid")
@@ -86,7 +94,11 @@ class EvaluateConfig(SuiteSettings):
     suite: str | None = None
     """A folder in BEIR's layout, a folder of such folders, a YAML that lists test sets with prompts and splits, or retrieval tasks of mteb
     whose data is at hand, mteb:SciFact,NFCorpus. Also a folder of dpr prepare-folder, or a file in any format of training data, whose
-    passages are then the corpus."""
+    passages are then the corpus. Or the name of one of suites, such as known."""
+    data: str | None = setting(None, requires=("suite", "set"))
+    """Folder that a suite's relative paths are taken from; absent = that of its YAML."""
+    suites: dict[str, Any] = field(default_factory=dict)
+    """The catalogue: name -> the sets of a suite, as a YAML lists them."""
     run_file: str | None = None
     """In place of suite: a TREC run to evaluate by the judgements in qrels, in the order and with the metrics of trec_eval."""
     qrels: str | None = setting(None, requires="run_file")
@@ -107,16 +119,20 @@ class EvaluateConfig(SuiteSettings):
                 raise ConfigError("run and run_file are mutually exclusive; run is a folder that was trained, run_file a TREC run")
             self.model_file = self.model_file or (self.run if self.needs_model else None)
             self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
+        if self.suite in self.suites and not Path(self.suite).exists():
+            require_set(self, {"data": "data/collections"})
+            if self.systems == list(SYSTEMS):
+                self.systems = ["bm25", STATIC, *(SYSTEMS[1:] if self.model_file else ())]
         if self.run_file is not None:
             require_set(self, {"qrels": "qrels/test.tsv"})
             return
         require_set(self, {"output_dir": "runs/first/suite", "systems": "[bm25,dense]"})
         if self.needs_model and not self.model_file:
-            raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use systems=[bm25]")
+            raise ConfigError("model_file is not set, e.g. model_file=runs/first; without a model use systems=[bm25,static]")
         if len(set(self.systems)) != len(self.systems):
             raise ConfigError(f"systems={self.systems} names one twice")
 
     @property
     def needs_model(self) -> bool:
         """Whether a bi-encoder takes part."""
-        return self.systems != ["bm25"]
+        return not {*self.systems} <= {"bm25", STATIC}

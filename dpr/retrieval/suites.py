@@ -15,6 +15,7 @@ from dpr.core.records import Passage, Question
 from dpr.core.suggestions import suggestion
 from dpr.formats.corpora import write_passages
 from dpr.formats.question_sets import read_questions, write_qrels, write_questions
+from dpr.formats.text_input import matching_paths
 from dpr.formats.training_files.registry import look_at
 from dpr.formats.training_sets import open_training_set
 from dpr.formats.yaml_files import read_yaml
@@ -28,6 +29,7 @@ CACHE = "cache"
 """Folder of vectors and indexes beside those of the test sets."""
 _SUFFIXES = {"corpus": (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz", ".parquet"), "queries": (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")}
 _QRELS = (".tsv", ".tsv.gz", ".txt", ".qrels")
+_ASKED = "each question once"
 _EXPECTED = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 
 
@@ -44,25 +46,37 @@ class TestSet:
     options: SuiteSetConfig
 
 
-def read_suite(path: str | Path, *, split: str = "test", cache: Path | None = None) -> list[TestSet]:
-    """The test sets that ``path`` stands for, by name for a folder of folders, else in the order of the YAML. What a file of training data
-    holds is written into ``cache``: its passages are the corpus.
+def read_suite(
+    path: str | Path, *, split: str = "test", cache: Path | None = None, data: str | None = None, suites: Mapping[str, Any] | None = None
+) -> list[TestSet]:
+    """The test sets that ``path`` stands for, by name for a folder of folders, else in the order of the YAML, or of the suite of that name
+    in ``suites``, whose files are in ``data``. What a file of training data holds is written into ``cache``: its passages are the corpus.
 
     Raises:
         InputError: there is none, or one has no corpus, questions or judgements.
         ConfigError: the YAML has an option that is unknown or of the wrong type.
     """
     suite = Path(path).expanduser()
+    base, cache = suite.parent if data is None else Path(data).expanduser(), cache or suite.parent / CACHE
+    if data is not None and not base.is_dir():
+        raise InputError("no such folder", file=data, expected="the folder that the suite's files are in")
+    if str(path) in (suites or {}) and not suite.exists():
+        return _listed((suites or {})[str(path)], base, base, split, cache)
     if suite.is_file() and suite.suffix.lower() in (".yaml", ".yml"):
-        return _listed(suite, split)
+        value = read_yaml(suite)
+        entries = value.get("sets") if isinstance(value, Mapping) and value.keys() == {"sets"} else None
+        return _listed(entries, suite, base, split, cache)
+    if data is not None:
+        raise ConfigError(f"data={data} is for a YAML or a named suite ({', '.join(suites or {}) or 'none is known'}), not for {path}")
     if suite.is_file():
-        return [_of_training_data(suite, cache or suite.parent / CACHE)]
+        return [_of_training_data(suite, cache)]
     if not suite.is_dir():
         raise InputError("no such file or folder", file=path, expected="a folder in BEIR's layout, a folder of these, or a YAML")
     if _is_set(suite, split):
-        return [_test_set(suite.resolve().name, SuiteSetConfig(folder=str(suite)), suite, split)]
+        return [_test_set(suite.resolve().name, SuiteSetConfig(folder=str(suite)), suite, split, Path(), cache)]
     folders = [folder for folder in sorted(suite.iterdir()) if folder.is_dir()]
-    found = [_test_set(folder.name, SuiteSetConfig(folder=str(folder)), folder, split) for folder in folders if _is_set(folder, split)]
+    of = [(folder, SuiteSetConfig(folder=str(folder))) for folder in folders if _is_set(folder, split)]
+    found = [_test_set(folder.name, options, folder, split, Path(), cache) for folder, options in of]
     if not found:
         raise InputError("holds no test set", file=suite, expected=f"{_EXPECTED}, in the folder or in folders in it")
     if others := [folder.name for folder in folders if not _is_set(folder, split)]:
@@ -70,9 +84,8 @@ def read_suite(path: str | Path, *, split: str = "test", cache: Path | None = No
     return found
 
 
-def _listed(file: Path, split: str) -> list[TestSet]:
-    value = read_yaml(file)
-    entries = value.get("sets") if isinstance(value, Mapping) and value.keys() == {"sets"} else None
+def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> list[TestSet]:
+    """The sets of a list or mapping in ``file``, whose paths are taken from ``base``."""
     if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
         names = [Path(entry).name for entry in entries]
         if len(set(names)) != len(names):
@@ -93,14 +106,24 @@ def _listed(file: Path, split: str) -> list[TestSet]:
                 raise ConfigError(f"{file}: unknown option sets.{name}.{option}{suggestion(str(option), known)}")
         options = SuiteSetConfig(**{str(option): item for option, item in given.items() if item is not None})
         options.check(f"sets.{name}.")
-        found.append(_test_set(name, options, file, split))
+        if options.source and not matching_paths(base / str(options.file or options.folder or options.corpus)):
+            logger.warning("%s is left out: not in %s; it is %s", name, base, options.source)
+            continue
+        found.append(_test_set(name, options, file, split, base, cache))
+    if not found:
+        raise InputError(f"holds none of the sets {', '.join(entries)}", file=base, expected="some, as in docs/collections.md")
     return found
 
 
-def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str) -> TestSet:
+def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str, base: Path, cache: Path) -> TestSet:
     if name in (CACHE, "mean"):
         raise InputError(f"a test set cannot be called {name}, which stands for something else in the results", file=source)
-    base = source.parent if source.is_file() else Path()
+    if options.file is not None:
+        matches = matching_paths(base / Path(options.file).expanduser())
+        if len(matches) != 1:
+            listed = ", ".join(map(str, matches)) or "no file"
+            raise InputError(f"{name}: {base / options.file} is {listed}", file=source, expected="one file")
+        return _of_training_data(matches[0], cache, name, options)
     folder = None if options.folder is None else base / Path(options.folder).expanduser()
     if folder is not None and not folder.is_dir():
         raise InputError(f"{name}: no such folder {folder}", file=source)
@@ -119,35 +142,37 @@ def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str) -> T
     return TestSet(name, **files, options=options)
 
 
-def _of_training_data(file: Path, cache: Path) -> TestSet:
-    """A test set of a file that lists right and wrong passages for each question; one passage of the corpus for each different text."""
-    if not look_at(file).is_training_data:
+def _of_training_data(file: Path, cache: Path, name: str = "", options: SuiteSetConfig | None = None) -> TestSet:
+    """A test set of a file that lists right and wrong passages for each question; one passage of the corpus for each different text.
+    A question of several rows is asked once."""
+    options = options or SuiteSetConfig()
+    if not options.columns and not look_at(file).is_training_data:
         hint = "put questions with answers into a folder as queries.jsonl or queries.csv, beside corpus.jsonl or corpus.tsv"
         raise InputError("is no test set", file=file, expected=f"a folder with {_EXPECTED}, a .yaml, or a file of training data", hint=hint)
-    name = file.name.removesuffix(".gz").partition(".")[0]
-    folder = cache / f"{name}-{content_sha256(file)[:16]}"
+    name = name or file.name.removesuffix(".gz").partition(".")[0]
+    folder = cache / f"{name}-{text_sha256(json.dumps([content_sha256(file), sorted(options.columns.items()), _ASKED]))[:16]}"
     if not (folder / MANIFEST).is_file():
         passages: dict[str, Passage] = {}
-        questions: list[Question] = []
+        questions: dict[str, Question] = {}
         qrels: dict[str, dict[str, int]] = {}
-        samples = open_training_set(file, name=name)
+        samples = open_training_set(file, name=name, columns=options.columns)
         for number in range(len(samples)):
             sample = samples[number]
+            asked = questions.setdefault(sample.question, Question(sample.question, f"q{number}", sample.answers))
             for rank, listed in enumerate((sample.positives, sample.hard_negatives, sample.other_negatives)):
                 for passage in listed:
                     key = text_sha256(json.dumps([passage.title, passage.text]))[:24]
                     passages.setdefault(key, Passage(passage.text, passage.title, key))
                     if not rank:
-                        qrels.setdefault(f"q{number}", {})[key] = 1
-            questions.append(Question(sample.question, f"q{number}", sample.answers))
+                        qrels.setdefault(asked.id, {})[key] = 1
         with durable_folder(folder) as target:
             (target / "qrels").mkdir()
             write_passages(target / "corpus.jsonl", passages.values())
-            write_questions(target / "queries.jsonl", questions)
+            write_questions(target / "queries.jsonl", questions.values())
             write_qrels(target / "qrels" / "test.tsv", qrels)
         logger.info("%s: its %d passages are the corpus; figures of a larger one are lower", file, len(passages))
     parts = {"corpus": folder / "corpus.jsonl", "queries": folder / "queries.jsonl", "qrels": folder / "qrels" / "test.tsv"}
-    return TestSet(name, **parts, options=SuiteSetConfig())
+    return TestSet(name, **parts, options=options)
 
 
 def _is_set(folder: Path, split: str) -> bool:

@@ -19,7 +19,7 @@ ALWAYS = {
     "what the command works on, or writes": "resource resources train_datasets dev_datasets output_dir model_file suite set run "
     "run_file qa_dataset ctx_src ctx_datasets ctx_datatsets corpus out_file out trec_run_file metrics_file search_folder curve_file folder "
     "repo qrels",
-    "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources",
+    "a catalogue: its entries are read where a name of theirs is given": "datasets ctx_sources suites",
     "where the work is done, and how": "no_cuda rank_timeout_s cluster.kind precision train.precision attention encoder.attention "
     "encoder.packed batch_size batch_tokens chunk_size token_store train.token_store num_shards ladder.processes mine.processes",
     "which rules hold, which others refer to": "compat match hybrid indexer.kind ladder.mode ladder.bm25 to encoder_type",

@@ -62,11 +62,18 @@ def read(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
         return joined(_arrow_rows(path, options, parser))
     if is_table(path):
         return joined(_table_rows(path, options, parser))
-    return joined(json_rows(path, parser, options, _KNOWN))
+    return joined(json_rows(path, parser, options, _known(options)))
+
+
+def _known(options: ReadOptions) -> KnownKeys:
+    named = (name.partition(".")[0] for name in options.columns.values())
+    return KnownKeys((*_KNOWN.names, *named), _KNOWN.others)
 
 
 def _arrow_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
-    options.unread.look(arrow_columns(path, options.split), _KNOWN, file=path, line=1)  # fails first if the file cannot be read at all
+    options.unread.look(
+        arrow_columns(path, options.split), _known(options), file=path, line=1
+    )  # fails first if the file cannot be read at all
     for file, number, value in arrow_rows(path, split=options.split):
         yield parsed_row(file, number, parse, value)
 
@@ -75,7 +82,7 @@ def _table_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[So
     rows = table_rows(path)
     line, header = next(rows, (1, []))
     names = [name.strip() if options.columns else name.strip().lower() for name in header]
-    options.unread.look(names, _KNOWN, file=path, line=line)
+    options.unread.look(names, _known(options), file=path, line=line)
 
     def parse_fields(fields: list[str]) -> TrainingSample:
         if len(fields) != len(names):

@@ -97,7 +97,7 @@ def test_questions_with_answers_need_no_judgements(world: World, tmp_path: Path,
     line = [f"model_file={world.folder / 'model'}", "no_cuda=true", "n_docs=20"]
     assert main([*line, f"set={folder}", f"output_dir={tmp_path / 'out'}"]) == 0
     heading, *rows = [text for text in capsys.readouterr().out.splitlines() if "accuracy" in text or text.startswith("answers")]
-    assert heading.split() == ["accuracy@20", "accuracy@1"] and len(rows) == 3
+    assert heading.split() == ["accuracy@20", "accuracy@1", "accuracy@20", "-", "BM25"] and len(rows) == 3
     by_answers = read_metrics(tmp_path / "out" / "answers" / "bm25.json")
     assert by_answers.each is not None and len(by_answers.each.ids) == len(asked) - 1
     write_qrels(tmp_path / "judged.tsv", {str(row): {str(world.passages[row].id): 1} for row in range(len(asked) - 1)})
