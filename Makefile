@@ -6,6 +6,7 @@
 # make check        lint, format, types
 # make check-fast   lint, format and the tests of a second or less, for a change in hand: under five minutes
 # make bench        speed against plain loops, sentence-transformers and faiss; half an hour
+# make compare-peers whole trainings beside sentence-transformers: speed, memory, quality; SQuAD is in DATA; half an hour
 # make memory       memory of the jobs that meet the largest files
 #
 # make test has one worker per core; WORKERS=0 runs the tests in one process, for -s and --pdb.
@@ -14,10 +15,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= logical
+DATA ?= data/collections
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install quickstart adapt test faults fuzz check check-fast bench memory gpu format clean
+.PHONY: help install quickstart adapt test faults fuzz check check-fast bench compare-peers memory gpu format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -60,6 +62,10 @@ check-fast: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
 	$(BIN)/python -m benchmarks --out docs/benchmarks.md
+
+compare-peers: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
+	$(BIN)/python -m benchmarks.compare_peers --data $(DATA) --out runs/compare_peers
 
 memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.memory --out docs/memory.md

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,11 +38,14 @@ and token stores of 2 GB of text: [file_formats.md](file_formats.md)."""
 
 
 class Watch:
-    """The highest ``RssAnon`` of this process (and its ``children``) while the block runs, less what it was at the beginning, in bytes."""
+    """The highest ``RssAnon`` of this process (and its ``children``) while the block runs, less what it was at the beginning, in bytes.
+    With ``shared_once``, pages that children share with it are counted once, which takes longer to look at."""
 
-    def __init__(self, every_s: float = 0.002, *, children: bool = False) -> None:
+    def __init__(self, every_s: float = 0.002, *, children: bool = False, shared_once: bool = False) -> None:
         self._every_s, self._ended = every_s, threading.Event()
-        self._measure = anonymous_bytes_with_children if children else anonymous_bytes
+        self._measure = anonymous_bytes
+        if children or shared_once:
+            self._measure = partial(anonymous_bytes_with_children, proportional_bytes if shared_once else anonymous_bytes)
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.growth = 0
 
@@ -68,12 +72,18 @@ def anonymous_bytes(process: int | str = "self") -> int:
         return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
 
 
-def anonymous_bytes_with_children() -> int:
-    total = anonymous_bytes()
+def proportional_bytes(process: int | str = "self") -> int:
+    """Anonymous memory, of pages that several processes have only this one's share."""
+    with open(f"/proc/{process}/smaps_rollup", encoding="ascii") as lines:
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:")), 0)
+
+
+def anonymous_bytes_with_children(of: Callable[..., int] = anonymous_bytes) -> int:
+    total = of()
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):  # a thread or a child that has ended meanwhile
             children = Path(f"/proc/self/task/{thread}/children").read_text().split()
-            total += sum(anonymous_bytes(int(child)) for child in children)
+            total += sum(of(int(child)) for child in children)
     return total
 
 

@@ -331,7 +331,11 @@ def load_tokenizer(name_or_folder: str | Path, **options: Any) -> Any:
             raise
         hint = "set encoder.pretrained_model_cfg to a local model folder or to a model name that is in the Hugging Face cache"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"no tokenizer could be loaded ({reason})", file=name_or_folder, hint=hint) from error
+        found, name = f"no tokenizer could be loaded ({reason})", str(name_or_folder)
+        if "/" in name and not Path(name).exists():
+            is_path = name.startswith((".", "/")) or name.count("/") > 1
+            found = "no such folder" if is_path else f"no such folder, and {found.replace('loaded', 'loaded by that name', 1)}"
+        raise InputError(found, file=name_or_folder, hint=hint) from error
     if not isinstance(tokenizer.model_max_length, int | float):
         raise InputError("model_max_length is not a number", file=Path(name_or_folder) / "tokenizer_config.json")
     files = [TOKENIZER, *tokenizer.vocab_files_names.values(), *tokenizer.init_kwargs.get("fast_tokenizer_files", ())]

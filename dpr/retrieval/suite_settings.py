@@ -119,7 +119,7 @@ class EvaluateConfig(SuiteSettings):
                 raise ConfigError("run and run_file are mutually exclusive; run is a folder that was trained, run_file a TREC run")
             self.model_file = self.model_file or (self.run if self.needs_model else None)
             self.output_dir = self.output_dir or str(Path(self.run) / "evaluation")
-        if self.suite in self.suites and not Path(self.suite).exists():
+        if self.suite in self.suites and (self.data is not None or not Path(self.suite).exists()):
             require_set(self, {"data": "data/collections"})
             if self.systems == list(SYSTEMS):
                 self.systems = ["bm25", STATIC, *(SYSTEMS[1:] if self.model_file else ())]

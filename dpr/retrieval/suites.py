@@ -60,7 +60,7 @@ def read_suite(
     base, cache = suite.parent if data is None else Path(data).expanduser(), cache or suite.parent / CACHE
     if data is not None and not base.is_dir():
         raise InputError("no such folder", file=data, expected="the folder that the suite's files are in")
-    if str(path) in (suites or {}) and not suite.exists():
+    if data is not None and str(path) in (suites or {}):
         return _listed((suites or {})[str(path)], base, base, split, cache)
     if suite.is_file() and suite.suffix.lower() in (".yaml", ".yml"):
         value = read_yaml(suite)

@@ -201,3 +201,12 @@ def test_what_cannot_be_read_says_what_is_missing(
     assert main(["check-data", str(tmp_path / name)]) == 3
     told = "".join(capsys.readouterr())
     assert all(message in told for message in messages), told
+
+
+@pytest.mark.parametrize(("name", "message"), [("./runs/none", "no such folder;"), ("runs/none", "no such folder, and no tokenizer")])
+def test_a_model_folder_that_is_not_there_is_said_to_be_missing(
+    tmp_path: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check-data", str(written(tmp_path / "t.jsonl", sample(1))), f"model_file={name}"]) == 3
+    assert f"{name}: {message}" in capsys.readouterr().err

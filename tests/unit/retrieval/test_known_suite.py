@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -162,3 +163,22 @@ def test_real_collections_have_the_figures_of_bm25(shared_data: Path, tmp_path: 
     assert main(["suite=known", f"data={tmp_path / 'data'}", f"output_dir={tmp_path / 'out'}", "systems=[bm25]"]) == 0
     found = read_metrics(tmp_path / "out" / name / "bm25.json")
     assert found.num_questions == questions and found.metrics["ndcg@10"] == pytest.approx(ndcg, abs=0.002)
+
+
+def test_the_page_s_lines_join_the_passages_and_read_medquad(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPOSITORY / "docs" / "collections.md").read_text(encoding="utf-8")
+    join, medquad = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    (tmp_path / "data" / "collections").symlink_to(data)
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(data, Path("runs/known"), "systems=[bm25]")) == 0
+    exec(join, {})  # noqa: S102
+    rows = [json.loads(line) for line in Path("texts.jsonl").read_text().splitlines()]
+    assert len({row["_id"] for row in rows}) == len(rows) == 60 + 12 + 12 + 13
+    assert {row["_id"].partition("-")[0] for row in rows} == {"cranfield", "squad", "qed", "medquad"}
+    pairs = (
+        "<QAPair><Question>What is it?</Question><Answer> An\n answer </Answer></QAPair><QAPair><Question>?</Question><Answer/></QAPair>"
+    )
+    Path("MedQuAD").mkdir()
+    Path("MedQuAD/1.xml").write_text(f"<Document><Focus>It</Focus><QAPairs>{pairs}</QAPairs></Document>")
+    exec(medquad, {})  # noqa: S102
+    assert json.loads(Path("medquad.jsonl").read_text()) == {"focus": "It", "question": "What is it?", "answer": "An answer"}
