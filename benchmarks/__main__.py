@@ -30,10 +30,11 @@ benchmarks --only training,search --out docs/benchmarks.md` measures some sectio
 
 "Share of peak" counts the operations that the vectors need, in the same way for every side: those on real tokens, and in a last layer
 that is read at one token only, the keys and values of all tokens and the rest of that one. The peak is an fp32 matrix product (2048^3)
-timed beside each run. Nothing here was measured on a GPU: not training, not encoding, not search. Measured elsewhere:
-[memory](memory.md), mining ([training data](training_data.md)), many processes ([scaling](scaling.md)), pools of rows of similar length
-([training](training.md)), large training files ([file formats](file_formats.md)), what encoders and objectives are worth from scratch
-([objectives](objectives_study.md), by `python -m benchmarks.study --data ../shared/data --out runs/study`).
+timed beside each run. Nothing here was measured on a GPU: not training, not encoding, not search. Measured elsewhere: whole trainings, by
+sentence-transformers' own trainer and ours ([compare_peers](compare_peers.md)), [memory](memory.md), mining ([training
+data](training_data.md)), many processes ([scaling](scaling.md)), pools of rows of similar length ([training](training.md)), large
+training files ([file formats](file_formats.md)), what encoders and objectives are worth from scratch ([objectives](objectives_study.md),
+by `python -m benchmarks.study --data ../shared/data --out runs/study`).
 
 `make gpu` measures one H100 or H200: `python -m benchmarks.gpu --out docs/gpu`, in seven parts of at most eight minutes (`--only
 training` runs one): tests, training, embedding, exact search, gradient caching, a decoder with LoRA, memory. Each writes

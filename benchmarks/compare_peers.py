@@ -265,7 +265,10 @@ def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
     """The table of an encoder; ratios and differences are to sentence-transformers, ratios seed by seed."""
     rivals = results["rival"]
     reference = per_question([Measured({METRIC: one["questions"]}) for one in rivals], METRIC)
-    lines = ["| | questions/s | times as fast | CPU s | memory, MB | MRR@10 by seed | MRR@10 | difference |", "|---" + "|---:" * 7 + "|"]
+    lines = [
+        "| | questions/s | times as fast | CPU s | of its CPU | memory, MB | MRR@10 by seed | MRR@10 | difference |",
+        "|---" + "|---:" * 8 + "|",
+    ]
     for side, ones in results.items():
         rates = [one["rows"] / one["seconds"] for one in ones]
         ratios = [rival["seconds"] / one["seconds"] for one, rival in zip(ones, rivals, strict=True)]
@@ -278,6 +281,7 @@ def section(case: Case, results: dict[str, list[dict[str, Any]]]) -> str:
             f"{np.median(rates):,.0f}",
             "" if is_rival else Ratio.of(side, ratios).text,
             f"{np.median([one['cpu'] for one in ones]):,.0f}",
+            "" if is_rival else Ratio.of(side, [one["cpu"] / rival["cpu"] for one, rival in zip(ones, rivals, strict=True)]).text,
             f"{median_and_range([one['mb'] for one in ones])[0]:,.0f}",
             means,
             f"{values.mean():.3f}",

@@ -62,8 +62,8 @@ def test_the_table_has_ratios_seed_by_seed_and_paired_differences() -> None:
     lines = section(compare_peers.CASES[0], {"dpr": ours, "dpr_same_loss": ours, "rival": rival}).splitlines()
     (line,) = (line for line in lines if line.startswith("| dpr |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[1:7] == ["200", "2.50 (2.00 to 3.00)", "20", "100", "0.667 0.833", "0.750"]
-    assert cells[7].startswith("+0.250 (")
+    assert cells[1:8] == ["200", "2.50 (2.00 to 3.00)", "20", "0.42 (0.33 to 0.50)", "100", "0.667 0.833", "0.750"]
+    assert cells[8].startswith("+0.250 (")
     assert lines[-1].startswith("| sentence-transformers") and lines[-1].endswith("|  |")
 
 
