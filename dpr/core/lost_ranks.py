@@ -46,7 +46,8 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
             lost = LostRankError(_worker_message(found[1], found[2], where))
             _sign_off(lost)
             raise lost from error
-        if not _is_of_a_connection(error):
+        is_ranked = dist.is_available() and "RANK" in os.environ
+        if not is_ranked or not (isinstance(error, dist.DistError) or _OF_A_CONNECTION.search(str(error))):
             _sign_off(error)
             raise
         if "EADDRINUSE" in str(error):
@@ -88,12 +89,6 @@ def _network_sockets() -> set[int]:
                 if copy.family in (socket.AF_INET, socket.AF_INET6):
                     sockets.add(number)
     return sockets
-
-
-def _is_of_a_connection(error: RuntimeError) -> bool:
-    if not (dist.is_available() and "RANK" in os.environ):
-        return False
-    return isinstance(error, dist.DistError) or _OF_A_CONNECTION.search(str(error)) is not None
 
 
 def _worker_message(pids: str, rest: str, where: str) -> str:

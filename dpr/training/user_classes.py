@@ -41,6 +41,10 @@ def check_given(settings: TrainingSettings, model: Any, loss: Any, lists: Mappin
     settings.check()
     if not isinstance(model, BiEncoder):
         raise ConfigError(f"model is of type {type(model).__name__}; give a BiEncoder, e.g. BiEncoder.load({str(model)[:80]!r})")
+    for key in ("temperature", "learn_temperature"):
+        if (given := getattr(settings.loss, key)) and given != getattr(model.options, key):
+            made = f"make the model with options=dpr.TowerOptions({key}={given})"
+            raise ConfigError(f"loss.{key}={given}, but the model's is {getattr(model.options, key)}; {made}")
     if loss is not None and not isinstance(loss, Loss):
         raise ConfigError(f"loss is of type {type(loss).__name__}; give an object of a class that implements dpr.Loss")
     for name, kind in (("callbacks", Callback), ("validations", Validation)):

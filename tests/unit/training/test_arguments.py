@@ -10,6 +10,7 @@ import torch
 
 from dpr import BiEncoder, BiEncoderTrainer, Callback, ConfigError
 from dpr.formats.training_sets import open_training_set, write_training_set
+from dpr.training.settings import LossSettings, TrainingSettings
 from tests.helpers.tiny import make_samples, tiny_model
 
 
@@ -41,6 +42,14 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ({"validations": ["dev.json"]}, "validations holds what is of type str; give a list of objects of subclasses of dpr.Validation"),
         ({"loss": "nll"}, "loss is of type str; give an object of a class that implements dpr.Loss"),
         ({"model": "bert-base-uncased"}, "model is of type str; give a BiEncoder, e.g. BiEncoder.load('bert-base-uncased')"),
+        (
+            {"settings": TrainingSettings(loss=LossSettings(temperature=0.05))},
+            "loss.temperature=0.05, but the model's is 1.0; make the model with options=dpr.TowerOptions(temperature=0.05)",
+        ),
+        (
+            {"settings": TrainingSettings(loss=LossSettings(learn_temperature=True))},
+            "loss.learn_temperature=True, but the model's is False",
+        ),
         ({"settings": {"batch_size": 8}}, "settings is of type dict; give TrainingSettings, or settings by name"),
     ],
 )
