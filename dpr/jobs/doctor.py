@@ -15,7 +15,7 @@ from dpr.core.machine import usable_cores
 from dpr.core.settings import Settings, setting
 from dpr.core.version import __version__
 
-_CORE = (
+CORE = (
     "torch transformers tokenizers safetensors datasets numpy scipy hydra-core omegaconf pyyaml faiss-cpu bm25s pytrec-eval-terrier regex "
     "tqdm".split()
 )
@@ -51,11 +51,11 @@ def run(config: DoctorSettings) -> int:
     """Prints the report; returns 0, or 1 when a check of --deep failed or the run has a fault, or 2 when a required package is missing."""
     if config.run is not None:
         return _look_at_run(Path(config.run))
-    versions = {name: version_of(name) for name in _CORE}
+    versions = {name: version_of(name) for name in CORE}
     print(f"dpr {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     for name, version in versions.items():
         print(f"  {name:<22} {version or 'MISSING'}")
-    _section("Machine", _machine())
+    _section("Machine", machine())
     _section("Disk", _disks())
     print("Optional")
     for name, (extra, gives) in _EXTRAS.items():
@@ -89,7 +89,8 @@ def _section(title: str, lines: list[str]) -> None:
     print("\n  ".join([title, *lines]))
 
 
-def _machine() -> list[str]:
+def machine() -> list[str]:
+    """Cores, memory, GPUs and compiler, a line each."""
     lines = [f"CPU: {usable_cores()} cores of {os.cpu_count()}"]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         lines.append(f"memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dpr.core.errors import InputError, StageError, StopRequested
@@ -24,10 +24,21 @@ LOG_FILE = "log.txt"
 SETTINGS_FILE = "settings.yaml"
 
 
-def climb(stages: Sequence[Stage], output_dir: Path, *, overwrite: bool = False) -> None:
+def climb(
+    stages: Sequence[Stage],
+    output_dir: Path,
+    *,
+    overwrite: bool = False,
+    setting: str = "ladder.overwrite",
+    done: Callable[[Stage], None] = lambda _: None,
+) -> None:
     """Runs all stages to their end. A stage that is finished and matches the settings and data is skipped.
 
     Stages that do not match are refused before anything runs; with ``overwrite`` they are removed, and run again when their turn comes.
+
+    Args:
+        setting: the one that sets ``overwrite``, for messages.
+        done: called after each stage; what it raises ends the ladder.
 
     Raises:
         InputError: a stage was made with other settings or data; a file is missing; another ladder is using ``output_dir``.
@@ -38,13 +49,14 @@ def climb(stages: Sequence[Stage], output_dir: Path, *, overwrite: bool = False)
     output_dir.mkdir(parents=True, exist_ok=True)
     with held(output_dir):
         remove_leftovers(output_dir)
-        ladder = _Ladder(stages)
+        ladder = _Ladder(stages, setting)
         if not overwrite:
             for record in ladder.records.values():
-                _refuse_if_costly(record, ladder.misfits(record))
+                ladder.refuse_if_costly(record, ladder.misfits(record))
         with PassOn() as signals:
             for stage in stages:
                 ladder.complete(stage, signals, overwrite)
+                done(stage)
 
 
 def plan_lines(stages: Sequence[Stage]) -> list[str]:
@@ -66,7 +78,8 @@ def plan_lines(stages: Sequence[Stage]) -> list[str]:
 class _Ladder:
     """The stages with their records."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], setting: str = "") -> None:
+        self.setting = setting
         self.records = {stage.name: Record(stage) for stage in stages}
 
     def misfits(self, record: Record) -> list[str]:
@@ -82,7 +95,7 @@ class _Ladder:
         record = self.records[stage.name]
         if reasons := self.misfits(record):
             if not overwrite:
-                _refuse_if_costly(record, reasons)
+                self.refuse_if_costly(record, reasons)
             logger.warning("making %s again: %s", stage.name, _shown(reasons))
             remove_folder(stage.folder)
             record = self.records[stage.name] = Record(stage)
@@ -110,16 +123,15 @@ class _Ladder:
         readers = [other for other in self.records.values() if stage.name in other.stage.after]
         return stage.is_training or not readers or any(not it.is_done or self.misfits(it) or it.lost() for it in readers)
 
-
-def _refuse_if_costly(record: Record, reasons: list[str]) -> None:
-    """Unfinished mining or embedding may start over; finished stages and trainings are removed only on request."""
-    if not reasons or not (record.is_done or record.stage.is_training):
-        return
-    raise InputError(
-        f"was {'made' if record.is_done else 'started'} with other settings or data: {_shown(reasons)}",
-        file=record.stage.folder,
-        hint="restore them, choose another output_dir, or set ladder.overwrite=true to rerun this stage and all that depend on it",
-    )
+    def refuse_if_costly(self, record: Record, reasons: list[str]) -> None:
+        """Unfinished mining or embedding may start over; finished stages and trainings are removed only on request."""
+        if not reasons or not (record.is_done or record.stage.is_training):
+            return
+        raise InputError(
+            f"was {'made' if record.is_done else 'started'} with other settings or data: {_shown(reasons)}",
+            file=record.stage.folder,
+            hint=f"restore them, choose another output_dir, or set {self.setting}=true to rerun this stage and all that depend on it",
+        )
 
 
 def _shown(reasons: list[str]) -> str:
