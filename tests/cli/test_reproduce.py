@@ -1,0 +1,241 @@
+"""``dpr reproduce``: rows are whole, their commands understood; what is run is compared, kept, signed and stopped as promised."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpr.cli.launch import launch
+from dpr.cli.main import COMMANDS, main
+from dpr.core.errors import ConfigError, InputError
+from dpr.formats.reproductions import DATA, OUT, Number, Row, read_rows
+from dpr.formats.training_sets import write_training_set
+from dpr.jobs.reproduce import repro_folder
+from tests.architecture.source_files import REPOSITORY
+from tests.helpers.patience import patient
+from tests.helpers.tiny import make_samples, static_folder
+
+ROWS = [row for mini in (False, True) for row in read_rows(repro_folder(), mini=mini).values()]
+FAMILIES = {row.file.stem: row.name for row in read_rows(repro_folder(), mini=True).values()}
+OWN = """\
+# a comment that stays
+title: a tiny row
+with: {k: 1}
+stages:
+  inputs:
+    corpus: dpr prepare ${data}/train.jsonl to=beir out=${to}/beir
+  bm25:
+    answers: >-
+      dpr retrieve indexer=bm25 ctx_datasets=[${inputs/corpus}/beir/corpus.jsonl] qa_dataset=${data}/train.jsonl
+      metrics_file=${to}/m.json
+  train:
+    run: >-
+      dpr train encoder=static encoder.pretrained_model_cfg=${data}/encoder train_datasets=[${data}/train.jsonl] train.batch_size=4
+      train.num_train_epochs=${epochs} train.log_batch_step=1 train.num_workers=1 device=cpu output_dir=${to}
+rows:
+  tiny: {}
+mini:
+  with: {epochs: 1}
+  numbers:
+    - {name: top-1, read: "bm25/answers/m.json:metrics.accuracy@1", expected: 1.0, tolerance: 1, status: unverified, source: here, why: x}
+    - {name: loss, read: "train/run/metrics.jsonl:train/loss", step: 1, band: [0, 9], status: unverified, source: here, why: x}  # kept, too
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Data and a YAML of a row; the working directory is beside them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPR_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "yaml").mkdir()
+    write_data(24)
+    static_folder(Path("data/encoder"))
+    Path("yaml/own.yaml").write_text(OWN)
+    return tmp_path / "data"
+
+
+def write_data(rows: int) -> None:
+    samples = make_samples(rows, seed=rows)
+    write_training_set(
+        Path("data/train.jsonl"),
+        [replace(sample, question=sample.positives[0].text, answers=(sample.positives[0].text,)) for sample in samples],
+    )
+
+
+def reproduce(*more: str) -> int:
+    return main(["reproduce", "tiny", "size=mini", "data=data", "folder=yaml", "out=run", *more])
+
+
+def outcomes() -> dict[str, str]:
+    return {number["name"]: number["outcome"] for number in json.loads(Path("run/repro.json").read_text())["numbers"]}
+
+
+def test_there_are_at_least_thirty_published_numbers_each_with_a_source() -> None:
+    numbers = [number for row in read_rows(repro_folder()).values() for number in row.numbers]
+    assert sum(number.expected is not None for number in numbers) >= 30
+    assert all(number.source and number.why and number.status.startswith(("verified on ", "unverified")) for number in numbers)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_commands_of_rows_are_understood_and_numbers_have_a_stage(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = row.of_stages([])
+    assert {number.stage for number in row.numbers} <= {step.stage for step in steps}
+    for step in steps:
+        name, *words = [word.replace(OUT, "out").replace(DATA, "data") for word in step.words]
+        command = COMMANDS[name]
+        problem = ""
+        try:
+            assert launch(command.config, command.settings_class(), lambda _: 0, words, program=f"dpr {name}") == 0
+        except (ConfigError, InputError) as error:
+            problem = str(error)
+        assert not problem or "does not exist" in problem or "no such file" in problem, step.name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_small_form_of_a_family_reaches_its_numbers(
+    family: str, shared_data: Path, data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", FAMILIES[family], "size=mini", f"data={shared_data}", "out=run", "keep_going=true"]) == 0, (
+        capfd.readouterr().out[-3000:]
+    )
+    assert set(outcomes().values()) <= {"OK", "within tolerance"}
+    assert main(["verify", "run/repro.json"]) == 0
+
+
+def test_every_family_has_a_small_form() -> None:
+    assert {file.stem for file in repro_folder().glob("*.yaml")} == set(FAMILIES)
+
+
+def test_a_row_is_run_once_compared_signed_and_its_status_written(
+    data: Path, commands: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce("update_status=true") == 0
+    assert commands == ["prepare", "retrieve", "train"]
+    assert outcomes() == {"top-1": "OK", "loss": "OK"}
+    text = Path("yaml/own.yaml").read_text()
+    assert "# a comment that stays" in text and "# kept, too" in text and text.count("verified on 2") == 2
+    assert [line for line in text.splitlines() if "status" not in line] == [line for line in OWN.splitlines() if "status" not in line]
+    assert reproduce() == 0
+    assert len(commands) == 3  # nothing again
+    assert main(["verify", "run/repro.json"]) == 0
+    result = json.loads(Path("run/repro.json").read_text())
+    assert result["stages"]["bm25/answers"]["outputs"]["m.json"]["sha256"] and result["versions"]["torch"]
+    Path("run/repro.json").write_text(Path("run/repro.json").read_text().replace('"found": 1.0', '"found": 0.9'))
+    assert main(["verify", "run/repro.json"]) == 3
+
+
+def test_a_miss_ends_with_1_at_its_stage(data: Path, commands: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("yaml/own.yaml").write_text(OWN.replace("expected: 1.0, tolerance: 1", "expected: 0.1, tolerance: 0.2"))
+    assert reproduce() == 1
+    assert commands == ["prepare", "retrieve"]
+    assert outcomes() == {"top-1": "FAIL", "loss": "not reached"}
+    assert "FAIL in the stage bm25: top-1" in capsys.readouterr().out
+    assert reproduce("keep_going=true") == 1
+    assert outcomes() == {"top-1": "FAIL", "loss": "OK"}
+
+
+def test_changed_inputs_are_refused_or_made_again(data: Path, commands: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("stage=bm25") == 0
+    write_data(20)
+    assert reproduce("stage=bm25") == 3
+    assert "train.jsonl has changed" in capsys.readouterr().err
+    assert reproduce("stage=bm25", "overwrite=true") == 0
+    assert commands == ["prepare", "retrieve"] * 2
+
+
+def test_a_training_that_misses_is_stopped_and_stays_so(data: Path) -> None:
+    text = OWN.replace("epochs: 1", "epochs: 100000").replace("band: [0, 9]", "band: [-2, -1]")
+    Path("yaml/own.yaml").write_text(text.replace("step: 1,", "step: 5,"))
+    start = time.monotonic()
+    assert run_alone("stage=train").wait(patient(120)) == 1
+    steps = json.loads(Path("run/train/run/metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert 5 <= steps < 600_000
+    assert outcomes() == {"loss": "FAIL"}
+    assert run_alone("stage=train").wait(patient(120)) == 1
+    assert json.loads(Path("run/train/run/metrics.jsonl").read_text().splitlines()[-1])["step"] == steps
+    assert time.monotonic() - start < patient(120)
+
+
+def test_killed_anywhere_it_ends_with_the_same_numbers(data: Path) -> None:
+    Path("yaml/own.yaml").write_text(OWN.replace("epochs: 1", "epochs: 40"))
+    assert reproduce() == 0
+    whole = [number["found"] for number in json.loads(Path("run/repro.json").read_text())["numbers"]]
+    for place in ("inputs/corpus/stage.json", "bm25/answers/stage.json", "train/run/metrics.jsonl"):
+        process = run_alone("out=killed")
+        while process.poll() is None and not Path("killed", place).exists():
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert run_alone("out=killed").wait(patient(120)) == 0
+    assert [number["found"] for number in json.loads(Path("killed/repro.json").read_text())["numbers"]] == whole
+
+
+def run_alone(*more: str) -> subprocess.Popen[bytes]:
+    """The command in a process group of its own."""
+    line = ["reproduce", "tiny", "size=mini", "data=data", "folder=yaml", "out=run", *more]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen([sys.executable, "-m", "dpr", *line], start_new_session=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("${epochs}", "${epoch}", "epoch} is not a variable"),
+        ("dpr prepare", "bash prepare", "expected dpr COMMAND"),
+        ("source: here, ", "", "mini.numbers.0 has no source"),
+        ("${inputs/corpus}", "${train/run}", "which comes after it"),
+        ("bm25/answers/m.json:", "bm26/answers/m.json:", "a number of tiny is of bm26"),
+        ("rows:\n", "row:\n", "has row"),
+        ("k: 1", "k: [", "not YAML"),
+    ],
+)
+def test_a_mistake_in_the_yaml_is_named(data: Path, old: str, new: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("yaml/own.yaml").write_text(OWN.replace(old, new))
+    assert reproduce() == 3
+    error = capsys.readouterr().err
+    assert told in error and "own.yaml" in error and "Traceback" not in error
+
+
+def test_mistakes_on_the_command_line_are_named(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, told in (
+        (["tinny"], "did you mean tiny"),
+        (["tiny", "stage=bm24"], "has inputs, bm25, train"),
+        (["tiny", "data=nowhere"], "is not a folder"),
+    ):
+        assert main(["reproduce", more[0], "size=mini", "data=data", "folder=yaml", *more[1:]]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"), [(78.43, "OK"), (78.5, "within tolerance"), (80.4, "within tolerance"), (80.5, "FAIL"), (76.3, "FAIL")]
+)
+def test_digits_that_the_source_states_are_ok_and_the_tolerance_has_two_sides(value: float, outcome: str) -> None:
+    number = Number("top-20", "paper", "seeds", "unverified", read="test/m.json:k", expected=78.4, tolerance=2.0)
+    assert number.outcome(value) == outcome
+
+
+def test_a_dry_run_prints_commands_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "dpr-nq", "dry_run=true", "gpu_hour_price=2"]) == 0
+    told = capsys.readouterr().out
+    assert "torchrun --nproc-per-node=8 -m dpr train train=biencoder_nq compat=dpr" in told
+    assert "264 GPU hours, 528 at 2 a GPU hour" in told
+
+
+def test_inputs_name_the_file_that_the_download_writes() -> None:
+    known = yaml.safe_load((REPOSITORY / "conf" / "resources" / "dpr.yaml").read_text())
+    for row in read_rows(repro_folder()).values():
+        for name, entry in row.inputs.items():
+            if "dl.fbaipublicfiles.com" in entry["url"]:
+                keys = [key for key, resource in known.items() if resource["url"].startswith(entry["url"].partition("{")[0])]
+                assert keys and any("/".join(key.split(".")) in entry["file"] for key in keys), name
