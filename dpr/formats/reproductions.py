@@ -53,6 +53,10 @@ class Number:
         return (self.difference or [self.read])[0].removeprefix(f"{OUT}/").partition("/")[0]
 
     @property
+    def step_name(self) -> str:
+        return "/".join((self.difference or [self.read])[0].removeprefix(f"{OUT}/").split("/")[:2])
+
+    @property
     def is_watched(self) -> bool:
         """Whether a run is stopped as soon as it misses this."""
         return ".jsonl:" in self.read
@@ -105,14 +109,15 @@ class Row:
         return list(dict.fromkeys(step.stage for step in self.steps))
 
     def of_stages(self, chosen: list[str]) -> list[Step]:
-        """The steps of these stages (none = those that lead to a number), and of all that they read.
+        """The steps of these stages (none = all) that lead to a number, or all of a stage without numbers, and all that they read.
 
         Raises:
             ConfigError: there is no such stage.
         """
         if unknown := [name for name in chosen if name not in self.stages]:
             raise ConfigError(f"stage={unknown[0]}: {self.name} has {', '.join(self.stages)}")
-        wanted = {step.name for step in self.steps if step.stage in (chosen or [number.stage for number in self.numbers])}
+        wanted = {number.step_name for number in self.numbers if number.stage in (chosen or self.stages)}
+        wanted |= {step.name for step in self.steps if step.stage in set(chosen) - {number.stage for number in self.numbers}}
         for step in reversed(self.steps):
             wanted |= set(step.after) if step.name in wanted else set()
         return [step for step in self.steps if step.name in wanted]
@@ -148,9 +153,9 @@ def pick(rows: Mapping[str, Row], name: str) -> Row:
 def _row(file: Path, family: dict[str, Any], name: str, entry: dict[str, Any], *, mini: bool, given: Mapping[str, str]) -> Row:
     small = _checked(family.get("mini"), _MINI, file, "mini") if mini else {}
     variables = {key: str(value) for part in (family, entry, small) for key, value in (part.get("with") or {}).items()} | dict(given)
-    stages = {**_checked(family.get("stages"), None, file, "stages"), **small.get("stages", {})}
+    stages: dict[str, Any] = {INPUTS: {}, **_checked(family.get("stages"), None, file, "stages"), **small.get("stages", {})}
     commands = {f"{stage}/{label}": str(line) for stage, lines in stages.items() for label, line in (lines or {}).items()}
-    inputs = {} if mini else {key: {"step": "files", **value} for key, value in family.get("inputs", {}).items()}
+    inputs = {} if mini else {key: {"step": "files", "get": "", **value} for key, value in family.get("inputs", {}).items()}
     steps: list[Step] = []
     for step, line in commands.items():
         text = _filled(line, {**variables, "to": f"${{{step}}}"}, file, f"stages.{step}")
@@ -168,8 +173,8 @@ def _row(file: Path, family: dict[str, Any], name: str, entry: dict[str, Any], *
     numbers = [_number(item, file, (*place, "numbers", index)) for index, item in enumerate((small if mini else entry).get("numbers", []))]
     filled = [[_with_out(_filled(text, variables, file, number.name), commands) for text in number.difference] for number in numbers]
     numbers = [replace(number, difference=texts) for number, texts in zip(numbers, filled, strict=True)]
-    if lost := [number.stage for number in numbers if number.stage not in stages]:
-        raise InputError(f"a number of {name} is of {lost[0]}", file=file, expected=f"a stage: {', '.join(stages)}")
+    if lost := [number.step_name for number in numbers if number.step_name not in commands]:
+        raise InputError(f"a number of {name} is of {lost[0]}", file=file, expected=f"a command: {', '.join(commands)}")
     used = {key for step in steps for key in reads(step, inputs)}
     inputs = {key: value for key, value in inputs.items() if key in used}
     return Row(name, str(entry.get("title") or family["title"]), file, steps, numbers, inputs, family.get("costs", {}))

@@ -130,16 +130,20 @@ def _estimate(row: Row, config: ReproduceSettings) -> None:
 
 def _reproduce(row: Row, config: ReproduceSettings) -> int:
     from dpr.core.errors import InputError, StopRequested
+    from dpr.formats.reproductions import reads
     from dpr.jobs.ladder.climb import climb
     from dpr.jobs.ladder.process import PassOn
-    from dpr.jobs.ladder.reproduction import ladder_stages, missed, watching
+    from dpr.jobs.ladder.reproduction import input_files, ladder_stages, missed, watching
     from dpr.jobs.ladder.stages import Stage
     from dpr.storage.checksums import content_sha256
 
     out, steps = Path(str(config.out)), row.of_stages(config.stage)
     last = {step.stage: step.name for step in steps}
     numbers = [number for number in row.numbers if number.stage in last]
-    for name, entry in row.inputs.items():
+    for name in {name for step in steps for name in reads(step, row.inputs)}:
+        entry = row.inputs[name]
+        if entry["get"] and not input_files(row, name)[0].exists():
+            raise InputError("is not there", file=entry["file"], hint=f"get it: {entry['get']}")
         if entry.get("sha256") and Path(entry["file"]).is_file() and content_sha256(Path(entry["file"])) != entry["sha256"]:
             raise InputError(f"is not the published {name}: its SHA-256 differs from the one in {row.file}", file=entry["file"])
 
