@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError, InputError
-from dpr.core.suggestions import suggestion
 from dpr.formats.yaml_files import read_yaml
 
 INPUTS = "inputs"
@@ -49,12 +48,12 @@ class Number:
     """Of its status in the YAML."""
 
     @property
-    def stage(self) -> str:
-        return (self.difference or [self.read])[0].removeprefix(f"{OUT}/").partition("/")[0]
-
-    @property
     def step_name(self) -> str:
         return "/".join((self.difference or [self.read])[0].removeprefix(f"{OUT}/").split("/")[:2])
+
+    @property
+    def stage(self) -> str:
+        return self.step_name.partition("/")[0]
 
     @property
     def is_watched(self) -> bool:
@@ -90,6 +89,11 @@ class Step:
     @property
     def stage(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def typed(self) -> list[str]:
+        """The whole command."""
+        return [*(["dpr"] if self.processes == 1 else ["torchrun", f"--nproc-per-node={self.processes}", "-m", "dpr"]), *self.words]
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,6 @@ def read_rows(folder: Path, *, mini: bool = False, given: Mapping[str, str] | No
     return rows
 
 
-def pick(rows: Mapping[str, Row], name: str) -> Row:
-    """The row of this name. Raises ConfigError, with the nearest, where there is none."""
-    if name not in rows:
-        raise ConfigError(f"{name} is not a row{suggestion(name, rows, otherwise='; dpr reproduce lists all')}")
-    return rows[name]
-
-
 def _row(file: Path, family: dict[str, Any], name: str, entry: dict[str, Any], *, mini: bool, given: Mapping[str, str]) -> Row:
     small = _checked(family.get("mini"), _MINI, file, "mini") if mini else {}
     variables = {key: str(value) for part in (family, entry, small) for key, value in (part.get("with") or {}).items()} | dict(given)
@@ -159,24 +156,21 @@ def _row(file: Path, family: dict[str, Any], name: str, entry: dict[str, Any], *
     steps: list[Step] = []
     for step, line in commands.items():
         text = _filled(line, {**variables, "to": f"${{{step}}}"}, file, f"stages.{step}")
-        brought = (
-            []
-            if step.startswith(f"{INPUTS}/")
-            else [f"{INPUTS}/{entry['step']}" for key, entry in inputs.items() if _names(text, key, entry["file"])]
-        )
+        read = [] if step.startswith(f"{INPUTS}/") else [entry for key, entry in inputs.items() if _names(text, key, entry["file"])]
+        brought = [f"{INPUTS}/{entry['step']}" for entry in read]
         after = [other for other in dict.fromkeys([*brought, *_VARIABLE.findall(text)]) if other in commands and other != step]
         if late := [other for other in after if other not in [earlier.name for earlier in steps]]:
             raise InputError(f"stages.{step} reads {late[0]}, which comes after it", file=file)
         words, processes = _dpr_words(_with_out(text, commands), file, step)
         steps.append(Step(step, words, processes, after))
     place: Place = ("mini",) if mini else ("rows", name)
-    numbers = [_number(item, file, (*place, "numbers", index)) for index, item in enumerate((small if mini else entry).get("numbers", []))]
-    filled = [[_with_out(_filled(text, variables, file, number.name), commands) for text in number.difference] for number in numbers]
-    numbers = [replace(number, difference=texts) for number, texts in zip(numbers, filled, strict=True)]
+    items = (small if mini else entry).get("numbers", [])
+    numbers = [_number(item, file, (*place, "numbers", index)) for index, item in enumerate(items)]
+    for number in numbers:
+        number.difference[:] = [_with_out(_filled(text, variables, file, number.name), commands) for text in number.difference]
     if lost := [number.step_name for number in numbers if number.step_name not in commands]:
         raise InputError(f"a number of {name} is of {lost[0]}", file=file, expected=f"a command: {', '.join(commands)}")
-    used = {key for step in steps for key in reads(step, inputs)}
-    inputs = {key: value for key, value in inputs.items() if key in used}
+    inputs = {key: inputs[key] for step in steps for key in reads(step, inputs)}
     return Row(name, str(entry.get("title") or family["title"]), file, steps, numbers, inputs, family.get("costs", {}))
 
 
@@ -221,9 +215,8 @@ def _dpr_words(text: str, file: Path, step: str) -> tuple[list[str], int]:
     count = re.fullmatch(r"--nproc-per-node=(\d+)", words[1]) if len(words) > 4 else None
     if words[:1] == ["torchrun"] and count and words[2:4] == ["-m", "dpr"]:
         return words[4:], int(count[1])
-    raise InputError(
-        f"stages.{step} is {text[:60]!r}", file=file, expected="dpr COMMAND ... or torchrun --nproc-per-node=N -m dpr COMMAND ..."
-    )
+    expected = "dpr COMMAND ... or torchrun --nproc-per-node=N -m dpr COMMAND ..."
+    raise InputError(f"stages.{step} is {text[:60]!r}", file=file, expected=expected)
 
 
 def _number(item: Any, file: Path, place: Place) -> Number:
@@ -235,9 +228,8 @@ def _number(item: Any, file: Path, place: Place) -> Number:
         raise InputError(f"{where} has no {missing[0]}", file=file)
     number = Number(**entry, place=(*place, "status"))
     if bool(number.difference) == bool(number.read) or (number.expected is None) == (len(number.band) != 2):
-        raise InputError(
-            f"{where}", file=file, expected="read: FILE:KEY or difference: [A, B], and expected with tolerance or band: [LEAST, MOST]"
-        )
+        expected = "one of read: FILE:KEY and difference: [A, B], and one of expected and band: [LEAST, MOST]"
+        raise InputError(where, file=file, expected=expected)
     return number
 
 

@@ -12,6 +12,8 @@ from dpr.core.settings import Settings, setting
 if TYPE_CHECKING:
     from dpr.formats.reproductions import Row
 
+_UNITS = {"hours": "hours", "gpus": "GPUs", "memory_gb": "GB of memory", "disk_gb": "GB of disk"}
+
 
 @dataclass
 class ReproduceSettings(Settings):
@@ -61,7 +63,8 @@ dpr reproduce dpr-nq size=mini data=../shared/data
 
 def run(config: ReproduceSettings) -> int:
     """Lists the rows, prints what one takes, or runs it; returns 1 when a number fails, else 0."""
-    from dpr.formats.reproductions import pick, read_rows
+    from dpr.core.suggestions import suggestion
+    from dpr.formats.reproductions import read_rows
 
     folder = Path(config.folder) if config.folder else repro_folder()
     given = {} if config.seed is None else {"seed": str(config.seed)}
@@ -69,7 +72,8 @@ def run(config: ReproduceSettings) -> int:
     if config.row is None:
         _list(rows)
         return 0
-    row = pick(rows, config.row)
+    if (row := rows.get(config.row)) is None:
+        raise ConfigError(f"{config.row} is not a row{suggestion(config.row, rows, otherwise='; dpr reproduce lists all')}")
     if config.dry_run:
         _estimate(row, config)
         return 0
@@ -107,23 +111,12 @@ def _estimate(row: Row, config: ReproduceSettings) -> None:
     steps, hours, disk = row.of_stages(config.stage), 0.0, 0.0
     print(f"{row.name}: {row.title}")
     for stage in dict.fromkeys(step.stage for step in steps):
-        cost: dict[str, Any] = row.costs.get(stage, {}) if config.size == "full" else {}
-        shown = [
-            f"{cost[key]} {unit}"
-            for key, unit in (("hours", "h"), ("gpus", "GPUs"), ("memory_gb", "GB memory"), ("disk_gb", "GB disk"))
-            if key in cost
-        ]
-        print(
-            f"\n{stage}: {', '.join(shown) or 'minutes' if config.size == 'mini' or shown else 'not known'}"
-            + (f" ({cost['from']})" if "from" in cost else "")
-        )
+        cost: dict[str, Any] = {"from": "minutes on a CPU"} if config.size == "mini" else row.costs.get(stage, {"from": "not known"})
+        print(f"\n{stage}: {', '.join([*(f'{cost[key]} {unit}' for key, unit in _UNITS.items() if key in cost), cost['from']])}")
         hours += cost.get("hours", 0) * cost.get("gpus", 0)
         disk += cost.get("disk_gb", 0)
         for step in (step for step in steps if step.stage == stage):
-            launcher = ["dpr"] if step.processes == 1 else ["torchrun", f"--nproc-per-node={step.processes}", "-m", "dpr"]
-            print(
-                "  " + shlex.join(word.replace(OUT, str(config.out)).replace(DATA, str(config.data)) for word in [*launcher, *step.words])
-            )
+            print("  " + shlex.join(word.replace(OUT, str(config.out)).replace(DATA, str(config.data)) for word in step.typed))
     price = "" if config.gpu_hour_price is None else f", {hours * config.gpu_hour_price:,.0f} at {config.gpu_hour_price:g} a GPU hour"
     print(f"\ntogether: {hours:g} GPU hours{price}; {disk:g} GB of disk")
 
@@ -147,26 +140,21 @@ def _reproduce(row: Row, config: ReproduceSettings) -> int:
         if entry.get("sha256") and Path(entry["file"]).is_file() and content_sha256(Path(entry["file"])) != entry["sha256"]:
             raise InputError(f"is not the published {name}: its SHA-256 differs from the one in {row.file}", file=entry["file"])
 
+    watched = [] if config.keep_going else [number for number in numbers if number.is_watched]
+
     def done(stage: Stage) -> None:
-        of = stage.name.partition("/")[0]
-        if last[of] == stage.name and not config.keep_going and missed([number for number in numbers if number.stage == of], out):
-            raise _Missed
+        name = stage.name.partition("/")[0]
+        if last[name] == stage.name and not config.keep_going and missed([number for number in numbers if number.stage == name], out):
+            raise StopRequested
 
     try:
-        if not config.keep_going and missed([number for number in numbers if number.is_watched], out):
-            raise _Missed  # a training that was stopped for it is not resumed
-        with PassOn(), watching([] if config.keep_going else numbers, out):
-            climb(ladder_stages(row, steps, out, config.data), out, overwrite=config.overwrite, setting="overwrite", done=done)
-    except _Missed:
-        pass
+        if config.overwrite or not missed(watched, out):  # a training that was stopped for it is not resumed
+            with PassOn(), watching(watched, out):
+                climb(ladder_stages(row, steps, out, config.data), out, overwrite=config.overwrite, setting="overwrite", done=done)
     except StopRequested:
-        if config.keep_going or not missed([number for number in numbers if number.is_watched], out):
+        if config.keep_going or not missed(numbers, out):
             raise
     return _conclude(row, config, out)
-
-
-class _Missed(Exception):
-    """A stage has missed a number, so those after it would tell nothing."""
 
 
 def _conclude(row: Row, config: ReproduceSettings, out: Path) -> int:

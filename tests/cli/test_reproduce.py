@@ -236,6 +236,6 @@ def test_inputs_name_the_file_that_the_download_writes() -> None:
     known = yaml.safe_load((REPOSITORY / "conf" / "resources" / "dpr.yaml").read_text())
     for row in read_rows(repro_folder()).values():
         for name, entry in row.inputs.items():
-            if "dl.fbaipublicfiles.com" in entry["url"]:
+            if "dl.fbaipublicfiles.com" in (entry["url"] or ""):
                 keys = [key for key, resource in known.items() if resource["url"].startswith(entry["url"].partition("{")[0])]
                 assert keys and any("/".join(key.split(".")) in entry["file"] for key in keys), name

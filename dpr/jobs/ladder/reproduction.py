@@ -50,12 +50,8 @@ def _stage(row: Row, step: Step, out: Path, data: str | None) -> Stage:
 
     def outputs() -> list[str]:
         if step.words[0] == "download":
-            return [
-                str(file.resolve())
-                for name, entry in row.inputs.items()
-                if f"{INPUTS}/{entry['step']}" == step.name
-                for file in input_files(row, name)
-            ]
+            fetched = [name for name, entry in row.inputs.items() if f"{INPUTS}/{entry['step']}" == step.name]
+            return [str(file.resolve()) for name in fetched for file in input_files(row, name)]
         if (folder / RUN_FILE).is_file():
             return [*trained_files(folder), "metrics.jsonl"]
         return sorted(path.name for path in folder.iterdir() if path.name not in (RECORD, LOG_FILE) and _stands(path))
@@ -147,16 +143,19 @@ def missed(numbers: Sequence[Number], out: Path) -> Number | None:
 
 
 @contextmanager
-def watching(numbers: Sequence[Number], out: Path) -> Iterator[None]:
+def watching(watched: Sequence[Number], out: Path) -> Iterator[None]:
     """A block in which a training that misses one of the numbers is asked to stop, as by SIGTERM. Needs an alarm signal (not Windows)."""
-    watched = [number for number in numbers if number.is_watched]
     if not watched or not hasattr(signal, "SIGALRM"):
         yield
         return
 
+    start = time.time()
+
     def look(*_: Any) -> None:
         with suppress(OSError, InputError, ValueError):
-            if missed(watched, out) is not None:
+            files = [(number, out / number.read.partition(":")[0]) for number in watched]
+            fresh = [number for number, file in files if file.is_file() and file.stat().st_mtime >= start]
+            if missed(fresh, out) is not None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 os.kill(os.getpid(), signal.SIGTERM)
 
