@@ -56,7 +56,7 @@ dpr reproduce dpr-nq size=mini data=../shared/data
             raise ConfigError("size=mini reads small data: data=FOLDER (docs/reproduction.md says which)")
         for key in ("data", "folder"):
             if (value := getattr(self, key)) is not None and not Path(value).is_dir():
-                raise ConfigError(f"{key}={value} is not a folder")
+                raise ConfigError(f"{key}={value} does not exist, or is no folder")
         if self.row:
             self.out = self.out or f"runs/repro/{self.row}{'-mini' if self.size == 'mini' else ''}"
 

@@ -211,7 +211,7 @@ def test_mistakes_on_the_command_line_are_named(data: Path, capsys: pytest.Captu
     for more, told in (
         (["tinny"], "did you mean tiny"),
         (["tiny", "stage=bm24"], "has inputs, bm25, train"),
-        (["tiny", "data=nowhere"], "is not a folder"),
+        (["tiny", "data=nowhere"], "does not exist"),
     ):
         assert main(["reproduce", more[0], "size=mini", "data=data", "folder=yaml", *more[1:]]) == 2
         assert told in capsys.readouterr().err
