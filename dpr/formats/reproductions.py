@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from dpr.core.errors import ConfigError, InputError
+from dpr.core.errors import ConfigError, InputError, first_line
+from dpr.core.settings import check_type
 from dpr.formats.yaml_files import read_yaml
 
 INPUTS = "inputs"
@@ -142,8 +143,13 @@ def read_rows(folder: Path, *, mini: bool = False, given: Mapping[str, str] | No
         for name, entry in _checked(family.get("rows"), None, file, "rows").items():
             if name in rows:
                 raise InputError(f"the row {name} is in {rows[name].file.name}, too", file=file)
-            if not mini or "mini" in family:
+            if mini and "mini" not in family:
+                continue
+            try:
                 rows[name] = _row(file, family, str(name), _checked(entry, _ROW, file, f"rows.{name}"), mini=mini, given=given or {})
+            except (AttributeError, ConfigError, KeyError, TypeError) as error:
+                found = f"rows.{name}: {first_line(error)}"
+                raise InputError(found, file=file, expected="what docs/reproduction.md describes") from None
     return rows
 
 
@@ -221,15 +227,18 @@ def _dpr_words(text: str, file: Path, step: str) -> tuple[list[str], int]:
 
 def _number(item: Any, file: Path, place: Place) -> Number:
     where = ".".join(map(str, place))
-    known = [entry.name for entry in fields(Number) if entry.name != "place"]
+    hints = get_type_hints(Number)
     needed = [entry.name for entry in fields(Number) if entry.default is MISSING and entry.default_factory is MISSING]
-    entry = _checked(item, set(known), file, where)
-    if missing := [key for key in needed if not isinstance(entry.get(key), str)]:
+    entry = _checked(item, set(hints) - {"place"}, file, where)
+    if missing := [key for key in needed if key not in entry]:
         raise InputError(f"{where} has no {missing[0]}", file=file)
+    for key, value in entry.items():
+        check_type(f"{where}.{key}", value, hints[key])
     number = Number(**entry, place=(*place, "status"))
-    if bool(number.difference) == bool(number.read) or (number.expected is None) == (len(number.band) != 2):
+    if bool(number.difference) == bool(number.read) or (number.expected is None) != (len(number.band) == 2):
         expected = "one of read: FILE:KEY and difference: [A, B], and one of expected and band: [LEAST, MOST]"
         raise InputError(where, file=file, expected=expected)
+    number.outcome(0.0)  # both ends of a band are numbers
     return number
 
 

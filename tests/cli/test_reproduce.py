@@ -198,6 +198,9 @@ def run_alone(*more: str) -> subprocess.Popen[bytes]:
         ("bm25/answers/m.json:", "bm26/answers/m.json:", "a number of tiny is of bm26"),
         ("rows:\n", "row:\n", "has row"),
         ("k: 1", "k: [", "not YAML"),
+        ("band: [0, 9]", "band: [a, b]", "expected what docs/reproduction.md describes"),
+        ("expected: 1.0", "expected: x", "mini.numbers.0.expected='x' is not a number"),
+        ("tiny: {}", "tiny: {with: [1]}", "rows.tiny: "),
     ],
 )
 def test_a_mistake_in_the_yaml_is_named(data: Path, old: str, new: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

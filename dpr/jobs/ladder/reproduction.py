@@ -98,9 +98,9 @@ def value_of(number: Number, out: Path) -> float | None:
         found = next((line[key] for line in _lines(file) if line.get("step", -1) >= number.step and line.get(key) is not None), None)
     else:
         try:
-            found = reduce(lambda value, part: value[part], key.split("."), read_json(file))
-        except (KeyError, TypeError):
-            raise InputError(f"has no {key}", file=file) from None
+            found = float(reduce(lambda value, part: value[part], key.split("."), read_json(file)))
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"has no number {key}", file=file) from None
     return None if found is None else number.times * float(found)
 
 
