@@ -112,19 +112,20 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def largest_difference(own: str, others: str) -> float:
-    """The largest difference between a number of one's own vectors and the same number of the vectors of the same passage among others.
+    """The largest difference between a number of one's own vectors and the same number of the vectors of the same passage among others,
+    which are shards or embedding files of the original. What stands before the colon of an id (wiki:1) does not count.
 
     Raises:
         InputError: a passage is not among the others, or the vectors are of another width.
     """
     parts = [part for shard in open_shards([own], allow_missing=True) for part in shard.chunks()]
-    ids, vectors = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    ids, vectors = _bare(np.concatenate([part[0] for part in parts])), np.concatenate([part[1] for part in parts])
     order, largest, found = np.argsort(ids), 0.0, 0
     files = [Path(name) for name in glob.glob(others)]
     for shard in (
         [PickledVectors(file) for file in files] if all(file.is_file() for file in files) else open_shards([others], allow_missing=True)
     ):
-        for names, values in shard.chunks():
+        for names, values in ((_bare(names), values) for names, values in shard.chunks()):
             place = order[np.minimum(np.searchsorted(ids, names, sorter=order), len(ids) - 1)]
             same = ids[place] == names
             found += int(same.sum())
@@ -135,6 +136,10 @@ def largest_difference(own: str, others: str) -> float:
     if found < len(ids):
         raise InputError(f"{len(ids) - found} of {len(ids)} passages are not there", file=others, expected=f"all of {own}")
     return largest
+
+
+def _bare(ids: np.ndarray) -> np.ndarray:
+    return np.array([name.rpartition(b":")[2] for name in ids.tolist()])
 
 
 def missed(numbers: Sequence[Number], out: Path) -> Number | None:
