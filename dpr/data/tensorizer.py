@@ -246,10 +246,10 @@ class Tensorizer:
 
     def masked(self, tokens: list[int], probability: float, generator: np.random.Generator) -> list[int]:
         """Replaces ordinary tokens by the mask token, each with the given probability."""
-        if self.tokenizer.mask_token_id is None:
+        if (mask := self.tokenizer.mask_token_id) is None:
             raise ConfigError("train.augment.mask_probability is set, but the tokenizer has no mask token; set it to 0")
         ids = np.array(tokens, dtype=np.int64)
-        ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = self.tokenizer.mask_token_id
+        ids[(generator.random(len(ids)) < probability) & ~self._is_special[ids]] = mask
         return list(ids.tolist())
 
     def representation_positions(self, sequences: list[list[int]], selector: int | str | None) -> list[int]:

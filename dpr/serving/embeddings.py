@@ -18,15 +18,15 @@ from dpr.retrieval.retrievers import DenseRetriever, QuestionForm, question_batc
 _QUESTION, _PASSAGE = ("query", "question", "search_query"), ("passage", "document", "search_document")
 
 
-class UnknownSide(Exception):
-    """It is not said how the model is to embed texts, or what it cannot do is asked of it."""
+class BadRequest(Exception):
+    """What the model cannot do, or cannot do without being told more, as a sentence."""
 
 
 def answers(dense: DenseRetriever, index: str, jobs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """What is answered to requests to the model of ``index`` that embed on the same ``side``.
 
     Raises:
-        UnknownSide: the model has no such prompt, or as many numbers as asked for, or needs to know the side.
+        BadRequest: the model has no such prompt, or as many numbers as asked for, or needs to know the side.
     """
     vectors, lengths = _embedded(dense, [text for job in jobs for text in job["inputs"]], jobs[0]["side"])
     ends = np.cumsum([len(job["inputs"]) for job in jobs])[:-1]
@@ -39,7 +39,7 @@ def _embedded(dense: DenseRetriever, texts: list[str], side: str | None) -> tupl
     """Vectors (N, D) float32, and lengths (N,) in tokens: as questions are embedded for a search, or passages without title."""
     model, form = dense.model, dense.form
     if side is None and (model.sides_differ or form != QuestionForm()):
-        raise UnknownSide(
+        raise BadRequest(
             "the model embeds questions and passages differently; say which these are by input_type (prompt_name): query or passage"
         )
     start = time.perf_counter()
@@ -49,7 +49,7 @@ def _embedded(dense: DenseRetriever, texts: list[str], side: str | None) -> tupl
         prompts = model.tensorizer.text.prompts
         if side not in (*_QUESTION, *prompts):
             known = ", ".join([_QUESTION[0], _PASSAGE[0], *sorted(prompts)])
-            raise UnknownSide(f"input_type (prompt_name) {side[:200]!r} is not known; choose of {known}")
+            raise BadRequest(f"input_type (prompt_name) {side[:200]!r} is not known; choose of {known}")
         form = replace(form, prompt=side) if side in prompts else form
         tower, tokens = form.encoder_type, question_batch(model, texts, form)
     tokenised = time.perf_counter()
@@ -63,7 +63,7 @@ def _cut(vectors: np.ndarray, job: Mapping[str, Any], is_unit: bool) -> np.ndarr
     """The first ``dimensions`` numbers, of length 1 where the model's are, or where the request wants it."""
     wanted = job["dimensions"] or vectors.shape[1]
     if wanted > vectors.shape[1]:
-        raise UnknownSide(f"dimensions={wanted}, but the vectors have {vectors.shape[1]}")
+        raise BadRequest(f"dimensions={wanted}, but the vectors have {vectors.shape[1]}")
     vectors = vectors[:, :wanted]
     if is_unit or job.get("normalize"):
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

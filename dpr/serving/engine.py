@@ -34,7 +34,7 @@ from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRet
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retriever import Retriever, chosen_ids
 from dpr.serving import frames
-from dpr.serving.embeddings import UnknownSide, answers
+from dpr.serving.embeddings import BadRequest, answers
 from dpr.serving.settings import ServeSettings
 from dpr.storage.durable import MANIFEST, describe_file
 
@@ -192,7 +192,7 @@ class Engine:
         assert isinstance(side, DenseRetriever)
         try:
             values = answers(side, index.name, jobs)
-        except UnknownSide as error:
+        except BadRequest as error:
             raise Refusal(422, str(error)) from None
         self._count(side.seconds)
         return values

@@ -71,9 +71,8 @@ def _known(options: ReadOptions) -> KnownKeys:
 
 
 def _arrow_rows(path: Path, options: ReadOptions, parse: _Parser) -> Iterator[SourceRow]:
-    options.unread.look(
-        arrow_columns(path, options.split), _known(options), file=path, line=1
-    )  # fails first if the file cannot be read at all
+    names = arrow_columns(path, options.split)  # fails first if the file cannot be read at all
+    options.unread.look(names, _known(options), file=path, line=1)
     for file, number, value in arrow_rows(path, split=options.split):
         yield parsed_row(file, number, parse, value)
 
