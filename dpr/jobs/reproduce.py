@@ -123,10 +123,11 @@ def _estimate(row: Row, config: ReproduceSettings) -> None:
 
 def _reproduce(row: Row, config: ReproduceSettings) -> int:
     from dpr.core.errors import InputError, StopRequested
+    from dpr.formats.reproduction_figures import missed
     from dpr.formats.reproductions import reads
     from dpr.jobs.ladder.climb import climb
     from dpr.jobs.ladder.process import PassOn
-    from dpr.jobs.ladder.reproduction import input_files, ladder_stages, missed, watching
+    from dpr.jobs.ladder.reproduction import input_files, ladder_stages, watching
     from dpr.jobs.ladder.stages import Stage
     from dpr.storage.checksums import content_sha256
 
@@ -158,8 +159,8 @@ def _reproduce(row: Row, config: ReproduceSettings) -> int:
 
 
 def _conclude(row: Row, config: ReproduceSettings, out: Path) -> int:
-    from dpr.jobs.ladder.reproduction import update_status, value_of, write_record
-    from dpr.storage.checksums import SIGNED
+    from dpr.formats.reproduction_figures import value_of
+    from dpr.jobs.ladder.reproduction_record import RESULT, update_status, write_record
 
     chosen = {step.stage for step in row.of_stages(config.stage)}
     found = [(number, value_of(number, out)) for number in row.numbers if number.stage in chosen]
@@ -168,10 +169,10 @@ def _conclude(row: Row, config: ReproduceSettings, out: Path) -> int:
         outcome = "not reached" if value is None else number.outcome(value)
         print(f"  {number.stage:<12} {number.name:<28} {number.wanted:<18} {'' if value is None else format(value, '.6g'):<10} {outcome}")
     failed = [number for number, value in found if value is not None and number.outcome(value) == "FAIL"]
-    write_record(row, {"size": config.size, "seed": config.seed, "stages": sorted(chosen)}, found, out / SIGNED)
+    write_record(row, {"size": config.size, "seed": config.seed, "stages": sorted(chosen)}, found, out / RESULT)
     if config.update_status:
         update_status(row, [number for number, value in found if value is not None and number not in failed])
     for number in failed:
         print(f"FAIL in the stage {number.stage}: {number.name}. Expected by {number.source}; {number.why}")
-    print(f"{out / SIGNED}: {len(failed)} of {sum(value is not None for _, value in found)} numbers fail")
+    print(f"{out / RESULT}: {len(failed)} of {sum(value is not None for _, value in found)} numbers fail")
     return 1 if failed else 0

@@ -30,14 +30,14 @@ class VerifySettings(Settings):
 def run(config: VerifySettings) -> int:
     """Prints what is wrong with each path; returns 0 when all are intact, else 3."""
     from dpr.formats.checkpoints import METRICS_LINES, metrics_problems
-    from dpr.storage.checksums import SIGNED, verify_file, verify_signed
+    from dpr.storage.checksums import verify_file
     from dpr.storage.durable import verify_folder
 
     is_whole = True
     for path in map(Path, config.paths):
         parts = _parts(path) if path.is_dir() else [path]
         for part in parts:
-            problems = verify_folder(part) if part.is_dir() else verify_signed(part) if part.name == SIGNED else verify_file(part)
+            problems = verify_folder(part) if part.is_dir() else verify_file(part)
             print(f"{part}: good" if not problems else "\n".join(f"{part}: {problem}" for problem in problems))
             is_whole = is_whole and not problems
         for file in [run.with_name(METRICS_LINES) for run in sorted(path.rglob("run.json"))]:
@@ -53,13 +53,12 @@ def run(config: VerifySettings) -> int:
 
 def _parts(folder: Path) -> list[Path]:
     """The folder itself if it has a manifest; else folders in it that have one or should (checkpoints), and files with a checksum."""
-    from dpr.storage.checksums import SIGNED
     from dpr.storage.durable import CHECKSUM
 
     if (folder / "manifest.json").exists():
         return [folder]
     found = {file.parent for file in folder.rglob("manifest.json")} | {path for path in folder.glob("*.step*") if path.is_dir()}
-    files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")} | set(folder.rglob(SIGNED))
+    files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")}
     found |= {file for file in files if not found & set(file.parents)}
     return sorted(path for path in found if _is_visible(path, folder)) or [folder]
 

@@ -10,19 +10,17 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import InputError
 from dpr.core.hashes import text_sha256
-from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, json_text, names_below, read_json, verify_folder
+from dpr.storage.durable import CHECKSUM, MADE_OF, describe_file, durable_file, names_below, verify_folder
 from dpr.storage.leftovers import remove_leftovers
 from dpr.storage.strict_json import parsed
 
-SIGNED = "repro.json"
-"""The name of files that state their own SHA-256."""
 _CONTENTS, _PROVED = "contents", "proved"
 _DAY_S, _STALE_DAYS = 86_400, 60
 _SETTLED_NS = 2 * 10**9  # the coarsest resolution of file times: a younger file can change and keep its times
@@ -164,23 +162,6 @@ def verify_file(path: Path) -> list[str]:
     except OSError as error:
         return [f"cannot be read ({error.strerror})"]
     return [] if is_same else [f"content has changed (SHA-256 differs from the one in {note.name})"]
-
-
-def signed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with its own SHA-256, over its JSON with sorted keys and without spaces between lines."""
-    return {**content, "sha256": text_sha256(json_text(content))}
-
-
-def verify_signed(path: Path) -> list[str]:
-    """Problems of a file of ``signed`` content, one sentence each."""
-    try:
-        content = read_json(path)
-        stated = content.pop("sha256", None) if isinstance(content, dict) else None
-    except InputError as error:
-        return [str(error)]
-    if stated is None:
-        return ["states no SHA-256 of itself"]
-    return [] if stated == text_sha256(json_text(content)) else ["content has changed (SHA-256 differs from the one it states)"]
 
 
 def provenance_of(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""``dpr reproduce``: rows are whole, their commands understood; what is run is compared, kept, signed and stopped as promised."""
+"""``dpr reproduce``: rows are whole, their commands understood; what is run is compared, recorded and stopped as promised."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dpr.cli.main import COMMANDS, main
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.reproductions import DATA, OUT, Number, Row, read_rows
 from dpr.formats.training_sets import write_training_set
+from dpr.jobs.ladder import reproduction_record
 from dpr.jobs.reproduce import repro_folder
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.patience import patient
@@ -116,7 +117,7 @@ def test_every_family_has_a_small_form() -> None:
     assert {file.stem for file in repro_folder().glob("*.yaml")} == set(FAMILIES)
 
 
-def test_a_row_is_run_once_compared_signed_and_its_status_written(
+def test_a_row_is_run_once_compared_recorded_and_its_status_written(
     data: Path, commands: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reproduce("update_status=true") == 0
@@ -130,8 +131,28 @@ def test_a_row_is_run_once_compared_signed_and_its_status_written(
     assert main(["verify", "run/repro.json"]) == 0
     result = json.loads(Path("run/repro.json").read_text())
     assert result["stages"]["bm25/answers"]["outputs"]["m.json"]["sha256"] and result["versions"]["torch"]
+    assert main(["verify", "run"]) == 0
+    capsys.readouterr()
     Path("run/repro.json").write_text(Path("run/repro.json").read_text().replace('"found": 1.0', '"found": 0.9'))
     assert main(["verify", "run/repro.json"]) == 3
+    assert "content has changed" in capsys.readouterr().out
+    Path("run/repro.json.sha256").unlink()  # as records of earlier versions, which stated their own
+    assert main(["verify", "run/repro.json"]) == 3
+    assert "no repro.json.sha256 beside it" in capsys.readouterr().out
+
+
+def test_the_commit_is_that_of_the_checkout_that_the_package_lies_in_and_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y.z"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    for folder, found in ((tmp_path, head), (tmp_path / "venv", None)):
+        place = folder / "dpr" / "jobs" / "ladder"
+        place.mkdir(parents=True)
+        monkeypatch.setattr(reproduction_record, "__file__", str(place / "reproduction_record.py"))
+        assert reproduction_record._commit() == found
 
 
 def test_a_miss_ends_with_1_at_its_stage(data: Path, commands: list[str], capsys: pytest.CaptureFixture[str]) -> None:

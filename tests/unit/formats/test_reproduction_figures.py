@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpr.core.errors import InputError
+from dpr.formats.reproduction_figures import largest_difference
 from dpr.formats.vector_shards import VectorShardWriter
-from dpr.jobs.ladder.reproduction import largest_difference
 
 METADATA = {"model_fingerprint": "x", "shard_id": 0, "num_shards": 1}
 
