@@ -25,6 +25,8 @@ from dpr.core import lost_ranks
 from dpr.core.errors import ConfigError, DprError
 from dpr.core.machine import launched
 
+_BUCKET_SIZE = 1 << 23
+
 # torch 2.13 renamed both: the old names warn there, the new ones are absent before.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -190,11 +192,11 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return total
 
 
-def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor] = (), bucket_size: int = 1 << 23) -> None:
+def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor] = ()) -> None:
     """Replaces each gradient by its mean over ranks; a missing gradient becomes zeros first.
 
-    Gradients travel ``bucket_size`` elements at a time; those of the parameters ``by_rows`` are sparse and travel by the rows that any rank
-    has. All ranks must call it with the same parameters.
+    Gradients travel ``_BUCKET_SIZE`` elements at a time; those of the parameters ``by_rows`` are sparse and travel by the rows that any
+    rank has. All ranks must call it with the same parameters.
     """
     for table in by_rows:
         table.grad = _average_rows(table)
@@ -211,7 +213,7 @@ def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor]
     bucket: list[Tensor] = []
     for number, gradient in enumerate(gradients):
         bucket.append(gradient)
-        is_full = sum(part.numel() for part in bucket) >= bucket_size
+        is_full = sum(part.numel() for part in bucket) >= _BUCKET_SIZE
         follows = gradients[number + 1] if number + 1 < len(gradients) else None
         if is_full or follows is None or follows.dtype != gradient.dtype:
             flat = torch.cat([part.reshape(-1) for part in bucket])

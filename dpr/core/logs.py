@@ -73,7 +73,7 @@ class _BesideProgressBars(logging.StreamHandler):
             tqdm.tqdm.write(self.format(record), file=self.stream)
 
 
-def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
+def configure_logging(*, rank: int = 0) -> None:
     """Sends this package's messages to standard error, for the command line."""
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers.clear()
@@ -81,7 +81,7 @@ def configure_logging(*, rank: int = 0, verbose: bool = False) -> None:
     prefix = "" if rank == 0 else f"[rank {rank}] "
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(levelname).1s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)
-    logger.setLevel(logging.ERROR if rank else logging.DEBUG if verbose else logging.INFO)
+    logger.setLevel(logging.ERROR if rank else logging.INFO)
     logger.propagate = False
     if rank:  # otherwise each rank would repeat the warnings of other packages
         warnings.simplefilter("ignore")

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_SHRINK = 0.8
+
 
 def plan_token_batches(lengths: np.ndarray, max_tokens: int, max_sequences: int = 1 << 30) -> list[np.ndarray]:
     """Cuts sequences, longest first, into batches whose padded size (longest x count) stays within ``max_tokens``.
@@ -46,10 +48,10 @@ class Bucket(NamedTuple):
     longest: int
 
 
-def plan_buckets(lengths: Sequence[int], *, shrink: float = 0.8, min_tokens: int = 512, min_unpadded: int | None = None) -> list[Bucket]:
+def plan_buckets(lengths: Sequence[int], *, min_tokens: int = 512, min_unpadded: int | None = None) -> list[Bucket]:
     """Cuts sequences, longest first, where attention over them is to be padded to one length.
 
-    A new bucket begins when sequences have become shorter than ``shrink`` times its longest and it holds ``min_tokens`` tokens; smaller
+    A new bucket begins when sequences have become shorter than ``_SHRINK`` times its longest and it holds ``min_tokens`` tokens; smaller
     buckets would cost more in calls than they save in padding. Sequences of ``min_unpadded`` tokens or more share one with their equals
     alone.
     """
@@ -57,7 +59,7 @@ def plan_buckets(lengths: Sequence[int], *, shrink: float = 0.8, min_tokens: int
     start = stop = count = longest = 0
     for length in lengths:
         is_worth_a_call = min_unpadded is not None and longest >= min_unpadded and length < longest
-        if count and (is_worth_a_call or (length < shrink * longest and stop - start >= min_tokens)):
+        if count and (is_worth_a_call or (length < _SHRINK * longest and stop - start >= min_tokens)):
             buckets.append(Bucket(start, stop, count, longest))
             start, count, longest = stop, 0, 0
         stop, count, longest = stop + length, count + 1, max(longest, length)

@@ -78,13 +78,11 @@ class CorpusTokens(_TokenFolders):
         source: a corpus of ``num_passages``; it must not change while this is used.
     """
 
-    def __init__(
-        self, source: PassageSource, num_passages: int, tensorizer: Tensorizer, *, chunk_size: int = CHUNK_ROWS, cache: Path | None = None
-    ) -> None:
+    def __init__(self, source: PassageSource, num_passages: int, tensorizer: Tensorizer, *, chunk_size: int = CHUNK_ROWS) -> None:
         self.source, self.num_passages, self.chunk_size = source, num_passages, chunk_size
         self._identity = source.identity()
         facts = json.dumps([_LAYOUT, chunk_size, self._identity, token_rules(tensorizer)], sort_keys=True)
-        super().__init__(cache_root(cache) / f"corpus-tokens-{text_sha256(facts)[:32]}", tensorizer)
+        super().__init__(cache_root(None) / f"corpus-tokens-{text_sha256(facts)[:32]}", tensorizer)
 
     @property
     def num_chunks(self) -> int:

@@ -10,10 +10,10 @@ from dpr.core.errors import ConfigError, InputError
 from dpr.core.suggestions import suggestion
 from dpr.evaluation.ranking_metrics import RETRIEVAL_COLUMNS, text_table
 from dpr.evaluation.report.examples import cut
-from dpr.evaluation.significance import FLIPS, PairedTest, holm, paired_test
+from dpr.evaluation.significance import PairedTest, holm, paired_test
 from dpr.formats.metrics_files import MetricsFile, PerQuestion
 
-NUM_CHANGED = 20
+_NUM_CHANGED = 20
 _TEXT_LIMIT = 90
 
 
@@ -68,7 +68,7 @@ def paired_values(first: PerQuestion, second: PerQuestion, metric: str, *, label
     return list(ours.values()), [theirs[key] for key in ours]
 
 
-def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence[str], *, flips: int = FLIPS) -> list[Difference]:
+def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence[str]) -> list[Difference]:
     """Every run of every set against the set's first, in every metric, and where there are several sets the means over them; all of these
     are one family."""
     values: dict[tuple[str, str, str, str], list[Any]] = {}
@@ -82,17 +82,17 @@ def differences(sets: Mapping[str, Mapping[str, MetricsFile]], metrics: Sequence
     if len(sets) > 1:
         for (_, label, against, metric), pairs in list(values.items()):
             values.setdefault((mean, label, against, metric), []).extend(pairs)
-    tests = [paired_test(*pairs, flips=flips) for pairs in values.values()]
+    tests = [paired_test(*pairs) for pairs in values.values()]
     adjusted = holm([test.p_flips for test in tests])
     return [Difference(*key, test, p) for key, test, p in zip(values, tests, adjusted, strict=True)]
 
 
-def changed_most(first: PerQuestion, second: PerQuestion, metric: str, number: int = NUM_CHANGED) -> list[Changed]:
+def changed_most(first: PerQuestion, second: PerQuestion, metric: str) -> list[Changed]:
     """The questions with the largest differences, those that got worse and better alike; equal ones in the order of the first run."""
     ours, theirs = first.judged(metric), second.judged(metric)
     texts = dict(zip(first.ids, first.texts, strict=True))
     changed = [Changed(key, texts[key], value, theirs[key]) for key, value in ours.items() if theirs[key] != value]
-    return sorted(changed, key=lambda one: -abs(one.second - one.first))[:number]
+    return sorted(changed, key=lambda one: -abs(one.second - one.first))[:_NUM_CHANGED]
 
 
 def difference_table(differences: Sequence[Difference]) -> str:

@@ -17,6 +17,7 @@ from dpr.training.run import Run
 logger = get_logger(__name__)
 
 WATCHED = ("loss", "gradient norm")
+_WINDOW, _LIMIT = 128, 6.0
 
 
 class HostCopy:
@@ -69,9 +70,8 @@ class SpikeMonitor(Callback):
     gradient. On a GPU it looks one step later, so that the host never waits for the device.
     """
 
-    def __init__(self, *, window: int = 128, limit: float = 6.0, least: int = 32) -> None:
-        self.limit = limit
-        self._scores = {name: RunningScore(window=window, least=least) for name in WATCHED}
+    def __init__(self, *, least: int = 32) -> None:
+        self._scores = {name: RunningScore(window=_WINDOW, least=least) for name in WATCHED}
         self._pending: tuple[int, HostCopy] | None = None
         self._spikes = 0
 
@@ -100,7 +100,7 @@ class SpikeMonitor(Callback):
     def _judge(self, step: int, values: HostCopy) -> None:
         spikes = []
         for name, value in zip(WATCHED, values.wait().tolist(), strict=True):
-            if math.isfinite(value) and (score := self._scores[name].score(value, limit=self.limit)) > self.limit:
+            if math.isfinite(value) and (score := self._scores[name].score(value, limit=_LIMIT)) > _LIMIT:
                 spikes.append(f"{name} {value:.4g} ({score:.0f} standard deviations above its mean)")
         if spikes:
             self._spikes += 1
