@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpr.core.errors import ConfigError
 from dpr.core.setting_rules import CONTENT as CONTENT
@@ -29,6 +29,7 @@ from dpr.core.setting_rules import WARNED as WARNED
 from dpr.core.setting_rules import listed as listed
 from dpr.core.setting_rules import rule_of as rule_of
 from dpr.core.setting_rules import setting as setting
+from dpr.core.suggestions import suggestion
 
 Base = TypeVar("Base", bound="Settings")
 
@@ -47,6 +48,22 @@ class Settings:
     def __init_subclass__(cls, *, requires: Conditions = (), excludes: Conditions = (), is_mixin: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._of_class, cls._is_mixin = Rule(requires=requires, excludes=excludes), is_mixin
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any], prefix: str) -> Self:
+        """The settings that ``given`` names, checked; None stands for the default, and ``prefix`` before their names in messages.
+
+        Raises:
+            ConfigError: an unknown name, or a value of the wrong type or out of range.
+        """
+        known = [item.name for item in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = suggestion(str(name), known, otherwise=f"; it has {', '.join(known)}")
+                raise ConfigError(f"unknown setting {prefix}{name}{near}")
+        settings = cls(**{name: value for name, value in given.items() if value is not None})
+        settings.check(prefix)
+        return settings
 
     def check(self, prefix: str = "") -> None:
         """Checks the type, bounds and choices of every field, nested settings included, then calls ``check_together``. Refuses what
@@ -218,12 +235,12 @@ class Setting:
 
 def settings(config_class: type, prefix: str = "") -> list[Setting]:
     """All settings of ``config_class`` in the order of their fields, those of mix-ins last, nested classes in place, keys dotted."""
-    return [found for found in _walk(config_class, prefix) if isinstance(found, Setting)]
+    return [entry for entry in _walk(config_class, prefix) if isinstance(entry, Setting)]
 
 
 def sections(config_class: type) -> dict[str, str]:
     """Dotted names of the nested classes with their docstrings; the root is the empty name."""
-    return dict(found for found in _walk(config_class, "") if isinstance(found, tuple))
+    return dict(entry for entry in _walk(config_class, "") if isinstance(entry, tuple))
 
 
 def _walk(config_class: type, prefix: str) -> Iterator[Setting | tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -73,15 +73,8 @@ class Catalogue(Generic[Options]):
             raise ConfigError(f"{key} is not a set of options such as file=<path>")
         if (target := entry.get("_target_")) is not None and target not in self.targets:
             raise ConfigError(f"{key}._target_={target} is not supported; leave _target_ out, {self.instead}")
-        known = [item.name for item in fields(self.options)]
         given = {option: value for option, value in entry.items() if option not in ("_target_", *self.without_effect)}
-        for option in given:
-            if option not in known:
-                raise ConfigError(
-                    f"unknown setting {key}.{option}" + suggestion(str(option), known, otherwise=f"; it has {', '.join(known)}")
-                )
-        options = self.options(**{option: value for option, value in given.items() if value is not None})
-        options.check(f"{key}.")
+        options = self.options.from_mapping(given, f"{key}.")
         for prefix in _PREFIXES & given.keys():
             warn_of_lost_space(f"{key}.{prefix}", given[prefix] or "")
         return options

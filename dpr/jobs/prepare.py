@@ -64,8 +64,7 @@ dpr prepare train.jsonl to=tevatron out=tevatron.jsonl
 def run(config: PrepareSettings) -> None:
     """Converts the files."""
     from dpr.formats.text_input import expand_files
-    from dpr.preparation.conversion import convert
-    from dpr.preparation.corrections import Corrections
+    from dpr.preparation.conversion import Corrections, convert
 
     counts = convert(
         expand_files(config.sources),

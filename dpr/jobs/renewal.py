@@ -40,8 +40,8 @@ from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
 from dpr.training.run import Run
 from dpr.training.validations.corpus_pass import PassResult, QuerySet
-from dpr.training.validations.entries import is_built_in, read_entry, settings_of
 from dpr.training.validations.retrieval import RetrievalValidation, shared_content
+from dpr.training.validations.retrieval_settings import is_built_in, read_entry
 
 logger = get_logger(__name__)
 
@@ -74,7 +74,7 @@ class RenewNegatives(Callback):
         self._mining = mining_settings(self._options.negatives, number)
         searches[number].listeners.append(self)
         self._pairs: list[np.ndarray] | None = None
-        self._found: list[PassResult] = []
+        self._results: list[PassResult] = []
         self._run: Run | None = None
         self._step = 0
 
@@ -99,15 +99,15 @@ class RenewNegatives(Callback):
         sets = zip(self._texts, self._sets, self._pairs, strict=True)
         return [QuerySet(len(text), partial(_tokens, model, text, options), depth, pairs) for text, (_, options), pairs in sets]
 
-    def take(self, found: list[PassResult]) -> None:
-        self._found = found
+    def take(self, results: list[PassResult]) -> None:
+        self._results = results
 
     def on_validate_end(self, run: Run, metrics: Metrics) -> None:
-        if not self._found:
+        if not self._results:
             return
-        found, self._found = self._found, []
+        results, self._results = self._results, []
         self._step, fingerprint = run.progress.step, run.model.fingerprint
-        for text, one in zip(self._texts, found, strict=True):
+        for text, one in zip(self._texts, results, strict=True):
             search = PassSearch(one, fingerprint)
             out = self._file(run.output_dir, text)
             arguments: dict[str, Any] = {"search": search, "corpus": Path(self._options.corpus), "overwrite": True}
@@ -147,19 +147,19 @@ class RenewNegatives(Callback):
 
     def _positives(self, output_dir: Path, corpus: CorpusTokens) -> list[np.ndarray]:
         """The questions of each set with the rows of their positives in the corpus (P, 2), found on rank 0, on every rank."""
-        found: list[np.ndarray] = [np.empty((0, 2), dtype=np.int64) for _ in self._texts]
+        positives: list[np.ndarray] = [np.empty((0, 2), dtype=np.int64) for _ in self._texts]
 
         def find() -> None:
             work = output_dir / _WORK
             passages = MiningCorpus(corpus.source.file, work)
-            for number, text in enumerate(self._texts):
+            for index, text in enumerate(self._texts):
                 rows = ((row, passages.row_of(passage)) for row in range(len(text)) for passage in text[row].positives)
-                found[number] = np.array([pair for pair in rows if pair[1] is not None], dtype=np.int64).reshape(-1, 2)
+                positives[index] = np.array([pair for pair in rows if pair[1] is not None], dtype=np.int64).reshape(-1, 2)
             remove_folder(work)
 
         on_main(find)
         shared = []
-        for pairs in found:
+        for pairs in positives:
             values = torch.zeros(from_main(len(pairs)), 2, dtype=torch.int64)
             if current_ranks().is_main:
                 values = torch.from_numpy(pairs)
@@ -178,7 +178,7 @@ def _mine(text: TrainingSet, out: Path, settings: MiningSettings, arguments: Map
 class PassSearch:
     """For ``mine``, what a pass over the corpus has found."""
 
-    found: PassResult
+    result: PassResult
     model_fingerprint: str
 
     @property
@@ -193,7 +193,7 @@ class PassSearch:
         return {"kind": "pass", "model_fingerprint": self.model_fingerprint}
 
     def prepare(self, train: TrainingSet, blocks: Sequence[range], corpus: MiningCorpus, work: Path) -> PassFinder:
-        return PassFinder(self.found.best, self.found.pair_scores)
+        return PassFinder(self.result.best, self.result.pair_scores)
 
 
 @dataclass(frozen=True)
@@ -236,13 +236,13 @@ def searching_entry(config: BiEncoderTrainConfig) -> int:
         ConfigError: there is none, it is not due whenever negatives are, or what it says of negatives cannot be used.
     """
     every = config.train.renew_negatives
-    for number, entry in enumerate(listed(config.train.validation)):
-        if is_built_in(entry) and not (options := read_entry(entry, number)).sample:
+    for index, entry in enumerate(listed(config.train.validation)):
+        if is_built_in(entry) and not (options := read_entry(entry, index)).sample:
             if every % options.every:
-                key = f"train.validation[{number}].every={options.every}"
+                key = f"train.validation[{index}].every={options.every}"
                 raise ConfigError(f"train.renew_negatives={every} must be a multiple of {key}, in whose pass negatives are mined")
-            mining_settings(options.negatives, number)
-            return number
+            mining_settings(options.negatives, index)
+            return index
     example = "train.validation=[{kind: retrieval, corpus: corpus.tsv, questions: dev.jsonl, qrels: dev.tsv}]"
     raise ConfigError(f"train.renew_negatives={every} needs a validation that searches the whole corpus, e.g. {example}")
 
@@ -250,7 +250,7 @@ def searching_entry(config: BiEncoderTrainConfig) -> int:
 def mining_settings(given: Mapping[str, Any], number: int) -> MiningSettings:
     """The settings in ``negatives`` of entry ``number`` of ``train.validation``, checked."""
     prefix = f"train.validation[{number}].negatives."
-    settings = settings_of(MiningSettings, given, prefix)
+    settings = MiningSettings.from_mapping(given, prefix)
     if settings.veto_above is not None:
         raise ConfigError(f"{prefix}veto_above is a setting of a cross-encoder, which dpr mine and dpr ladder have; leave it out")
     return settings

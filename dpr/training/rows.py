@@ -26,16 +26,12 @@ def clip_gradients(parameters: Sequence[Tensor], limit: float) -> Tensor:
     """``torch.nn.utils.clip_grad_norm_`` that knows gradients by rows, which must be coalesced; returns the norm, ()."""
     if not any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
         return torch.nn.utils.clip_grad_norm_(parameters, limit)
-    gradients = [_numbers(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [grad.values() if grad.is_sparse else grad for parameter in parameters if (grad := parameter.grad) is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factor)
     return norm
-
-
-def _numbers(gradient: Tensor) -> Tensor:
-    return gradient.values() if gradient.is_sparse else gradient
 
 
 class RowAdamW(torch.optim.AdamW):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from dpr.core.errors import ConfigError
@@ -14,9 +13,9 @@ from dpr.training.callbacks.usual import usual_callbacks
 from dpr.training.settings import TrainingSettings
 from dpr.training.user_classes import user_callbacks, user_metrics, user_validation
 from dpr.training.validations.dev_sets import dev_validations
-from dpr.training.validations.entries import is_built_in, read_entry
 from dpr.training.validations.protocol import QuestionMetric, Validation
 from dpr.training.validations.retrieval import RetrievalValidation
+from dpr.training.validations.retrieval_settings import is_built_in, read_entry
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class Named:
         """
         train = settings.train
         over_dev_sets = dev_validations([], settings, metrics=self.metrics) if dev_sets else []
-        is_due = partial(_is_reached, epochs=train.num_train_epochs)
-        names = [name for each in filter(is_due, over_dev_sets) for name in each.names_for(dev_sets)]
+        due = [each for each in over_dev_sets if any(map(each.is_due, range(train.num_train_epochs)))]
+        names = [name for each in due for name in each.names_for(dev_sets)]
         if any(number not in self.searches for number in range(len(self.validations))) or not (names or self.searches):
             return
         names += [name for search in self.searches.values() for name in search.names()]
@@ -87,7 +86,3 @@ def with_usual(
     named = Named.of(settings, metrics)
     usual = usual_callbacks(settings.train, output_dir, [*named.callbacks, *callbacks])
     return [*named.validations, *validations], named.metrics, usual
-
-
-def _is_reached(validation: Validation, epochs: int) -> bool:
-    return any(map(validation.is_due, range(epochs)))

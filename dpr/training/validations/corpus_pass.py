@@ -163,13 +163,10 @@ def merged_on_main(best: RunningTopK, num_questions: int) -> RunningTopK:
     for first in range(0, num_questions, _MERGED_ROWS):
         scores, ids, counts = best.part(slice(first, first + _MERGED_ROWS))
         text = torch.from_numpy(ids.astype(f"S{width}").view(np.uint8).reshape(*ids.shape, width).copy())
-        parts = zip(*(_of_ranks(part) for part in (torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy()))), strict=True)
+        sent = torch.from_numpy(scores.copy()), text, torch.from_numpy(counts.copy())
+        parts = zip(*(gather_rows(part[None]).unbind(0) for part in sent), strict=True)
         for rank, (others, letters, held) in enumerate(parts):
             if ranks.is_main and rank:
                 keys = np.ascontiguousarray(letters.numpy()).view(f"S{width}")[..., 0]
                 best.add_part(first, others.numpy(), keys, held.numpy())
     return best
-
-
-def _of_ranks(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    return gather_rows(tensor[None]).unbind(0)

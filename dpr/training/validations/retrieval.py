@@ -27,10 +27,9 @@ from dpr.models.biencoder import BiEncoder
 from dpr.storage.checksums import content_sha256
 from dpr.training.metrics import Metrics
 from dpr.training.validations.corpus_pass import CorpusPass, PassResult, QuerySet
-from dpr.training.validations.estimates import ESTIMATED, Judged, Stratum, estimated
 from dpr.training.validations.protocol import Validation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
-from dpr.training.validations.stratified import lexical_search, open_stratum
+from dpr.training.validations.stratified import ESTIMATED, Judged, Stratum, estimated, lexical_search, open_stratum
 
 logger = get_logger(__name__)
 
@@ -47,7 +46,7 @@ class PassListener(Protocol):
         """What to search for this time, the same on all ranks; empty where nothing is due."""
         ...
 
-    def take(self, found: list[PassResult]) -> None:
+    def take(self, results: list[PassResult]) -> None:
         """What was found for all that was asked, on all ranks; not called where nothing was."""
         ...
 
@@ -109,7 +108,7 @@ class JudgedQuestions:
         """For the questions that have answers, what was found and whether each passage holds one."""
         pairs = [(question.answers, ranking) for question, ranking in zip(self.questions, rankings, strict=True) if question.answers]
         hits = [[key for key, _ in ranking] for _, ranking in pairs]
-        texts = {key: passage.text for key, passage in found_in(source, {key for found in hits for key in found}).items()}
+        texts = {key: passage.text for key, passage in found_in(source, {key for ids in hits for key in ids}).items()}
         matched = match_hits([answers for answers, _ in pairs], hits, texts, kind=str(self.answer_match))
         return [(ranking, flags, 1) for (_, ranking), flags in zip(pairs, matched, strict=True)]
 

@@ -1,13 +1,16 @@
-"""Settings of a validation by retrieval, an entry ``{kind: retrieval, ...}`` of ``train.validation``."""
+"""Settings of a validation by retrieval: an entry ``{kind: retrieval, ...}`` of ``train.validation``, in place of a user-defined class."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpr.core.errors import ConfigError
 from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, WARNED, Settings, listed, setting
+
+KIND = "retrieval"
 
 
 @dataclass
@@ -74,3 +77,22 @@ class RetrievalValidationSettings(Settings):
     def set_name(self) -> str:
         """The name in metrics."""
         return self.name or Path(self.questions).name.partition(".")[0]
+
+
+def is_built_in(entry: Any) -> bool:
+    """Whether an entry names a kind."""
+    return isinstance(entry, Mapping) and "kind" in entry
+
+
+def read_entry(entry: Mapping[str, Any], number: int) -> RetrievalValidationSettings:
+    """The settings of such an entry; ``number`` counts the entries from 0.
+
+    Raises:
+        ConfigError: another kind, an unknown key, a wrong value, or a file that is not there.
+    """
+    key = f"train.validation[{number}]"
+    if entry["kind"] != KIND:
+        raise ConfigError(f"{key}.kind={entry['kind']} is not known; choose {KIND}, or a class of yours with use: module:Class")
+    if "keep_vectors" in entry:
+        raise ConfigError(f"{key}.keep_vectors is no setting any more; after training, dpr embed model_file=<run> writes the same bytes")
+    return RetrievalValidationSettings.from_mapping({name: value for name, value in entry.items() if name != "kind"}, f"{key}.")

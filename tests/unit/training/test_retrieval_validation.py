@@ -26,10 +26,10 @@ from dpr.training.settings import TrainingSettings
 from dpr.training.sharding import shard
 from dpr.training.usual import Named
 from dpr.training.validations import corpus_pass
-from dpr.training.validations.estimates import Stratum, estimated
 from dpr.training.validations.protocol import run_validations
 from dpr.training.validations.retrieval import RetrievalValidation
 from dpr.training.validations.retrieval_settings import RetrievalValidationSettings
+from dpr.training.validations.stratified import Stratum, estimated
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, sentence, tiny_model
 from tests.helpers.training import make_trainer
