@@ -273,8 +273,8 @@ class Retriever:
         answers = []
         for row, ranking in enumerate(rankings):
             places = {name: {key: Place(rank, score) for rank, (key, score) in enumerate(of[row], 1)} for name, of in sides.items()}
-            found = [(rank, score, passages.get(key) or Passage("", "", key)) for rank, (key, score) in enumerate(ranking, 1)]
-            answers.append([Hit(*hit, {name: at.get(str(hit[2].id)) for name, at in places.items()}, self.file) for hit in found])
+            listed = [(rank, score, passages.get(key) or Passage("", "", key)) for rank, (key, score) in enumerate(ranking, 1)]
+            answers.append([Hit(*hit, {name: at.get(str(hit[2].id)) for name, at in places.items()}, self.file) for hit in listed])
         for name, seconds in {**spent, "search": ranked - start - sum(spent.values()), "texts": time.perf_counter() - ranked}.items():
             self.seconds[name] += seconds
         if isinstance(dense, DenseRetriever):

@@ -51,7 +51,7 @@ class Arguments:
 
     def values_of(self, *names: str) -> list[str]:
         """The values given to a flag, by any of its names."""
-        return [self.flags[place + 1] for place, flag in enumerate(self.flags[:-1]) if flag in names]
+        return [self.flags[index + 1] for index, flag in enumerate(self.flags[:-1]) if flag in names]
 
 
 def parse(argv: Sequence[str], known: Mapping[str, Setting], *, has_groups: bool = True) -> Arguments:

@@ -149,8 +149,8 @@ def _run_by_hydra(name: str, job: Callable[[Any], Any], folder: Path, given: Arg
 def _without_folders(flags: Sequence[str]) -> list[str]:
     """The flags without those that name a configuration, which Hydra is told in another way."""
     kept, named = list(flags), ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-    while place := next((place for place, flag in enumerate(kept, 1) if flag in named), 0):
-        del kept[place - 1 : place + 1]
+    while index := next((index for index, flag in enumerate(kept, 1) if flag in named), 0):
+        del kept[index - 1 : index + 1]
     return kept
 
 

@@ -211,10 +211,10 @@ def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor]
         return
     # Buckets follow from the shapes alone, so that every rank makes the same ones; that is why missing gradients were filled in above.
     bucket: list[Tensor] = []
-    for number, gradient in enumerate(gradients):
+    for index, gradient in enumerate(gradients):
         bucket.append(gradient)
         is_full = sum(part.numel() for part in bucket) >= _BUCKET_SIZE
-        follows = gradients[number + 1] if number + 1 < len(gradients) else None
+        follows = gradients[index + 1] if index + 1 < len(gradients) else None
         if is_full or follows is None or follows.dtype != gradient.dtype:
             flat = torch.cat([part.reshape(-1) for part in bucket])
             dist.all_reduce(flat)

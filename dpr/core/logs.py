@@ -52,7 +52,7 @@ class _RateLimit(logging.Filter):
 def limit_rate(logger: logging.Logger) -> None:
     """For a service: what others can cause with every request fills no disk. Keeps a few messages of a kind a minute."""
     for carrier in (logger, *logger.handlers):
-        if not any(isinstance(found, _RateLimit) for found in carrier.filters):
+        if not any(isinstance(each, _RateLimit) for each in carrier.filters):
             carrier.addFilter(_RateLimit())
 
 

@@ -42,8 +42,8 @@ def named(position: str | Callable[[], str] = "") -> Iterator[None]:
         raise  # all ranks raise it, so none needs the message
     except RuntimeError as error:
         where = position() if callable(position) else position
-        if found := _OF_A_WORKER.search(str(error)):
-            lost = LostRankError(_worker_message(found[1], found[2], where))
+        if match := _OF_A_WORKER.search(str(error)):
+            lost = LostRankError(_worker_message(match[1], match[2], where))
             _sign_off(lost)
             raise lost from error
         is_ranked = dist.is_available() and "RANK" in os.environ

@@ -14,8 +14,8 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 def dtype_of(precision: str) -> torch.dtype:
     import torch
 
-    found: torch.dtype = getattr(torch, PRECISIONS[precision])
-    return found
+    dtype: torch.dtype = getattr(torch, PRECISIONS[precision])
+    return dtype
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -50,7 +50,7 @@ class TokenRow:
         self._title_ends = [0, *accumulate(lengths)]
         self._ends = [0, *accumulate(code & _LENGTH for code in codes)]
         sentences = [word for word, code in enumerate(codes) if code & _STARTS]
-        asked = [number for number, word in enumerate(sentences) if codes[word] & _ASKS]
+        asked = [index for index, word in enumerate(sentences) if codes[word] & _ASKS]
         self.words = Words(num_title, heading, len(codes), sentences, asked)
 
     @property
@@ -120,11 +120,11 @@ def add_passages(part: TokenPartWriter, rows: list[TextRow], tensorizer: Tensori
     texts = _encoded([passage.text.strip() for passage in passages], tensorizer)
     # By a title template, what is put before a text may change how it is tokenised.
     parts = tensorizer.passage_parts(passages) if tensorizer.text.title_template else None
-    for place, (row, (plain, lengths), (tokens, codes)) in enumerate(zip(rows, titles, texts, strict=True)):
+    for index, (row, (plain, lengths), (tokens, codes)) in enumerate(zip(rows, titles, texts, strict=True)):
         words = row.words
         for number, word in enumerate(words.sentences):
             codes[word] |= _STARTS | (_ASKS if number in words.questions else 0)
-        title, text = parts[place] if parts else (plain if row.passage.title else None, tokens)
+        title, text = parts[index] if parts else (plain if row.passage.title else None, tokens)
         if any([len(text) != len(tokens), len(plain) >= _ASKS, words.title >= _ASKS]):
             raise TokensOfWordsError("the tokens of a text are not those of its words")
         number = part.add_passage(PassageTokens(title, text, (row.document, 0), False))
@@ -134,7 +134,7 @@ def add_passages(part: TokenPartWriter, rows: list[TextRow], tensorizer: Tensori
 def _encoded(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], list[int]]]:
     """The tokens of each text, and how many each of its words has."""
     encoded: Any = tensorizer.tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
-    found = []
+    counted = []
     for text, encoding in zip(texts, encoded.encodings, strict=True):
         spans = find_words(text)
         places = np.searchsorted([start for start, _ in spans], [start for start, _ in encoding.offsets], side="right") - 1
@@ -143,5 +143,5 @@ def _encoded(texts: list[str], tensorizer: Tensorizer) -> list[tuple[list[int], 
         lengths = np.bincount(places, minlength=len(spans))
         if lengths.size and lengths.max() > _LENGTH:
             raise TokensOfWordsError("a word has too many tokens")
-        found.append((list(encoding.ids), lengths.tolist()))
-    return found
+        counted.append((list(encoding.ids), lengths.tolist()))
+    return counted

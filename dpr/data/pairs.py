@@ -151,10 +151,10 @@ def kinds_of(given: Any, *, setting: str) -> dict[str, float]:
 def choose(kinds: Mapping[str, float], words: Words, generator: np.random.Generator) -> str:
     """A kind that can be made of the passage, by weight; ``crops`` where none can."""
     possible = {name: weight for name, weight in kinds.items() if name not in KINDS or KINDS[name][1](words)}
-    place = generator.random() * sum(possible.values())
+    drawn = generator.random() * sum(possible.values())
     for name, weight in possible.items():
-        place -= weight
-        if place < 0:
+        drawn -= weight
+        if drawn < 0:
             return name
     return next(iter(possible), "crops")
 

@@ -39,7 +39,7 @@ def tokens_before(encoding: Any, characters: int) -> int:
     """How many tokens of a text end within its first ``characters`` characters; special tokens do not count."""
     spans = zip(encoding.offsets, encoding.sequence_ids, strict=True)
     ends = [end for (_, end), segment in spans if segment is not None]
-    return next((place for place, end in enumerate(ends) if end > characters), len(ends))
+    return next((index for index, end in enumerate(ends) if end > characters), len(ends))
 
 
 def split_tokens(tokenizer: Any, passages: Sequence[PresentedPassage]) -> list[tuple[list[int], list[int]]]:

@@ -106,7 +106,7 @@ class PseudoPairs:
         facts = {"kind": "pseudo-pairs 1", "corpus": self.corpus_fingerprint, **self._settings}
         self.fingerprint = text_sha256(json.dumps(facts, sort_keys=True))
         """Changes with the corpus, and with what is cut from it."""
-        rows = (number for number, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
+        rows = (index for index, row in enumerate(self.passages(0, self.num_passages)) if self.is_usable(row))
         self._held_rows = list(islice(rows, _MOST_HELD if held_only else 1))
         if not self._held_rows:
             of_few = f" among the documents held back ({held_back:g} of those of {self.num_passages:,} passages); it takes some dozen"
@@ -186,21 +186,21 @@ def _reopened(file: Path, settings: Mapping[str, Any]) -> PseudoPairs:
 def draw(pairs: PseudoPairs, row_of: Callable[[int], Any], row: int, generator: np.random.Generator) -> Any:
     """The pair of a row, from its text or its tokens, whichever ``row_of`` gives; the same numbers are drawn for both."""
     number = pairs.corpus_row(row)
-    while not pairs.is_usable(found := row_of(number)):
+    while not pairs.is_usable(passage := row_of(number)):
         number = int(generator.integers(pairs.num_passages))
-    identity = found.document, int(generator.integers(1 << 62))
-    kind = choose(pairs.kinds, found.words, generator)
+    identity = passage.document, int(generator.integers(1 << 62))
+    kind = choose(pairs.kinds, passage.words, generator)
     if kind in pairs.makers:
         return _of_maker(pairs.makers[kind], kind, pairs.row(number), identity, generator)
-    cut, cut_from = KINDS[kind][0](found.words, generator), found
+    cut, cut_from = KINDS[kind][0](passage.words, generator), passage
     if kind == NEIGHBOURS:
         beside = [other for other in (number - 1, number + 1) if 0 <= other < pairs.num_passages]
-        rows = [other for other in map(row_of, beside) if other.document == found.document and other.words.text]
+        rows = [other for other in map(row_of, beside) if other.document == passage.document and other.words.text]
         if rows:
             cut_from = rows[int(generator.integers(len(rows)))]
             cut = cut._replace(passage=KINDS[kind][0](cut_from.words, generator).passage)
     cut = cut._replace(question=shortened(cut.question, pairs.drop_words, generator))
-    return found.sample(cut, cut_from, identity)
+    return passage.sample(cut, cut_from, identity)
 
 
 def _of_maker(maker: PairMaker, kind: str, row: TextRow, identity: tuple[int, int], generator: np.random.Generator) -> TrainingSample:

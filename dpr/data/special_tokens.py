@@ -13,8 +13,8 @@ def with_special_tokens(tokenizer: Any, special_tokens: Sequence[str]) -> Any:
     """Gives token i the vocabulary slot of ``[unused i]``, so that the embedding table keeps its size and old checkpoints their rows."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = state["model"].get("vocab")
-    for number, token in enumerate(special_tokens):
-        slot = f"[unused{number}]"
+    for index, token in enumerate(special_tokens):
+        slot = f"[unused{index}]"
         if not isinstance(vocabulary, dict) or (slot not in vocabulary and token not in vocabulary):
             found = f"the vocabulary has no slot {slot} for {token!r}"
             raise ConfigError(f"special_tokens: {found}; use a model with [unusedN] slots or fewer special tokens")

@@ -41,7 +41,7 @@ def checked_items(given: Any, kinds: tuple[type, ...], method: str, expected: st
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise TypeError(f"{method} takes {expected} or a list of them, not {type(given).__name__}")
     items = list(given)
-    for number, item in enumerate(items):
+    for index, item in enumerate(items):
         if not isinstance(item, kinds):
-            raise TypeError(f"{method} takes {expected} or a list of them, but item {number} is of type {type(item).__name__}")
+            raise TypeError(f"{method} takes {expected} or a list of them, but item {index} is of type {type(item).__name__}")
     return items

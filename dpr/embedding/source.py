@@ -135,7 +135,7 @@ def corpora_of(stated: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     names = ("corpus", "corpus_fingerprint", *_READING)
     complete = (one for one in stated if isinstance(one, Mapping) and all(name in one for name in names))
     corpora = [{name: metadata[name] for name in names} for metadata in complete]
-    return [corpus for place, corpus in enumerate(corpora) if corpus not in corpora[:place]]
+    return [corpus for index, corpus in enumerate(corpora) if corpus not in corpora[:index]]
 
 
 def require_corpora(corpora: Iterable[Mapping[str, Any]], sources: Sequence[PassageSource], *, file: str | Path | None) -> None:

@@ -123,8 +123,8 @@ def stored_shapes(folder: Path) -> dict[str, torch.Size]:
     from torch.distributed import checkpoint
 
     try:
-        found = checkpoint.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        return {name: stored.size for name, stored in found.items()}  # type: ignore[union-attr]
+        metadata = checkpoint.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        return {name: stored.size for name, stored in metadata.items()}  # type: ignore[union-attr]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"cannot be read ({error})", file=folder, expected="safetensors files of several processes") from error
 

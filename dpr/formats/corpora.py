@@ -84,8 +84,8 @@ def check_unique_ids(path: str | Path, *, id_col: int = 0, text_col: int = 1, ti
     def hashes() -> Iterator[np.ndarray]:
         nonlocal count
         # hash() is keyed at random per process, so no file can be made to collide on purpose.
-        found = (hash(key) for _, key in numbered_ids(file, columns))
-        while len(held := np.fromiter(islice(found, _HELD_HASHES), dtype=np.int64)):
+        keys = (hash(key) for _, key in numbered_ids(file, columns))
+        while len(held := np.fromiter(islice(keys, _HELD_HASHES), dtype=np.int64)):
             count += len(held)
             yield held.view(np.uint64)[:, None]
 
@@ -202,7 +202,7 @@ def _plain_fields(text: str, delimiter: str) -> list[str] | None:
     fields = text.split(delimiter)
     if '"' not in text:
         return fields
-    for place, field in enumerate(fields):
+    for index, field in enumerate(fields):
         if '"' in field:
             if len(field) < 2 or field[0] != '"' or field[-1] != '"':
                 return None
@@ -211,7 +211,7 @@ def _plain_fields(text: str, delimiter: str) -> list[str] | None:
                 if '"' in inner.replace('""', ""):
                     return None
                 inner = inner.replace('""', '"')
-            fields[place] = inner
+            fields[index] = inner
     return fields
 
 
@@ -304,10 +304,10 @@ def _named_columns(first: list[str], columns: Columns, path: Path, line: int) ->
 
 def _record_rows(path: Path, start: int, place: LinePlace | None) -> Iterator[_Row]:
     """Every record; before ``start`` only ids are checked."""
-    for number, (line, value) in enumerate(read_records(path, place)):
+    for index, (line, value) in enumerate(read_records(path, place)):
         with located(path, line):
             key, text, title, origin = first_id(value, ("_id", "id")), "", "", None
-            if number >= start:
+            if index >= start:
                 text = checked_text(value, "text")
                 title = "" if value.get("title") is None else checked_text(value, "title")
                 origin = origin_of(value)
@@ -320,12 +320,12 @@ def first_id(value: dict[str, Any], keys: tuple[str, ...], default: str | None =
     Raises:
         ValueError: there is no usable id.
     """
-    found = next((value[key] for key in keys if key in value), None)
-    if found is None and default is not None:
+    chosen = next((value[key] for key in keys if key in value), None)
+    if chosen is None and default is not None:
         return default
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
-    if not isinstance(found, str) or not found or has_lone_surrogate(found):
-        problem = f"no {keys[0]!r}" if found is None else f"{keys[0]} is {describe(found)}"
+    if isinstance(chosen, int) and not isinstance(chosen, bool):
+        return str(chosen)
+    if not isinstance(chosen, str) or not chosen or has_lone_surrogate(chosen):
+        problem = f"no {keys[0]!r}" if chosen is None else f"{keys[0]} is {describe(chosen)}"
         raise ValueError(f"{problem}, expected a string that is not empty, or an integer")
-    return found
+    return chosen

@@ -68,7 +68,7 @@ def write_questions(path: str | Path, questions: Iterable[Question]) -> None:
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
             return
         rows = list(questions)
-        plain = all(question.id == str(number) for number, question in enumerate(rows))
+        plain = all(question.id == str(index) for index, question in enumerate(rows))
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         for question in rows:
             if "\r" in question.text or "\r" in question.id:
@@ -115,9 +115,9 @@ def write_qrels(path: str | Path, qrels: Mapping[str, Mapping[str, int]]) -> Non
 def judgement_lines(file: Path) -> Iterator[tuple[int, str, list[str]]]:
     """Line number, text and columns of every judgement in a file; empty lines and a header are left out."""
     lines = ((line, text) for line, text in iter_lines(file) if text.strip())
-    for place, (line, text) in enumerate(lines):
+    for index, (line, text) in enumerate(lines):
         columns = [column.strip() for column in (text.split("\t") if "\t" in text else text.split())]
-        if place or len(columns) != 3 or grade_of(columns[-1]) is not None or not are_column_names(columns):
+        if index or len(columns) != 3 or grade_of(columns[-1]) is not None or not are_column_names(columns):
             yield line, text, columns
         elif columns[-1].lower() not in _GRADES:
             warn_of_header(file, line, tuple(columns))
@@ -146,13 +146,13 @@ def grade_of(text: str) -> int | None:
 
 def _csv_questions(path: Path, question_col: int, answers_col: int, id_col: int) -> Iterator[tuple[int, Question]]:
     needed = max(question_col, answers_col, id_col) + 1
-    for number, (line, row) in enumerate(iter_csv_rows(path)):
+    for index, (line, row) in enumerate(iter_csv_rows(path)):
         if len(row) < needed:
             hint = "columns are separated by tabs; answers_col=-1 reads questions without answers"
             raise InputError(f"{len(row)} columns", file=path, line=line, expected=f"at least {needed}", hint=hint)
         with located(path, line):
             answers = checked_answers(_literal(row[answers_col])) if answers_col >= 0 else ()
-        yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(number), answers)
+        yield line, Question(row[question_col], row[id_col] if id_col >= 0 else str(index), answers)
 
 
 def _literal(text: str) -> Any:
@@ -167,9 +167,9 @@ def _literal(text: str) -> Any:
 
 
 def _json_questions(path: Path, question_attr: str, answers_attr: str, id_attr: str) -> Iterator[tuple[int, Question]]:
-    for number, (line, value) in enumerate(iter_json_objects(path)):
+    for index, (line, value) in enumerate(iter_json_objects(path)):
         with located(path, line):
             text = checked_text(value, question_attr if question_attr in value or "text" not in value else "text")
-            key = first_id(value, (id_attr, "_id"), default=str(number))
+            key = first_id(value, (id_attr, "_id"), default=str(index))
             question = Question(text, key, checked_answers(value.get(answers_attr, value.get("answer"))))
         yield line, question

@@ -68,9 +68,9 @@ def iter_results(path: str | Path) -> Iterator[RetrievedQuestion]:
         InputError: names the file and the line where the record starts.
     """
     file = Path(path)
-    for number, (line, value) in enumerate(iter_json_objects(file)):
+    for index, (line, value) in enumerate(iter_json_objects(file)):
         with located(file, line):
-            result = _result(value, number)
+            result = _result(value, index)
         yield result
 
 

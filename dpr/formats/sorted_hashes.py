@@ -94,19 +94,19 @@ class HashIndex:
             np.save(path, first, allow_pickle=False)
             return count
         stored = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint64, shape=(count, 2))
-        place = 0
+        index = 0
         for part in chain([first], parts):
-            stored[place : place + len(part)] = part
-            place += len(part)
+            stored[index : index + len(part)] = part
+            index += len(part)
         stored.flush()
         return count
 
     def rows(self, wanted: int) -> Iterator[int]:
         """The rows with this hash, ascending."""
-        place = int(np.searchsorted(self.pairs[:, 0], np.uint64(wanted)))
-        while place < len(self.pairs) and self.pairs[place, 0] == wanted:
-            yield int(self.pairs[place, 1])
-            place += 1
+        index = int(np.searchsorted(self.pairs[:, 0], np.uint64(wanted)))
+        while index < len(self.pairs) and self.pairs[index, 0] == wanted:
+            yield int(self.pairs[index, 1])
+            index += 1
 
     def repeated(self) -> Iterator[int]:
         """Rows whose hash an earlier row has."""

@@ -39,15 +39,15 @@ def expand_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
     Raises:
         InputError: no such file, or a pattern that matches nothing.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for item in [files] if isinstance(files, str | Path) else files:
         matches = matching_paths(item)
         if not matches:
             raise InputError("this pattern matches no file" if glob.has_magic(str(item)) else "no such file", file=item)
-        found += matches
-    if not found:
+        paths += matches
+    if not paths:
         raise InputError("an empty list of files", expected="at least one path or pattern")
-    return found
+    return paths
 
 
 @contextmanager

@@ -92,12 +92,12 @@ class TokenPartWriter:
         scores = np.array(self._scores, dtype=_SCORE)
         if np.isnan(scores).all():
             scores = scores[:0]
-        for number, (_, _, start, length, *_) in enumerate(self._passages):
-            passages["check"][number] = _check(passages[number].tobytes(), tokens[start : start + length])
-        for number, (start, first_slot, length, *counts, _) in enumerate(self._rows):
+        for index, (_, _, start, length, *_) in enumerate(self._passages):
+            passages["check"][index] = _check(passages[index].tobytes(), tokens[start : start + length])
+        for index, (start, first_slot, length, *counts, _) in enumerate(self._rows):
             listed = slice(first_slot, first_slot + sum(counts))
             used = tokens[start : start + length], slots[listed], scores[listed]
-            rows["check"][number] = _check(rows[number].tobytes(), *used)
+            rows["check"][index] = _check(rows[index].tobytes(), *used)
         with durable_folder(folder, overwrite=True, metadata=dict(facts)) as temporary:
             for name, content in zip(_FILES, (tokens, passages, rows, slots, scores), strict=True):
                 np.save(temporary / name, content, allow_pickle=False)
@@ -110,8 +110,8 @@ class TokenPart:
         self._folder, self._facts = folder, facts
         # Slices of a plain view are several times cheaper than those of numpy's memmap class.
         self._tokens, passages, rows, self._slots, self._scores = (map_array(folder / name).view(np.ndarray) for name in _FILES)
-        found = [passages.dtype, rows.dtype, self._slots.dtype, self._scores.dtype]
-        is_right = found == [_PASSAGE, _ROW, _SLOT, _SCORE] and len(self._scores) in (0, len(self._slots))
+        dtypes = [passages.dtype, rows.dtype, self._slots.dtype, self._scores.dtype]
+        is_right = dtypes == [_PASSAGE, _ROW, _SLOT, _SCORE] and len(self._scores) in (0, len(self._slots))
         if not is_right or len(rows) != num_rows or self._tokens.dtype not in (np.uint16, np.uint32):
             raise InputError("not a part of a token store", file=folder)
         self._passages, self._rows = passages, rows
@@ -174,7 +174,7 @@ class TokenStore:
         # Making a batch reads its rows several times; they are kept only until the batch is made.
         self._in_use: WeakValueDictionary[int, StoredSample] = WeakValueDictionary()
         self._parts = [
-            TokenPart(part_folder(folder, number), end - start, facts) for number, (start, end) in enumerate(pairwise([0, *self._ends]))
+            TokenPart(part_folder(folder, index), end - start, facts) for index, (start, end) in enumerate(pairwise([0, *self._ends]))
         ]
 
     def __len__(self) -> int:

@@ -52,7 +52,7 @@ def _passages(record: dict[str, Any], key: str) -> tuple[Passage, ...]:
         return ()
     if not isinstance(listed, list):
         raise ValueError(f"{key} is {describe(listed)}, expected a list of passages")
-    return tuple(passage_from_json(item, f"{key}[{number}]") for number, item in enumerate(listed))
+    return tuple(passage_from_json(item, f"{key}[{index}]") for index, item in enumerate(listed))
 
 
 def passage_from_json(item: Any, where: str) -> Passage:
@@ -104,10 +104,10 @@ def checked_answers(value: Any) -> tuple[str, ...]:
     answers = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(answers, list):
         raise ValueError(f"answers is {describe(value)}, expected a list of strings")
-    for number, answer in enumerate(answers):
+    for index, answer in enumerate(answers):
         is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < 10**1000  # neither too long nor inf
         if not is_number and (not isinstance(answer, str) or has_lone_surrogate(answer)):
-            raise ValueError(f"answers[{number}] is {describe(answer)}, expected a string")
+            raise ValueError(f"answers[{index}] is {describe(answer)}, expected a string")
     return tuple(str(answer) for answer in answers)
 
 

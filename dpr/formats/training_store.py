@@ -76,14 +76,14 @@ class RowStore(MappedBatches):
         self._leaders_in_order, self._rows_by_leader = self._leaders[order], self._duplicate_rows[order]
 
     def __getitem__(self, row: int) -> TrainingSample:
-        batch, place = self.find(row)
-        positives, hard_negatives, other_negatives = (_passages(batch, name, place) for name in _LISTS)
-        answers = tuple(batch.column("answers")[place].as_py())
-        return TrainingSample(batch.column("question")[place].as_py(), positives, hard_negatives, other_negatives, answers)
+        batch, index = self.find(row)
+        positives, hard_negatives, other_negatives = (_passages(batch, name, index) for name in _LISTS)
+        answers = tuple(batch.column("answers")[index].as_py())
+        return TrainingSample(batch.column("question")[index].as_py(), positives, hard_negatives, other_negatives, answers)
 
     def question(self, row: int) -> str:
-        batch, place = self.find(row)
-        return str(batch.column("question")[place].as_py())
+        batch, index = self.find(row)
+        return str(batch.column("question")[index].as_py())
 
     def questions(self) -> Iterator[str]:
         """The questions of all rows, in order; only their column is read."""
@@ -93,7 +93,7 @@ class RowStore(MappedBatches):
     def known_positives(self, row: int) -> tuple[Passage, ...]:
         """All passages known to answer the question of ``row``: its own, then those of rows with exactly the same question."""
         places = (self.find(same) for same in (row, *self.rows_with_same_question(row)))
-        return tuple(dict.fromkeys(passage for batch, place in places for passage in _passages(batch, "positives", place)))
+        return tuple(dict.fromkeys(passage for batch, index in places for passage in _passages(batch, "positives", index)))
 
     def character_counts(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Characters of each row's question (N,); per kind of passage, characters (titles included) and number of each row's (N, 2)."""
@@ -103,10 +103,10 @@ class RowStore(MappedBatches):
 
     def rows_with_same_question(self, row: int) -> list[int]:
         """Other rows whose question is exactly that of ``row``, in order."""
-        place = int(np.searchsorted(self._duplicate_rows, row))
-        if place == len(self._duplicate_rows) or self._duplicate_rows[place] != row:
+        index = int(np.searchsorted(self._duplicate_rows, row))
+        if index == len(self._duplicate_rows) or self._duplicate_rows[index] != row:
             return []
-        leader = self._leaders[place]
+        leader = self._leaders[index]
         low, high = np.searchsorted(self._leaders_in_order, [leader, leader + 1])
         return [int(member) for member in self._rows_by_leader[low:high] if member != row]
 
@@ -119,8 +119,8 @@ def _passage_characters(listed: pa.ListArray) -> np.ndarray:
     return np.stack([np.diff(ends), np.diff(offsets)], axis=1).astype(np.int64)
 
 
-def _passages(batch: pa.RecordBatch, column: str, place: int) -> tuple[Passage, ...]:
+def _passages(batch: pa.RecordBatch, column: str, index: int) -> tuple[Passage, ...]:
     listed = batch.column(column)
-    start, end = listed.offsets[place].as_py(), listed.offsets[place + 1].as_py()
+    start, end = listed.offsets[index].as_py(), listed.offsets[index + 1].as_py()
     fields = (listed.values.field(name).slice(start, end - start).to_pylist() for name in _PASSAGE)
     return tuple(Passage(*values) for values in zip(*fields, strict=True))

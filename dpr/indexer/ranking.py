@@ -98,12 +98,12 @@ class RunningTopK:
         order = _best_first(group, scores, ids)
         group, scores, ids = group[order], scores[order], ids[order]
         sizes = np.bincount(group, minlength=len(touched))
-        place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        kept = place < self.k
+        column = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        kept = column < self.k
         if ids.dtype.itemsize > self._ids.dtype.itemsize:
             self._ids = self._ids.astype(ids.dtype)
-        self._scores[touched[group[kept]], place[kept]] = scores[kept]
-        self._ids[touched[group[kept]], place[kept]] = ids[kept]
+        self._scores[touched[group[kept]], column[kept]] = scores[kept]
+        self._ids[touched[group[kept]], column[kept]] = ids[kept]
         self._counts[touched] = np.minimum(sizes, self.k)
 
     def part(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -83,10 +83,10 @@ class MtebModel:
 
     def index(self, corpus: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, **options: Any) -> None:
         """Embeds a corpus of rows with id, title and text; chunks that an earlier run embedded are kept."""
-        place = self.cache / f"{task_metadata.name}-{hf_subset}-{hf_split}"
-        file = place / "corpus.jsonl"
+        folder = self.cache / f"{task_metadata.name}-{hf_subset}-{hf_split}"
+        file = folder / "corpus.jsonl"
         write_passages(file, _corpus(corpus))
-        start = place / f"vectors-{self.model.fingerprint[:16]}"
+        start = folder / f"vectors-{self.model.fingerprint[:16]}"
         embed_shard(self.model, PassageSource(file), EmbedConfig(out_file=str(start)))
         self._shards = open_shards([f"{start}_0"])
 
@@ -130,7 +130,7 @@ def task_sets(names: Sequence[str], folder: Path) -> list[TestSet]:
         ConfigError: mteb is not installed.
         InputError: there is no such retrieval task, or its data cannot be had.
     """
-    return [found for name in names for found in _sets_of(name, folder / name)]
+    return [each for name in names for each in _sets_of(name, folder / name)]
 
 
 def _sets_of(name: str, folder: Path) -> list[TestSet]:

@@ -50,7 +50,7 @@ class ShardSearch:
     questions: Path
     k: int
     block_rows: int
-    found: Path
+    target: Path
 
     def run(self) -> None:
         """Writes ``scores.npy`` and ``ids.npy``, the lists of all questions end to end, and ``counts.npy``, their lengths.
@@ -66,18 +66,18 @@ class ShardSearch:
         )
         scores, ids = index.search(np.load(self.questions / "vectors.npy", allow_pickle=False), self.k)
         counts = np.array([len(listed) for listed in ids])
-        with durable_folder(self.found, overwrite=True) as folder:
+        with durable_folder(self.target, overwrite=True) as folder:
             np.save(folder / "scores.npy", scores[np.arange(scores.shape[1]) < counts[:, None]], allow_pickle=False)
             np.save(folder / "ids.npy", encode_ids([key for listed in ids for key in listed]), allow_pickle=False)
             np.save(folder / "counts.npy", counts, allow_pickle=False)
 
     @property
     def is_done(self) -> bool:
-        return self.found.is_dir() and not verify_folder(self.found)
+        return self.target.is_dir() and not verify_folder(self.target)
 
     def add_to(self, best: RunningTopK) -> None:
         """Offers what was found."""
-        scores, ids, counts = (np.load(self.found / f"{name}.npy", allow_pickle=False) for name in ("scores", "ids", "counts"))
+        scores, ids, counts = (np.load(self.target / f"{name}.npy", allow_pickle=False) for name in ("scores", "ids", "counts"))
         best.add(np.repeat(np.arange(len(counts)), counts), scores, ids)
 
 

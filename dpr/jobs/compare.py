@@ -174,10 +174,10 @@ def read_folders(named: Sequence[tuple[str, Path]], system: str | None) -> Group
     _, first, sets, systems = evaluations[0]
     if len(evaluations) == 1:
         return {name: read_runs([(one, first / name / f"{one}.json") for one in systems]) for name in sets}
-    chosen = system or ("dense" if all("dense" in found for *_, found in evaluations) else systems[0])
-    for _, folder, names, found in evaluations:
-        if chosen not in found:
-            raise InputError(f"has no results of {chosen}", file=folder, expected=f"--system with one of {', '.join(found)}")
+    chosen = system or ("dense" if all("dense" in theirs for *_, theirs in evaluations) else systems[0])
+    for _, folder, names, theirs in evaluations:
+        if chosen not in theirs:
+            raise InputError(f"has no results of {chosen}", file=folder, expected=f"--system with one of {', '.join(theirs)}")
         if set(names) != set(sets):
             expected = f"{', '.join(sets)}, as {first}"
             raise InputError(f"has the test sets {', '.join(names)}", file=folder, expected=expected)

@@ -77,12 +77,12 @@ def _look_at_run(folder: Path) -> int:
     print(f"{folder}: {len(run.logs)} log lines and {len(run.validations)} validations, up to step {run.step:.0f}")
     for note in run.notes:
         print(f"  note: {note}")
-    found = symptoms(run)
-    for name, seen, advice in found:
+    faults = symptoms(run)
+    for name, seen, advice in faults:
         print(f"\n{name} (docs/troubleshooting.md)\n  seen: {seen}\n  try:  {advice}")
-    if not found:
+    if not faults:
         print("no fault that its metrics can show")
-    return 1 if found else 0
+    return 1 if faults else 0
 
 
 def _section(title: str, lines: list[str]) -> None:
@@ -96,7 +96,7 @@ def machine() -> list[str]:
         lines.append(f"memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB")
     cards = [_model_of(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     lines += [f"GPU: {card}" for card in cards] or ["GPU: no NVIDIA driver found (--deep asks torch)"]
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     lines.append(f"C++ compiler: {compiler or 'none, so train.compile=true does not work on a CPU'}")
     return lines
 

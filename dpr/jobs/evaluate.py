@@ -79,8 +79,8 @@ def run(config: EvaluateConfig) -> float | None:
     where: dict[str, Any] = {"split": config.split, "cache": cache, "data": config.data, "suites": config.suites}
     sets = task_sets(tasks, cache / "mteb") if tasks else read_suite(str(config.suite), **where)
     job = _Suite(config, out, cache)
-    for place, test_set in enumerate(sets, 1):
-        logger.info("%s, test set %d of %d", test_set.name, place, len(sets))
+    for number, test_set in enumerate(sets, 1):
+        logger.info("%s, test set %d of %d", test_set.name, number, len(sets))
         job.evaluate(test_set)
     files = {test_set.name: {system: out / test_set.name / f"{system}.json" for system in config.systems} for test_set in sets}
     runs = {name: {system: read_metrics(file) for system, file in systems.items()} for name, systems in files.items()}

@@ -55,8 +55,8 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
     width = len(batch.context_valid) // len(batch)
     yield ""
     parts = {number: [row.number for row in rows if row.dataset == number] for number in sorted(set(batch.datasets))}
-    for number, found in parts.items():
-        name = f"pool {key[1]}: {len(found)} questions of" if number == min(parts) else f"  and {len(found)} questions of"
+    for number, members in parts.items():
+        name = f"pool {key[1]}: {len(members)} questions of" if number == min(parts) else f"  and {len(members)} questions of"
         options = dataset.options[number]
         text = tensorizer.text
         prefixes = {
@@ -64,7 +64,7 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
             "passages": text.passage_prompt + (options.passage_prefix or ""),
         }
         shown = "".join(f", {prefix!r} before {side}" for side, prefix in prefixes.items() if prefix)
-        yield f"{name} {dataset.sources[number].name}, rows {_listed(found)}{shown}"
+        yield f"{name} {dataset.sources[number].name}, rows {_listed(members)}{shown}"
     yield (
         f"  {int(batch.context_valid.sum())} contexts in {len(batch.context_valid)} slots, {len(batch.contexts)} different texts; "
         f"{batch.num_tokens} tokens ({batch.questions.tokens.shape[0]} of questions)"
@@ -81,8 +81,8 @@ def _pool(dataset: PoolDataset, key: tuple[int, int], tensorizer: Tensorizer, ru
         slots = [("positive", passage) for passage in (drawn.positive, *drawn.other_positives)]
         slots += [("other", passage) for passage in drawn.other_negatives]
         slots += [("hard", passage) for passage in drawn.hard_negatives]
-        for place, (role, passage) in enumerate(slots):
-            slot = number * width + place
+        for index, (role, passage) in enumerate(slots):
+            slot = number * width + index
             yield f"    {role:<9} slot {slot}: {_name(passage)}"
             yield f"              {contexts[int(batch.context_row[slot])]}"
         masked = columns[number]

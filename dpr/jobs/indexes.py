@@ -170,8 +170,8 @@ def _with_prefixes(
         raise ConfigError(f"{message}; where an id_prefix is used, give one for each, in the same order")
     prefixed: list[RowSource] = []
     for shard in shards:
-        place = next((n for n, pattern in enumerate(patterns) if fnmatch.fnmatch(str(shard.path), str(Path(pattern).expanduser()))), 0)
-        prefix = sources[min(place, len(sources) - 1)].id_prefix
+        position = next((n for n, pattern in enumerate(patterns) if fnmatch.fnmatch(str(shard.path), str(Path(pattern).expanduser()))), 0)
+        prefix = sources[min(position, len(sources) - 1)].id_prefix
         prefixed.append(PrefixedSource(shard, prefix) if prefix else shard)
     return prefixed
 

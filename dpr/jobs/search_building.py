@@ -51,9 +51,9 @@ def records_of(passages: Passages, *, known: int = 0) -> Iterator[tuple[Passage,
         InputError: which one cannot be used, and why; an id occurs twice.
     """
     seen: set[str] = set()
-    for number, (where, record) in enumerate(_given(passages)):
+    for index, (where, record) in enumerate(_given(passages)):
         try:
-            passage = _passage(record, str(known + number))
+            passage = _passage(record, str(known + index))
         except ValueError as error:
             raise InputError(f"{where}: {error}") from None
         if passage.id in seen:
@@ -73,7 +73,7 @@ def _given(passages: Passages) -> Iterator[tuple[str, Record]]:
     elif isinstance(passages, Mapping | Passage) or not isinstance(passages, Iterable):
         raise InputError(f"passages is {describe(passages)}", expected="a file, or a list of texts, dictionaries with 'text', or Passage")
     else:
-        yield from ((f"passage {number}", record) for number, record in enumerate(passages))
+        yield from ((f"passage {index}", record) for index, record in enumerate(passages))
 
 
 def _passage(record: Record, number: str) -> Passage:

@@ -57,10 +57,10 @@ def _parts(folder: Path) -> list[Path]:
 
     if (folder / "manifest.json").exists():
         return [folder]
-    found = {file.parent for file in folder.rglob("manifest.json")} | {path for path in folder.glob("*.step*") if path.is_dir()}
+    outputs = {file.parent for file in folder.rglob("manifest.json")} | {path for path in folder.glob("*.step*") if path.is_dir()}
     files = {note.with_name(note.name.removesuffix(CHECKSUM)) for note in folder.rglob(f"?*{CHECKSUM}")}
-    found |= {file for file in files if not found & set(file.parents)}
-    return sorted(path for path in found if _is_visible(path, folder)) or [folder]
+    outputs |= {file for file in files if not outputs & set(file.parents)}
+    return sorted(path for path in outputs if _is_visible(path, folder)) or [folder]
 
 
 def _rest(path: Path, parts: list[Path]) -> list[str]:

@@ -97,7 +97,7 @@ def combine(blocks: Iterable[dict[str, Any]]) -> dict[str, Any]:
             values[name].append(np.array(block["values"][name], dtype=np.float32))
         if block["example"] is not None:
             examples.append(block["example"])
-    chosen = [examples[place] for place in sorted({round(step * (len(examples) - 1) / 4) for step in range(5)})] if examples else []
+    chosen = [examples[index] for index in sorted({round(step * (len(examples) - 1) / 4) for step in range(5)})] if examples else []
     of_values = {f"{name}_quantiles": quantiles(parts) for name, parts in values.items()}
     return {"counts": dict(counts), "left_out": dict(left_out), **of_values, "examples": chosen}
 

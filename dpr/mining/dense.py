@@ -123,14 +123,14 @@ class DenseSearch:
         encoder_type = str(self.shards[0].metadata.get("encoder_type", "ctx")) if self.shards else "ctx"  # as the corpus was embedded
         source = corpus.source(self.passage_prefix)
         outside = [
-            (place, source.as_encoded(passage))
-            for place, sample in enumerate(samples)
+            (index, source.as_encoded(passage))
+            for index, sample in enumerate(samples)
             for passage in sample.positives
             if corpus.row_of(passage) is None
         ]
         for start in range(0, len(outside), _AT_ONCE):
             portion = outside[start : start + _AT_ONCE]
-            places = np.array([place for place, _ in portion])
+            places = np.array([index for index, _ in portion])
             others = self._encode(tokenize_passages(tensorizer, [passage for _, passage in portion]), encoder_type)
             np.fmax.at(best, places, paired_dots(vectors, places, others, np.arange(len(others))))
         with durable_folder(question_folder(work, rows), overwrite=True) as folder:
@@ -175,7 +175,7 @@ class DenseFinder:
     def scores(self, rows: range, questions: Sequence[str], passages: Sequence[Sequence[int]]) -> list[list[float]]:
         queries = np.load(question_folder(self.work, rows) / "vectors.npy", allow_pickle=False)
         flat = [(place, row) for place, listed in enumerate(passages) for row in listed]
-        pairs = np.array([(*pair, number) for number, pair in enumerate(flat)], dtype=np.int64).reshape(-1, 3)
+        pairs = np.array([(*pair, index) for index, pair in enumerate(flat)], dtype=np.int64).reshape(-1, 3)
         values = np.empty(len(flat), dtype=np.float32)
         for part, vectors in self._vectors_of(pairs):
             values[part[:, 2]] = paired_dots(queries, part[:, 0], vectors, np.arange(len(vectors)))

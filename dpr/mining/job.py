@@ -115,8 +115,8 @@ class BlockMiner(BlockWriter):
         corpus = self.corpus
         prepared: list[TrainingSample] = []
         choices = []
-        found = [(row, sample, one) for row, one in zip(rows, hits, strict=True) if self._is_kept(sample := self.train[row], one)]
-        for row, sample, one in found:
+        kept = [(row, sample, one) for row, one in zip(rows, hits, strict=True) if self._is_kept(sample := self.train[row], one)]
+        for row, sample, one in kept:
             positives = tuple(corpus.named(passage) for passage in sample.positives)
             existing = tuple(corpus.named(passage) for passage in sample.hard_negatives) if self.settings.keep_existing else ()
             choosing = choose_negatives(
@@ -131,12 +131,12 @@ class BlockMiner(BlockWriter):
             )
             prepared.append(replace(sample, positives=positives, hard_negatives=existing))
             choices.append((sample.question, choosing))
-        block_audit = BlockAudit(not_found=len(rows) - len(found))
+        block_audit = BlockAudit(not_found=len(rows) - len(kept))
         results = finish_together(choices, scorer)
         if scorer is not None:
             prepared = scored_by(scorer, prepared)
         with durable_file(self.part(rows), note={}) as out:
-            for sample, (_, _, one), mined in zip(prepared, found, results, strict=True):
+            for sample, (_, _, one), mined in zip(prepared, kept, results, strict=True):
                 block_audit.add(sample, mined, one.positive_score, in_corpus=bool(self._known(sample)))
                 out.write(json.dumps(_record(sample, mined.negatives, self.mined_by), ensure_ascii=False) + "\n")
         write_json(self.audit(rows), block_audit.record(), note={})

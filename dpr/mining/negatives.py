@@ -88,15 +88,15 @@ def choose_negatives(
     """
     filters = _Filters(positives, existing, answers, settings.highest_score(positive_score), settings)
     mined = Mined()
-    for place in _order(len(hits), row, settings):
+    for index in _order(len(hits), row, settings):
         if len(mined.negatives) == settings.per_question:
             break
-        key, score = hits[place]
+        key, score = hits[index]
         mined.candidates += 1
         reason, passage = filters.judge(key, score, passage_of)
         if reason != _KNOWN and positive_score is not None and score > positive_score:
             mined.above_positive += 1
-        candidate = Candidate(passage, score, place + 1)
+        candidate = Candidate(passage, score, index + 1)
         if not reason and settings.veto_above is not None:
             candidate.log_odds = yield candidate
             is_vetoed = candidate.cross_encoder_score is not None and candidate.cross_encoder_score >= settings.veto_above
@@ -115,7 +115,7 @@ def _order(num_found: int, row: int, settings: MiningSettings) -> Sequence[int]:
     window = range(settings.from_rank - 1, min(settings.to_rank, num_found))
     if settings.pick == "top" or not window:
         return window
-    return [window[int(place)] for place in generator_for(_SAMPLE, settings.seed, row).permutation(len(window))]
+    return [window[int(index)] for index in generator_for(_SAMPLE, settings.seed, row).permutation(len(window))]
 
 
 _KNOWN = "known positive"
@@ -185,9 +185,9 @@ def finish_together(choices: Sequence[tuple[str, Choosing]], scorer: PairScorer 
     scores: list[float] | None = None
     while running:
         waiting, pending = [], []
-        for place, (number, (question, choosing)) in enumerate(running):
+        for index, (number, (question, choosing)) in enumerate(running):
             try:
-                candidate = next(choosing) if scores is None else choosing.send(scores[place])
+                candidate = next(choosing) if scores is None else choosing.send(scores[index])
             except StopIteration as end:
                 mined[number] = end.value
                 continue

@@ -104,7 +104,7 @@ def add_adapters(backbone: nn.Module, base: BaseModel, settings: EncoderSettings
 
 def _targets(backbone: nn.Module, wanted: str) -> list[str]:
     """Last names of the linear layers that get an adapter."""
-    found = sorted(
+    layers = sorted(
         {
             name.rpartition(".")[2]
             for layer in layers_of(backbone)
@@ -112,13 +112,13 @@ def _targets(backbone: nn.Module, wanted: str) -> list[str]:
             if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
         }
     )
-    if not found:
+    if not layers:
         raise ConfigError(f"encoder.adapter=lora: a {type(backbone).__name__} has no linear layers to adapt; leave it out")
-    chosen = found if wanted == ALL else [name.strip() for name in wanted.split(",")]
-    if unknown := [name for name in chosen if name not in found]:
+    chosen = layers if wanted == ALL else [name.strip() for name in wanted.split(",")]
+    if unknown := [name for name in chosen if name not in layers]:
         raise ConfigError(
             f"encoder.lora_targets={wanted}: {unknown[0]} is no linear layer of a {type(backbone).__name__}; "
-            f"set it to {ALL} or to some of {', '.join(found)}"
+            f"set it to {ALL} or to some of {', '.join(layers)}"
         )
     return chosen
 

@@ -79,11 +79,11 @@ def dropout_of(config: Any) -> dict[str, float]:
 
 def _dropout_names(config: Any) -> dict[str, list[str]]:
     """The names of a config's dropout probabilities by setting; families differ (``resid_pdrop``, ``dropout_rate``, ...)."""
-    found: dict[str, list[str]] = {"encoder.dropout": [], "encoder.attention_dropout": []}
+    names: dict[str, list[str]] = {"encoder.dropout": [], "encoder.attention_dropout": []}
     for name, value in config.to_dict().items():
         if "drop" in name and not _NO_DROPOUT_OF_TOWERS.search(name) and (value is None or type(value) in (int, float)):
-            found["encoder.attention_dropout" if "att" in name else "encoder.dropout"].append(name)
-    return found
+            names["encoder.attention_dropout" if "att" in name else "encoder.dropout"].append(name)
+    return names
 
 
 def _switch_off_dropout(backbone: nn.Module, dropout: float | None, attention_dropout: float | None) -> None:
@@ -105,8 +105,8 @@ def _without_pooler(config_class: type) -> dict[str, bool]:
     """The pooler is never used; leaving it out keeps data-parallel training free of unused parameters."""
     from transformers import AutoModel
 
-    found: Any = AutoModel._model_mapping.get(config_class, None)
-    model_class = found[0] if isinstance(found, tuple) else found
+    registered: Any = AutoModel._model_mapping.get(config_class, None)
+    model_class = registered[0] if isinstance(registered, tuple) else registered
     has_pooler = model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters
     return {"add_pooling_layer": False} if has_pooler else {}
 

@@ -106,8 +106,8 @@ def _folder_parts(folder: Path, given: Path, settings: EncoderSettings, base: st
     try:
         if checkpoints.is_checkpoint(folder):
             return _checkpoint_parts(folder, settings.pooling)
-        if (found := _foreign_parts(folder, settings, base)) is not None:
-            return found
+        if (parts := _foreign_parts(folder, settings, base)) is not None:
+            return parts
     except CheckpointError:
         raise
     except InputError as error:

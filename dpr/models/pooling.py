@@ -140,10 +140,10 @@ class RootIdfPooling(IdfPooling):
         return super().padded(hidden * (self.counted(counts, lengths) / counts)[:, :, None], tokens, mask, position)
 
     def packed(self, hidden: Tensor, tokens: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        held, place, found = repeats(tokens, lengths, len(self.token_weights))
-        counts = found.to(hidden.dtype)
+        held, inverse, repeated = repeats(tokens, lengths, len(self.token_weights))
+        counts = repeated.to(hidden.dtype)
         each = self.counted(counts, lengths[held // len(self.token_weights)].to(hidden.dtype)) / counts
-        return super().packed(hidden * each[place][:, None], tokens, lengths, position)
+        return super().packed(hidden * each[inverse][:, None], tokens, lengths, position)
 
 
 def repeats(tokens: Tensor, lengths: Tensor, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:

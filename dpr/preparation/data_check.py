@@ -51,8 +51,8 @@ class Reservoir:
         self.seen += 1
         if len(self.items) < self.size:
             self.items.append(item)
-        elif (place := self._random.randrange(self.seen)) < self.size:
-            self.items[place] = item
+        elif (index := self._random.randrange(self.seen)) < self.size:
+            self.items[index] = item
 
 
 class DataCheck:

@@ -117,7 +117,7 @@ def _make(
         "unread files": len(bad),
         "passages": len(kept),
         "near-duplicates left out": len(pieces) - sum(original is None for original in repeats),
-        **{f"{split} questions": len(found) for split, found in by_split.items()},
+        **{f"{split} questions": len(pairs) for split, pairs in by_split.items()},
         "test questions by kind": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
     }
 
@@ -228,9 +228,9 @@ def lexical_negatives(
     by_id = {str(passage.id): passage for passage in pool}
     index = Bm25Index.build(Texts(list(by_id), [f"{passage.title} {passage.text}" for passage in by_id.values()]))
     # One more than asked, for the positive; texts that repeat it are rare enough to cost a negative.
-    _, found = index.search(questions, num_negatives + 1)
+    _, ranked = index.search(questions, num_negatives + 1)
     negatives = []
-    for positive, hits in zip(positives, found, strict=True):
+    for positive, hits in zip(positives, ranked, strict=True):
         candidates = (by_id[hit] for hit in hits if hit != positive.id)
         negatives.append([passage for passage in candidates if passage.text != positive.text][:num_negatives])
     return negatives

@@ -67,10 +67,10 @@ def name_in(folder: Path, path: Path) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, subfolders, files in os.walk(folder):
+    for parent, subfolders, files in os.walk(folder):
         subfolders[:] = sorted(name for name in subfolders if _is_wanted(name, SKIPPED_FOLDERS))
         for name in files:
-            path = Path(place, name)
+            path = Path(parent, name)
             if _is_wanted(name) and not path.is_symlink():
                 yield path
 

@@ -63,17 +63,17 @@ def find_answers(
     added: dict[str, tuple[Piece, ...]] = {}
     asked, total = [], 0
     for row in rows:
-        found = places.get(row.answer.casefold()) or holders.get(row.answer) or added.get(row.answer)
-        if not found:
+        answering = places.get(row.answer.casefold()) or holders.get(row.answer) or added.get(row.answer)
+        if not answering:
             made = cut_section(Section((), (Block(row.answer),), row.line), words=words, overlap=overlap)
             top = (-1, name)
-            found = tuple(
-                replace(piece, id=f"{passage_prefix(name)}#{total + place}", file=name, headings=(top,), asks_headings=False)
-                for place, piece in enumerate(made, 1)
+            answering = tuple(
+                replace(piece, id=f"{passage_prefix(name)}#{total + number}", file=name, headings=(top,), asks_headings=False)
+                for number, piece in enumerate(made, 1)
             )
-            total += len(found)
-            added[row.answer] = found
-        asked.append(QuestionPair(row.question, GIVEN, found))
+            total += len(answering)
+            added[row.answer] = answering
+        asked.append(QuestionPair(row.question, GIVEN, answering))
     known = len(asked) - sum(one.pieces[0].file == name for one in asked)
     logger.info("%d of %d questions are answered in the folder; the answers of the others become passages", known, len(asked))
     return asked, [piece for group in added.values() for piece in group]
@@ -102,8 +102,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, str, str]]:
     for line, value in iter_json_objects(path):
         names = list(value)
         question, answer = column(names, QUESTIONS), column(names, ANSWERS + FILES)
-        found = [value[names[place]] if place is not None else "" for place in (question, answer)]
-        texts = [one[0] if isinstance(one, list) and one else one for one in found]
+        values = [value[names[index]] if index is not None else "" for index in (question, answer)]
+        texts = [one[0] if isinstance(one, list) and one else one for one in values]
         asked, answered = (one_line(text) if isinstance(text, str) else "" for text in texts)
         yield line, asked, answered
 
@@ -139,8 +139,8 @@ def _holders(answers: Sequence[str], pieces: Sequence[Piece]) -> dict[str, tuple
         words = words_of(piece.passage().text).split()
         text = f" {' '.join(words)} "
         for size, starts in keys.items():
-            for place in range(len(words) - size + 1):
-                for answer in starts.get(tuple(words[place : place + size]), ()):
+            for start in range(len(words) - size + 1):
+                for answer in starts.get(tuple(words[start : start + size]), ()):
                     wanted = " ".join(words_of(answer).split()[:_COMPARED_WORDS])
                     if f" {wanted} " in text and piece not in by_answer.setdefault(answer, []):
                         by_answer[answer].append(piece)

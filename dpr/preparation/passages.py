@@ -95,27 +95,27 @@ def cut_section(section: Section, *, words: int, overlap: int) -> list[Piece]:
         groups[-1].append((number, text))
         length += size
     pieces, before = [], ""
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         text = _joined(group)
         starts_with_prose = section.blocks[group[0][0]].is_prose
         first, _ = first_sentence(group[0][1]) if starts_with_prose else ("", "")
         rest = text[len(first) :].lstrip()
         repeated = _last_sentences(before, overlap)
-        pieces.append(Piece("", "", section.line, (), repeated, first, rest, place, section.is_question))
+        pieces.append(Piece("", "", section.line, (), repeated, first, rest, index, section.is_question))
         before = text
     return pieces
 
 
 def _units(blocks: Sequence[Block], words: int) -> Iterator[tuple[int, str]]:
     """What a passage takes whole: paragraphs, or sentences of long ones, or parts of long sentences, each with its block's number."""
-    for number, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if len(block.text.split()) <= words:
-            yield number, block.text
+            yield index, block.text
             continue
         for sentence in sentences(block.text) if block.is_prose else [block.text]:
             parts = sentence.split()
             for start in range(0, len(parts), words):
-                yield number, " ".join(parts[start : start + words])
+                yield index, " ".join(parts[start : start + words])
 
 
 def _joined(group: Sequence[tuple[int, str]]) -> str:

@@ -80,8 +80,8 @@ def _arrange(
     left_out: Counter[str] = Counter()
 
     def kept(given: list[str]) -> Iterator[str]:
-        for number, question in enumerate(given):
-            if question and question not in given[:number]:
+        for index, question in enumerate(given):
+            if question and question not in given[:index]:
                 yield question
             else:
                 left_out[f"{'repeated' if question else 'empty'} ones left out"] += 1
@@ -107,8 +107,8 @@ def _write(target: Path, held: PseudoPairs, settings: PairFileSettings) -> dict[
     progress = Progress("writing the corpus", held.num_passages, unit="passages")
 
     def passages() -> Iterator[Passage]:
-        for number, row in enumerate(held.passages(0, held.num_passages)):
-            yield asked[number][1] if number in asked else row.passage
+        for index, row in enumerate(held.passages(0, held.num_passages)):
+            yield asked[index][1] if index in asked else row.passage
             progress.advance(1, 0)
 
     write_passages(target / EVALUATION_CORPUS, passages())

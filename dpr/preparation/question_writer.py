@@ -78,11 +78,11 @@ class QuestionWriter:
         inputs = self._tokenizer(texts, truncation=True, max_length=self._max_length, return_token_type_ids=False)
         questions: list[list[str]] = [[] for _ in passages]
         for places in plan_token_batches(np.array(list(map(len, inputs["input_ids"]))), self._batch_tokens):
-            chosen = {name: [values[place] for place in places] for name, values in inputs.items()}
+            chosen = {name: [values[index] for index in places] for name, values in inputs.items()}
             batch = self._tokenizer.pad(chosen, return_tensors="pt").to(self._model.device)
             states = self._model.get_encoder()(**batch)
             for number in range(count):
-                keys = ((PAIRS, self._settings.seed, number, 0, passages[place][0]) for place in places)
+                keys = ((PAIRS, self._settings.seed, number, 0, passages[index][0]) for index in places)
                 draw = _Draw(np.stack([generator_for(*key).random(self._max_tokens) for key in keys]), self._model)
                 tokens = self._model.generate(
                     generation_config=self._model.generation_config,
@@ -90,8 +90,8 @@ class QuestionWriter:
                     attention_mask=batch["attention_mask"],
                     logits_processor=[draw],
                 )
-                for place, text in zip(places, self._tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
-                    questions[place].append(" ".join(text.split()))
+                for index, text in zip(places, self._tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
+                    questions[index].append(" ".join(text.split()))
         return questions
 
     def write_all(
@@ -129,5 +129,5 @@ class _Draw:
         if not best[:, 0].isfinite().all():
             raise CheckpointError("the model gives scores that are NaN or infinite", file=self._file)
         shares = best.softmax(1).cumsum(1)
-        place = (shares <= next(self._numbers)[:, None]).sum(1, keepdim=True).clamp(max=shares.shape[1] - 1)
-        return torch.full_like(scores, -torch.inf).scatter(1, tokens.gather(1, place), 0.0)
+        drawn = (shares <= next(self._numbers)[:, None]).sum(1, keepdim=True).clamp(max=shares.shape[1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens.gather(1, drawn), 0.0)

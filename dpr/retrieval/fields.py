@@ -37,10 +37,10 @@ class PassageFields:
         """Of passages ``ids`` (N,), fixed-width bytes, and a row of values for each, in the order of ``kinds``."""
         values: dict[str, dict[Any, int]] = {name: {} for name in kinds}
         codes = {name: np.full(len(ids), -1, dtype=np.int32) for name in kinds}
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             for name, value in zip(kinds, row, strict=True):
                 if value is not None:
-                    codes[name][place] = values[name].setdefault(value, len(values[name]))
+                    codes[name][index] = values[name].setdefault(value, len(values[name]))
         return cls(ids, kinds, codes, values)
 
     def matching(self, wanted: Mapping[str, Any]) -> np.ndarray:

@@ -192,9 +192,9 @@ def write_report(
 
 
 def _example(question: Question, text: str, ranking: Ranking, passages: Mapping[str, Passage], judged: Judged, row: int) -> dict[str, Any]:
-    kept = [place for place, (passage, _) in enumerate(ranking[:NUM_HITS]) if passage in passages]
-    right = None if judged.right is None else [[judged.right[row][place] for place in kept]]
-    (result,) = to_results([question], [text], [[ranking[place] for place in kept]], passages, right)
+    kept = [index for index, (passage, _) in enumerate(ranking[:NUM_HITS]) if passage in passages]
+    right = None if judged.right is None else [[judged.right[row][index] for index in kept]]
+    (result,) = to_results([question], [text], [[ranking[index] for index in kept]], passages, right)
     return asdict(replace(example_of(result), first_right_rank=judged.first_right_rank(row)))
 
 

@@ -74,7 +74,7 @@ class SearchSettings:
         if isinstance(value.get("indexer"), str):  # of earlier versions, which kept no settings of it
             value["indexer"] = {"kind": value["indexer"]}
         try:
-            passages = [_typed(PassageSource, item, f"passages[{place}].") for place, item in enumerate(_list(value, "passages"))]
+            passages = [_typed(PassageSource, item, f"passages[{index}].") for index, item in enumerate(_list(value, "passages"))]
             parts: dict[str, Any] = {"form": _typed(QuestionForm, value.get("form", {}), "form.")}
             parts["text"] = _typed(GivenTextSettings, value.get("text", {}), "text.")
             parts["text"].check("text.")

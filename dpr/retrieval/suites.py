@@ -76,12 +76,12 @@ def read_suite(
         return [_test_set(suite.resolve().name, SuiteSetConfig(folder=str(suite)), suite, split, Path(), cache)]
     folders = [folder for folder in sorted(suite.iterdir()) if folder.is_dir()]
     of = [(folder, SuiteSetConfig(folder=str(folder))) for folder in folders if _is_set(folder, split)]
-    found = [_test_set(folder.name, options, folder, split, Path(), cache) for folder, options in of]
-    if not found:
+    test_sets = [_test_set(folder.name, options, folder, split, Path(), cache) for folder, options in of]
+    if not test_sets:
         raise InputError("holds no test set", file=suite, expected=f"{_EXPECTED}, in the folder or in folders in it")
     if others := [folder.name for folder in folders if not _is_set(folder, split)]:
         logger.info("%s: no test sets in %s", suite, ", ".join(others))
-    return found
+    return test_sets
 
 
 def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> list[TestSet]:
@@ -94,7 +94,7 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
     if not isinstance(entries, Mapping) or not entries:
         raise InputError("no sets", file=file, expected="sets: {name: folder, ...}, or name: {folder: ..., split: ..., query_prefix: ...}")
     known = [item.name for item in fields(SuiteSetConfig)]
-    found = []
+    test_sets = []
     for name, entry in entries.items():
         given: Any = {"folder": entry} if isinstance(entry, str) else entry
         if not isinstance(name, str) or Path(name).name != name or name.startswith("."):
@@ -109,10 +109,10 @@ def _listed(entries: Any, file: Path, base: Path, split: str, cache: Path) -> li
         if options.source and not matching_paths(base / str(options.file or options.folder or options.corpus)):
             logger.warning("%s is left out: not in %s; it is %s", name, base, options.source)
             continue
-        found.append(_test_set(name, options, file, split, base, cache))
-    if not found:
+        test_sets.append(_test_set(name, options, file, split, base, cache))
+    if not test_sets:
         raise InputError(f"holds none of the sets {', '.join(entries)}", file=base, expected="some, as in docs/collections.md")
-    return found
+    return test_sets
 
 
 def _test_set(name: str, options: SuiteSetConfig, source: Path, split: str, base: Path, cache: Path) -> TestSet:

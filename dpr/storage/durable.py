@@ -240,13 +240,13 @@ def verify_folder(path: Path) -> list[str]:
     problems = []
     present: set[str] = set()
     for name in names_below(path):
-        found = path / name
-        if found.is_symlink():
+        file = path / name
+        if file.is_symlink():
             problems.append(f"{name}: is a symbolic link")
-        elif found.is_dir():
+        elif file.is_dir():
             continue
         elif name in listed:
-            problems += [f"{name}: {problem}" for problem in _differences(found, listed[name])]
+            problems += [f"{name}: {problem}" for problem in _differences(file, listed[name])]
         elif name != MANIFEST:
             problems.append(f"{name}: is not in the manifest")
         present.add(name)
@@ -257,8 +257,8 @@ def names_below(folder: Path) -> list[str]:
     """Names of all files and folders in a folder, relative to it, sorted; links to folders are not followed."""
     names: list[str] = []
     for parent, folders, files in os.walk(folder):
-        place = Path(parent).relative_to(folder).as_posix()
-        names += (name if place == "." else f"{place}/{name}" for name in (*folders, *files))
+        relative = Path(parent).relative_to(folder).as_posix()
+        names += (name if relative == "." else f"{relative}/{name}" for name in (*folders, *files))
     return sorted(names)
 
 

@@ -56,13 +56,13 @@ def require_writable(target: str | Path, *, folder: bool = False) -> None:
             raise OutputError(target, "it is the root of the file system", hint="name a folder")
         if target.is_dir() and not folder:
             raise OutputError(target, "it is a folder", hint="name a file")
-        place = target if folder else target.parent
-        while not (place.exists() or place.is_symlink()):
-            place = place.parent
-        if not place.is_dir():
-            raise OutputError(target, f"{place} is not a folder")
-        remove_leftovers_once(place)
-        probe = temporary_beside(place / "probe")
+        existing = target if folder else target.parent
+        while not (existing.exists() or existing.is_symlink()):
+            existing = existing.parent
+        if not existing.is_dir():
+            raise OutputError(target, f"{existing} is not a folder")
+        remove_leftovers_once(existing)
+        probe = temporary_beside(existing / "probe")
         try:
             open_own(probe, "xb").close()
         finally:

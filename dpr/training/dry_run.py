@@ -63,7 +63,7 @@ def dry_run(trainer: BiEncoderTrainer) -> DryRun:
         ready = [next(batches) for _ in range(trainer.plan.accumulation)]
         wait_for(trainer.device)
         start, tokens = time.perf_counter(), float(sum(batch.num_tokens for batch in ready))
-        trainer.results = [trainer.forward_backward(batch, number) for number, batch in enumerate(ready)]
+        trainer.results = [trainer.forward_backward(batch, index) for index, batch in enumerate(ready)]
         trainer.update()
         wait_for(trainer.device)
         elapsed = time.perf_counter() - start

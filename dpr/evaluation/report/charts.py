@@ -42,7 +42,7 @@ def line_chart(
 ) -> Chart:
     """Labelled curves over a common x; a curve of one point is a dot. Shares (``percent``) start at zero. ``bands``: the interval at each
     x, one mapping for each of ``series``."""
-    with_bands = [(*one, bands[place] if bands else {}) for place, one in enumerate(series)]
+    with_bands = [(*one, bands[index] if bands else {}) for index, one in enumerate(series)]
     kept = [(label, found, band) for label, points, band in with_bands if (found := finite(points, log_x=log_x))]
     drawn = [(label, points) for label, points, _ in kept]
     if not drawn:
@@ -86,10 +86,10 @@ def bar_chart(title: str, groups: Sequence[str], series: Sequence[tuple[str, Seq
     for place, group in enumerate(groups):
         start = LEFT + room * place
         bars = []
-        for number, (label, values) in enumerate(series):
+        for index, (label, values) in enumerate(series):
             y = axis.place(values[place])
             size = {"width": max(width - 1, 1), "height": max(BASE - y, 0)}
-            bars.append({"x": start + room * 0.08 + width * number, "y": y, **size, "text": f"{label}, {group}: {values[place]:.1%}"})
+            bars.append({"x": start + room * 0.08 + width * index, "y": y, **size, "text": f"{label}, {group}: {values[place]:.1%}"})
         drawn.append({"name": group, "middle": start + room / 2, "bars": bars})
     y_ticks = [(axis.place(value), f"{value * 100:.4g}%") for value in ticks]
     return {"title": title, "labels": [label for label, _ in series], "x_label": x_label, "y_ticks": y_ticks, "groups": drawn}

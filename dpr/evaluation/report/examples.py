@@ -55,7 +55,7 @@ def spread(items: Iterable[Any], number: int) -> list[Any]:
         kept.append(item)
         if len(kept) == 2 * number:
             kept, stride = kept[::2], 2 * stride
-    return [kept[place * len(kept) // number] for place in range(number)] if len(kept) > number else kept
+    return [kept[index * len(kept) // number] for index in range(number)] if len(kept) > number else kept
 
 
 def example_of(result: RetrievedQuestion) -> Example:

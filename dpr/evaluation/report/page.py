@@ -102,8 +102,8 @@ def _headline(report: Report) -> dict[str, Any] | None:
     if report.table is not None:  # which says more
         return None
     groups = _groups(report.retrievals)
-    if len(groups) == 1 and (found := headline(groups[0][:_MOST_RUNS])):
-        return found
+    if len(groups) == 1 and (shown := headline(groups[0][:_MOST_RUNS])):
+        return shown
     run = report.training
     if run is None or report.retrievals:
         return None
@@ -250,8 +250,8 @@ def _examples(retrievals: Sequence[Retrieval]) -> list[list[tuple[str, Example]]
     """Each question with what the runs found for it."""
     runs = [one for one in retrievals if one.examples][:_MOST_RUNS]
     by_run = [(cut(one.label, 40), {(example.id, example.question): example for example in one.examples}) for one in runs]
-    wanted = list(dict.fromkeys(key for _, found in by_run for key in found))[:NUM_EXAMPLES]
-    return [[(label, found[key]) for label, found in by_run if key in found] for key in wanted]
+    wanted = list(dict.fromkeys(key for _, examples in by_run for key in examples))[:NUM_EXAMPLES]
+    return [[(label, examples[key]) for label, examples in by_run if key in examples] for key in wanted]
 
 
 def _pieces(text: str, answers: Sequence[str]) -> list[str]:

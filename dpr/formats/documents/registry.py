@@ -139,6 +139,6 @@ def decoded(data: bytes) -> str:
         text = data.decode(encoding)
     except UnicodeDecodeError:
         text = data.decode("cp1252", errors="replace")
-    if found := _BINARY.search(text):
-        raise InputError(f"not text: it holds the byte 0x{ord(found[0]):02x}")
+    if match := _BINARY.search(text):
+        raise InputError(f"not text: it holds the byte 0x{ord(match[0]):02x}")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -53,69 +53,69 @@ class _Reader:
         self.start = 1
 
     def read(self) -> Document:
-        place = 0
-        while place < len(self.lines):
-            place = self._step(place)
+        index = 0
+        while index < len(self.lines):
+            index = self._step(index)
         self._flush()
         return self.builder.finish()
 
-    def _step(self, place: int) -> int:
+    def _step(self, index: int) -> int:
         """Reads what begins at a line; returns the line after it."""
-        line = self.lines[place]
+        line = self.lines[index]
         if not line:
             self._flush()
-            return place + 1
-        if taken := self._heading(place):
-            return place + taken
+            return index + 1
+        if taken := self._heading(index):
+            return index + taken
         if match := _DIRECTIVE_LINE.fullmatch(line.lstrip()):
             self._flush()
-            return self._directive(place, match[1].lower(), match[2])
+            return self._directive(index, match[1].lower(), match[2])
         if _EXPLICIT.match(line.lstrip()):  # a comment, a target, a footnote
             self._flush()
-            return self._end_of_indented(place)
+            return self._end_of_indented(index)
         if not self.block:
-            self.start = place + 1
+            self.start = index + 1
         self.block.append(line.strip())
         if line.endswith("::"):
             self._flush()
-            end = self._end_of_indented(place)
-            self.builder.add(" ".join(self.lines[place + 1 : end]), is_prose=False)
+            end = self._end_of_indented(index)
+            self.builder.add(" ".join(self.lines[index + 1 : end]), is_prose=False)
             return end
-        return place + 1
+        return index + 1
 
-    def _heading(self, place: int) -> int:
+    def _heading(self, index: int) -> int:
         """Opens the section whose title begins here; returns how many lines that took, 0 where none does."""
         if self.block:
             return 0
-        is_over = bool(_ADORNMENT.fullmatch(self.lines[place])) and place + 2 < len(self.lines)
-        under = self.lines[place + 1 + is_over] if place + 1 + is_over < len(self.lines) else ""
-        title = self.lines[place + is_over]
+        is_over = bool(_ADORNMENT.fullmatch(self.lines[index])) and index + 2 < len(self.lines)
+        under = self.lines[index + 1 + is_over] if index + 1 + is_over < len(self.lines) else ""
+        title = self.lines[index + is_over]
         if not _ADORNMENT.fullmatch(under) or _ADORNMENT.fullmatch(title) or not title or (not is_over and title[0] == " "):
             return 0
-        if len(under) + 2 < len(title) or (is_over and self.lines[place][0] != under[0]):
+        if len(under) + 2 < len(title) or (is_over and self.lines[index][0] != under[0]):
             return 0
         level = self.levels.setdefault((under[0], is_over), len(self.levels) + 1)
-        self.builder.heading(level, clean_markup(title), place + 1)
+        self.builder.heading(level, clean_markup(title), index + 1)
         return 2 + is_over
 
-    def _directive(self, place: int, name: str, argument: str) -> int:
-        end = self._end_of_indented(place)
+    def _directive(self, index: int, name: str, argument: str) -> int:
+        end = self._end_of_indented(index)
         if name in _CODE:
-            body = [line for line in self.lines[place + 1 : end] if not _OPTION.fullmatch(line.strip())]
+            body = [line for line in self.lines[index + 1 : end] if not _OPTION.fullmatch(line.strip())]
             self.builder.add(" ".join(body), is_prose=False)
             return end
         if name not in _SHOWN:
             return end
-        place += 1
-        while place < end and _OPTION.fullmatch(self.lines[place].strip()):
-            place += 1
+        index += 1
+        while index < end and _OPTION.fullmatch(self.lines[index].strip()):
+            index += 1
         if argument:
-            self.start, self.block = place, [argument]
-        return place  # what is indented is read like any other text
+            self.start, self.block = index, [argument]
+        return index  # what is indented is read like any other text
 
-    def _end_of_indented(self, place: int) -> int:
-        own = len(self.lines[place]) - len(self.lines[place].lstrip())
-        end = place + 1
+    def _end_of_indented(self, index: int) -> int:
+        own = len(self.lines[index]) - len(self.lines[index].lstrip())
+        end = index + 1
         while end < len(self.lines) and (not self.lines[end] or len(self.lines[end]) - len(self.lines[end].lstrip()) > own):
             end += 1
         return end

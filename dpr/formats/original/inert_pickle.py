@@ -164,23 +164,23 @@ def _refusing_damage() -> Iterator[None]:
 def _check_operations(data: mmap.mmap) -> None:
     """Walks through the operations up to the last. A vector has some thirty, so the usual ones only look up a number and add it."""
     sizes = [_FIXED.get(code, -1) for code in range(256)]
-    place, end, count = 0, len(data), 0
-    while (code := data[place]) != _STOP:
-        place += 1
+    offset, end, count = 0, len(data), 0
+    while (code := data[offset]) != _STOP:
+        offset += 1
         count += 1
         size = sizes[code]
         if size >= 0:
-            if size == 4 and code == _LONG_PUT and int.from_bytes(data[place : place + 4], "little") > count:
+            if size == 4 and code == _LONG_PUT and int.from_bytes(data[offset : offset + 4], "little") > count:
                 raise MalformedPickle("damaged (a memo number too high)")
-            place += size
+            offset += size
         elif (size := 8 if code == _FRAME else _COUNTED.get(code, 0)) > 0:
-            length = int.from_bytes(data[place : place + size], "little")
-            place += size
-            if length > end - place:
-                raise MalformedPickle(f"{length} bytes are announced, {end - place} are left")
-            place += 0 if code == _FRAME else length
+            length = int.from_bytes(data[offset : offset + size], "little")
+            offset += size
+            if length > end - offset:
+                raise MalformedPickle(f"{length} bytes are announced, {end - offset} are left")
+            offset += 0 if code == _FRAME else length
         elif code == _GLOBAL:
             for _ in range(2):  # module and name, a line each
-                place = data.find(b"\n", place) + 1 or end
+                offset = data.find(b"\n", offset) + 1 or end
         else:
             raise MalformedPickle(f"operation {bytes([code])!r} is not read here")

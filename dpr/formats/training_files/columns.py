@@ -152,11 +152,11 @@ class _Parser:
 
 
 def _first(record: dict[str, Any], names: tuple[str, ...], role: str) -> str:
-    found = [name for name in names if name in record]
-    if not found:
+    present = [name for name in names if name in record]
+    if not present:
         shown = ", ".join(list(record)[:12])
         raise ValueError(f"no column for the {role} among {shown}, expected {', '.join(names)}, or {role}=COLUMN")
-    return found[0]
+    return present[0]
 
 
 def _at(record: Any, path: str) -> Any:

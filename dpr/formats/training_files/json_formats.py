@@ -138,19 +138,19 @@ def read_squad(path: Path, options: ReadOptions) -> Iterator[SourceRow]:
 
     Bad rows are named by the line of their article and the place inside it, since most such files are a single line.
     """
-    for number, record in enumerate(iter_member_records(path, "data")):
+    for index, record in enumerate(iter_member_records(path, "data")):
         if record.error is not None:
             yield SourceRow(path, record.line, None, record.error, record.sha256())
         else:
-            yield from _article(path, record.line, record.value, f"data[{number}]")
+            yield from _article(path, record.line, record.value, f"data[{index}]")
 
 
 def _article(path: Path, line: int, article: dict[str, Any], where: str) -> Iterator[SourceRow]:
     title = article.get("title")
     # File names of Wikipedia pages have underscores for spaces.
     title = title.replace("_", " ") if isinstance(title, str) else title
-    for number, paragraph in enumerate(_objects(article.get("paragraphs"))):
-        inside = f"{where}.paragraphs[{number}]"
+    for index, paragraph in enumerate(_objects(article.get("paragraphs"))):
+        inside = f"{where}.paragraphs[{index}]"
         if paragraph is None or not isinstance(paragraph.get("qas"), list):
             problem = InputError(f"{inside} is not a paragraph", file=path, line=line, expected="an object with context and a list qas")
             yield SourceRow(path, line, None, problem)

@@ -51,9 +51,9 @@ class Lookup(MappedBatches):
         """Passages ``start`` to ``stop``, in the order of the file."""
         stop = len(self) if stop is None else min(stop, len(self))
         while start < stop:
-            batch, place = self.find(start)
-            taken = min(batch.num_rows - place, stop - start)
-            columns = (batch.column(name).slice(place, taken).to_pylist() for name in ("text", "title", "id"))
+            batch, index = self.find(start)
+            taken = min(batch.num_rows - index, stop - start)
+            columns = (batch.column(name).slice(index, taken).to_pylist() for name in ("text", "title", "id"))
             yield from (Passage(*values) for values in zip(*columns, strict=True))
             start += taken
 
@@ -64,32 +64,32 @@ class Lookup(MappedBatches):
 
     def id_at(self, row: int) -> str:
         """The id of the ``row``-th record of the file."""
-        batch, place = self.find(row)
-        return str(batch.column("id")[place].as_py())
+        batch, index = self.find(row)
+        return str(batch.column("id")[index].as_py())
 
     def passage(self, key: str) -> Passage:
         """The passage with this id. Raises ValueError if there is none."""
-        batch, place = self._with_id(key, "passage")
-        return Passage(batch.column("text")[place].as_py(), batch.column("title")[place].as_py(), key)
+        batch, index = self._with_id(key, "passage")
+        return Passage(batch.column("text")[index].as_py(), batch.column("title")[index].as_py(), key)
 
     def question(self, key: str) -> tuple[str, tuple[str, ...]]:
         """The question with this id and its answers. Raises ValueError if there is none."""
-        batch, place = self._with_id(key, "question")
-        return batch.column("text")[place].as_py(), tuple(batch.column("answers")[place].as_py())
+        batch, index = self._with_id(key, "question")
+        return batch.column("text")[index].as_py(), tuple(batch.column("answers")[index].as_py())
 
     def refuse_repeats(self) -> None:
         """Raises InputError where an id occurs twice."""
         hashes, rows = self._index.pairs.T
-        for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
-            first, second = (self.id_at(int(row)) for row in rows[place : place + 2])
+        for index in np.flatnonzero(hashes[1:] == hashes[:-1]):
+            first, second = (self.id_at(int(row)) for row in rows[index : index + 2])
             if first == second:
                 raise InputError(f"the id {first!a} occurs twice", file=self.path, expected="unique ids")
 
     def _with_id(self, key: str, what: str) -> tuple[pa.RecordBatch, int]:
         for row in self._index.rows(text_hash(key)):
-            batch, place = self.find(row)
-            if batch.column("id")[place].as_py() == key:
-                return batch, place
+            batch, index = self.find(row)
+            if batch.column("id")[index].as_py() == key:
+                return batch, index
         raise ValueError(f"the {what} id {key!a} is not in {self.path}")
 
 

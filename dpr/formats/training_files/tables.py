@@ -102,9 +102,9 @@ def _rows(path: Path, options: ReadOptions, width: int) -> Iterator[SourceRow]:
     if (queries is None) != (corpus is None):
         raise ConfigError("rows of ids need both, the questions and the passages: queries=queries.tsv corpus=collection.tsv")
     parse = partial(_sample, width, queries, corpus, options.min_grade)
-    for number, (line, fields) in enumerate(table_rows(path)):
+    for index, (line, fields) in enumerate(table_rows(path)):
         names = [field.strip().lower() for field in fields]
-        if number or names[0] not in QUESTIONS or not are_column_names(names):  # else a header
+        if index or names[0] not in QUESTIONS or not are_column_names(names):  # else a header
             yield parsed_row(path, line, parse, fields)
         elif names[1:2] and names[1] not in _PASSAGES:
             warn_of_header(path, line, tuple(fields))

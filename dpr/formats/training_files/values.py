@@ -47,7 +47,7 @@ def passages_of(value: Any, where: str, corpus: Lookup | None = None, *, title: 
         return ()
     keys = _SCORE_KEYS.get(where, TEACHER_KEYS)
     if isinstance(value, list | tuple):
-        return tuple(_passage(item, f"{where}[{number}]", corpus, title, keys) for number, item in enumerate(value))
+        return tuple(_passage(item, f"{where}[{index}]", corpus, title, keys) for index, item in enumerate(value))
     return (_passage(value, where, corpus, title, keys),)
 
 
@@ -56,7 +56,7 @@ def with_scores(passages: tuple[Passage, ...], value: Any, where: str) -> tuple[
     listed = value if isinstance(value, list | tuple) else [value]
     if len(listed) != len(passages):
         raise ValueError(f"{where} has {len(listed)} values for {len(passages)} passages, expected one for each")
-    scores = [checked_score(score, f"{where}[{number}]") for number, score in enumerate(listed)]
+    scores = [checked_score(score, f"{where}[{index}]") for index, score in enumerate(listed)]
     return tuple(replace(passage, teacher_score=score) for passage, score in zip(passages, scores, strict=True))
 
 

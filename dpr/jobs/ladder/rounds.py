@@ -170,10 +170,10 @@ class LadderBuilder:
             given |= {"precision": config.train.precision, "device": config.device_or_cpu}
 
         def command() -> list[str]:
-            found = {} if model is None or embed is None else {"model_file": self._model_of(model), "vectors": embed.folder / VECTORS}
-            pairs = {key: value for key, value in (given | found).items() if value is not None}
+            trained = {} if model is None or embed is None else {"model_file": self._model_of(model), "vectors": embed.folder / VECTORS}
+            pairs = {key: value for key, value in (given | trained).items() if value is not None}
             texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in pairs.items()}
-            return ["mine", *map(str, files), *(f"{key}={text}" for key, text in texts.items()), *(self.pooling if found else [])]
+            return ["mine", *map(str, files), *(f"{key}={text}" for key, text in texts.items()), *(self.pooling if trained else [])]
 
         inputs: dict[str, Sequence[Path]] = {**self.corpus, **({"train_datasets": source.files} if base is None else {})}
         if config.mine.cross_encoder is not None:
@@ -195,13 +195,13 @@ class LadderBuilder:
         used = list(self.files)[-1:] if self.continues or not config.ladder.keep_earlier else list(self.files)
         entries: dict[str, Any] = {}
         places: list[int] = []
-        for place, source in enumerate(self.sources):
+        for index, source in enumerate(self.sources):
             for label in used:
                 stage = self.files[label].get(source.name)
                 # A run that is resumed has to find its data set under the same name.
                 key = source.name if self.continues or stage is None else f"{source.name}_{label}"
                 entries[key] = data_set_entry(source, None if stage is None else _mined_file(stage, source))
-                places.append(place)
+                places.append(index)
         train = train_settings(config, entries, places, output_dir=folder, processes=config.ladder.processes)
         if self.continues:
             train.train = replace(train.train, stop_at_epoch=config.ladder.stop_epochs(config.train.num_train_epochs)[number - 1])
@@ -268,16 +268,16 @@ class LadderBuilder:
 
     def _check_prefixes_agree(self) -> None:
         shared = {"query_prefix": self.query_prefixes, "passage_prefix": self.passage_prefixes, "prompt": self.prompts}
-        for key, found in shared.items():
-            if len(found) > 1:
-                which = ", ".join(f"{name} has {prefix!r}" for prefix, name in found.items())
+        for key, sets in shared.items():
+            if len(sets) > 1:
+                which = ", ".join(f"{name} has {prefix!r}" for prefix, name in sets.items())
                 raise ConfigError(f"ladder.questions: with which {key}? {which}; evaluate by hand with dpr retrieve, or give all sets one")
 
 
 def _existing(key: str, path: str) -> Path:
-    if not (found := Path(path).expanduser()).exists():
+    if not (file := Path(path).expanduser()).exists():
         raise ConfigError(f"{key}={path} does not exist")
-    return found
+    return file
 
 
 def _check_can_be_mined(source: NamedSource) -> None:

@@ -98,7 +98,7 @@ def replace_gelu(backbone: Any) -> None:
     """Replaces every exact GELU inside a backbone by ``Gelu``, if its output stays the same: it could use the argument once more."""
     from transformers.activations import GELUActivation
 
-    found = [
+    exact = [
         (parent, name, child)
         for parent in backbone.modules()
         for name, child in parent.named_children()
@@ -107,9 +107,9 @@ def replace_gelu(backbone: Any) -> None:
     batch = sample_batch(backbone)
     with suppress(*FAILURES), trial(backbone):
         expected = padded_states(backbone, batch)
-        for parent, name, _ in found:
+        for parent, name, _ in exact:
             setattr(parent, name, Gelu())
         if agree(padded_states(backbone, batch), expected):
             return
-    for parent, name, child in found:
+    for parent, name, child in exact:
         setattr(parent, name, child)

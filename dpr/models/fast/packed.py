@@ -139,22 +139,22 @@ def _bag_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling) -> Tensor:
     lengths = batch.lengths.to(batch.tokens.device, non_blocking=True)
     if isinstance(pooling, RootIdfPooling):
         return _root_bags(backbone, batch, pooling, lengths)
-    distinct, place = torch.unique(batch.tokens, return_inverse=True)
+    distinct, inverse = torch.unique(batch.tokens, return_inverse=True)
     rows: Tensor = _Rows.apply(backbone.get_input_embeddings().weight, distinct)
     if isinstance(pooling, IdfPooling):
         rows = rows * pooling.token_weights[distinct][:, None]
     elif type(pooling) is not MeanPooling:
-        return pooling.packed(rows[place], batch.tokens, lengths, batch.position)
-    return nn.functional.embedding_bag(place, rows, torch.cumsum(lengths, 0) - lengths, mode="mean")
+        return pooling.packed(rows[inverse], batch.tokens, lengths, batch.position)
+    return nn.functional.embedding_bag(inverse, rows, torch.cumsum(lengths, 0) - lengths, mode="mean")
 
 
 def _root_bags(backbone: Any, batch: TokenBatch, pooling: RootIdfPooling, lengths: Tensor) -> Tensor:
     """The same with each distinct token of a text added once, times what its repeats count."""
     vocab_size = len(pooling.token_weights)
     held, _, counts = repeats(batch.tokens, lengths, vocab_size)
-    distinct, place = torch.unique(held % vocab_size, return_inverse=True)
+    distinct, inverse = torch.unique(held % vocab_size, return_inverse=True)
     rows: Tensor = _Rows.apply(backbone.get_input_embeddings().weight, distinct) * pooling.token_weights[distinct][:, None]
     starts = torch.searchsorted(held, torch.arange(len(lengths), device=held.device) * vocab_size)
     counted = pooling.counted(counts.to(rows.dtype), lengths[held // vocab_size].to(rows.dtype))
-    sums = nn.functional.embedding_bag(place, rows, starts, mode="sum", per_sample_weights=counted)
+    sums = nn.functional.embedding_bag(inverse, rows, starts, mode="sum", per_sample_weights=counted)
     return sums / lengths[:, None]

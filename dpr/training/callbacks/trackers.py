@@ -161,8 +161,8 @@ class MLflow(Tracker):
         if self.id is not None:
             self._client.update_run(self.id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(self.project)
-        experiment = self._client.create_experiment(self.project) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(self.project)
+        experiment = self._client.create_experiment(self.project) if existing is None else existing.experiment_id
         self.id = self._client.create_run(experiment, run_name=self.run_name or run.output_dir.name).info.run_id
         settings = [self._mlflow.entities.Param(name, str(value)[:500]) for name, value in flat_values(run.settings).items()]
         for first in range(0, len(settings), 100):  # as many as a call may have
