@@ -15,7 +15,8 @@ from typing import Any
 
 from dpr.cli.arguments import KEEP_SPACES, Arguments, exists, is_one_of, is_ready, items_of
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Setting, put_back_idle, quoted
+from dpr.core.setting_keys import Setting, quoted
+from dpr.core.settings import put_back_idle
 
 _PLAIN = re.compile(r"[\w./+\-@%*?|:]+", re.ASCII)
 _TEXT_OPTIONS = (*KEEP_SPACES, "special_token", "special_query_token", "query_special_suffix")  # of an entry; "[Q]" is not a list there

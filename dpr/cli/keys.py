@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpr.cli.legacy import RETIRED, translate
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Setting
+from dpr.core.setting_keys import Setting
 from dpr.core.suggestions import same_elsewhere, suggestion
 
 _SHOWN = 3

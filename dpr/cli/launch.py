@@ -21,7 +21,8 @@ from dpr.cli.legacy import with_original_defaults
 from dpr.core.errors import ConfigError
 from dpr.core.logs import configure_logging
 from dpr.core.machine import launched
-from dpr.core.settings import Setting, Settings, check_type, quoted, sections, settings, type_name, without_none
+from dpr.core.setting_keys import Setting, quoted, sections, settings
+from dpr.core.settings import Settings, check_type, type_name, without_none
 
 Config = TypeVar("Config", bound=Settings)
 Job = Callable[[Config], Any]

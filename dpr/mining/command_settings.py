@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from dpr.core.compute_settings import ClusterSettings, ForwardSettings
 from dpr.core.errors import ConfigError
-from dpr.core.settings import Settings, require_set, setting, settings
+from dpr.core.setting_keys import settings
+from dpr.core.settings import Settings, require_set, setting
 from dpr.embedding.settings import CheckpointEncoderConfig
 from dpr.indexer.settings import Bm25Settings
 from dpr.mining.settings import MiningSettings, ModelSearchSettings

@@ -14,7 +14,7 @@ from dpr.cli.arguments import parse
 from dpr.cli.keys import check_keys, conf_folder, group_options
 from dpr.cli.launch import launch
 from dpr.cli.main import COMMANDS
-from dpr.core.settings import sections, settings
+from dpr.core.setting_keys import sections, settings
 from dpr.data.settings import DataSetSettings
 from dpr.embedding.settings import PassageSourceConfig
 from dpr.preparation.settings import ResourceConfig

@@ -6,8 +6,9 @@ from functools import cache
 from typing import Any, get_args
 
 from dpr.core.errors import ConfigError
+from dpr.core.setting_keys import Setting, settings
 from dpr.core.setting_rules import Condition, Leaf, conditions_of
-from dpr.core.settings import Setting, Settings, leaves, settings
+from dpr.core.settings import Settings, leaves
 
 
 @cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpr.core.errors import InputError
-from dpr.core.settings import quoted
+from dpr.core.setting_keys import quoted
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.ladder.stages import Stage

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, check_type, flat_values, sections, setting, settings
+from dpr.core.setting_keys import sections, settings
+from dpr.core.settings import IDENTITY, NO_EFFECT, WARNED, Settings, check_type, flat_values, setting
 
 
 @dataclass

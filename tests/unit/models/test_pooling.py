@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpr.core.errors import CheckpointError, ConfigError
-from dpr.core.settings import settings
+from dpr.core.setting_keys import settings
 from dpr.data.packing import plan_buckets
 from dpr.models.backbones import backbone_from_config
 from dpr.models.biencoder import BiEncoder

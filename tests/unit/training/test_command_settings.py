@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpr.core.errors import ConfigError
-from dpr.core.settings import settings
+from dpr.core.setting_keys import settings
 from dpr.training.command_settings import BiEncoderTrainConfig
 
 

@@ -14,7 +14,8 @@ import torch
 
 from dpr.core.errors import CheckpointError
 from dpr.core.records import TrainingSample
-from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, Setting, flat_values, settings
+from dpr.core.setting_keys import Setting, settings
+from dpr.core.settings import CONTENT, IDENTITY, NO_EFFECT, START, WARNED, flat_values
 from dpr.formats.checkpoints import CONFIG_FILE, STATE_FILE, checkpoint_folders
 from dpr.formats.training_sets import write_training_set
 from dpr.jobs.sources import resolve_training_files
