@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +100,23 @@ def test_a_check_names_the_key_the_value_and_what_is_allowed(changes: dict[str, 
 def test_what_is_allowed_passes() -> None:
     Outer().check()
     Outer(count=3, rate=1, dropout=0.0, epochs=[0, 2], where="[CLS]", inner=Inner(1.0, "b")).check()
+
+
+def test_settings_are_made_of_a_mapping_in_which_none_is_the_default() -> None:
+    assert Outer.from_mapping({"count": 3, "rate": None, "epochs": [0]}, "train.") == Outer(count=3, epochs=[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cuont": 3}, "unknown setting train.cuont; did you mean count?"),
+        ({"nothing": 3}, "unknown setting train.nothing; it has count, rate, dropout, epochs, where, inner"),
+        ({"count": 0}, "train.count=0 is out of range"),
+    ],
+)
+def test_a_mapping_with_what_is_no_setting_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Outer.from_mapping(given, "train.")
 
 
 def test_settings_are_listed_with_their_words_and_rules() -> None:
