@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,8 +18,8 @@ INPUTS = "inputs"
 OUT, DATA = "${out}", "${data}"
 """What stays in a command until it is run: the folder to write, and that of local data."""
 _VARIABLE = re.compile(r"\$\{([\w/.-]+)\}")
-_FAMILY = {"title", "about", "with", "inputs", "stages", "costs", "rows", "mini"}
-_ROW, _MINI = {"title", "with", "numbers"}, {"about", "with", "stages", "numbers"}
+_FAMILY = {"title", "about", "common", "with", "inputs", "stages", "costs", "rows", "mini"}
+_ROW, _MINI = {"title", "with", "costs", "numbers"}, {"about", "with", "stages", "numbers"}
 Place = tuple[str | int, ...]
 
 
@@ -158,7 +158,12 @@ def _row(file: Path, family: dict[str, Any], name: str, entry: dict[str, Any], *
     variables = {key: str(value) for part in (family, entry, small) for key, value in (part.get("with") or {}).items()} | dict(given)
     stages: dict[str, Any] = {INPUTS: {}, **_checked(family.get("stages"), None, file, "stages"), **small.get("stages", {})}
     commands = {f"{stage}/{label}": str(line) for stage, lines in stages.items() for label, line in (lines or {}).items()}
-    inputs = {} if mini else {key: {"step": "files", "get": "", **value} for key, value in family.get("inputs", {}).items()}
+
+    def filled(text: str) -> str:
+        return _with_out(_filled(text, variables, file, name), commands)
+
+    entries = {} if mini else {key: {"step": "files", "get": "", **value} for key, value in family.get("inputs", {}).items()}
+    inputs = {key: {part: filled(text) if isinstance(text, str) else text for part, text in each.items()} for key, each in entries.items()}
     steps: list[Step] = []
     for step, line in commands.items():
         text = _filled(line, {**variables, "to": f"${{{step}}}"}, file, f"stages.{step}")
@@ -172,12 +177,12 @@ def _row(file: Path, family: dict[str, Any], name: str, entry: dict[str, Any], *
     place: Place = ("mini",) if mini else ("rows", name)
     items = (small if mini else entry).get("numbers", [])
     numbers = [_number(item, file, (*place, "numbers", index)) for index, item in enumerate(items)]
-    for number in numbers:
-        number.difference[:] = [_with_out(_filled(text, variables, file, number.name), commands) for text in number.difference]
+    numbers = [replace(each, read=filled(each.read), difference=[filled(text) for text in each.difference]) for each in numbers]
     if lost := [number.step_name for number in numbers if number.step_name not in commands]:
         raise InputError(f"a number of {name} is of {lost[0]}", file=file, expected=f"a command: {', '.join(commands)}")
     inputs = {key: inputs[key] for step in steps for key in reads(step, inputs)}
-    return Row(name, str(entry.get("title") or family["title"]), file, steps, numbers, inputs, family.get("costs", {}))
+    costs = {**family.get("costs", {}), **entry.get("costs", {})}
+    return Row(name, str(entry.get("title") or family["title"]), file, steps, numbers, inputs, costs)
 
 
 def _with_out(text: str, commands: Mapping[str, str]) -> str:
@@ -186,7 +191,7 @@ def _with_out(text: str, commands: Mapping[str, str]) -> str:
 
 
 def _names(text: str, key: str, path: str) -> bool:
-    return bool(re.search(rf"(?<![\w./-]){re.escape(key)}(?![\w/-])", text)) or path in text
+    return bool(re.search(rf"(?<![\w./-]){re.escape(key)}(?![\w/-])|{re.escape(path)}(?![\w.-])", text))
 
 
 def reads(step: Step, inputs: Mapping[str, Mapping[str, Any]]) -> list[str]:

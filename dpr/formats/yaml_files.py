@@ -34,9 +34,10 @@ def read_yaml(path: str | Path) -> Any:
 
 def with_values(text: str, values: Mapping[tuple[str | int, ...], str]) -> str:
     """YAML with other texts at these places, each the keys and numbers that lead to a plain value; comments and all else stay."""
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     places = []
     for keys, value in values.items():
-        node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = root
         for key in keys:
             children = node.value if isinstance(key, int) else {name.value: child for name, child in node.value}
             node = children[key]

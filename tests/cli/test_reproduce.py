@@ -19,14 +19,16 @@ from dpr.cli.main import COMMANDS, main
 from dpr.core.errors import ConfigError, InputError
 from dpr.formats.reproductions import DATA, OUT, Number, Row, read_rows
 from dpr.formats.training_sets import write_training_set
+from dpr.formats.yaml_files import with_values
 from dpr.jobs.ladder import reproduction_record
 from dpr.jobs.reproduce import repro_folder
 from tests.architecture.source_files import REPOSITORY
 from tests.helpers.patience import patient
 from tests.helpers.tiny import make_samples, static_folder
 
-ROWS = [row for mini in (False, True) for row in read_rows(repro_folder(), mini=mini).values()]
-FAMILIES = {row.file.stem: row.name for row in read_rows(repro_folder(), mini=True).values()}
+SMALL = {row.file.stem: row for row in read_rows(repro_folder(), mini=True).values()}  # one for each family
+FAMILIES = {family: row.name for family, row in SMALL.items()}
+ROWS = [*read_rows(repro_folder()).values(), *SMALL.values()]
 OWN = """\
 # a comment that stays
 title: a tiny row
@@ -81,10 +83,32 @@ def outcomes() -> dict[str, str]:
     return {number["name"]: number["outcome"] for number in json.loads(Path("run/repro.json").read_text())["numbers"]}
 
 
-def test_there_are_at_least_thirty_published_numbers_each_with_a_source() -> None:
-    numbers = [number for row in read_rows(repro_folder()).values() for number in row.numbers]
-    assert sum(number.expected is not None for number in numbers) >= 30
+def test_there_are_at_least_thirty_rows_and_whoever_doubts_a_figure_finds_where_it_was_looked_up() -> None:
+    rows = read_rows(repro_folder())
+    numbers = [number for row in rows.values() for number in row.numbers]
+    assert len(rows) >= 30 and all(row.numbers for row in rows.values())
     assert all(number.source and number.why and number.status.startswith(("verified on ", "unverified")) for number in numbers)
+    assert [number for number in numbers if number.expected is not None and not number.checked] == []
+
+
+@pytest.mark.parametrize("file", sorted(repro_folder().glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_number_has_a_status_of_its_own_to_be_written(file: Path, tmp_path: Path) -> None:
+    def numbers(folder: Path) -> list[Number]:
+        read = [read_rows(folder, mini=mini).values() for mini in (False, True)]
+        return [number for rows in read for row in rows for number in row.numbers if row.file.name == file.name]
+
+    other = with_values(file.read_text(), {number.place: f"verified {number.place}" for number in numbers(file.parent)})
+    (tmp_path / file.name).write_text(other)
+    assert numbers(tmp_path) == [replace(number, status=f"verified {number.place}") for number in numbers(file.parent)]
+
+
+def test_suites_name_tasks_that_mteb_has() -> None:
+    mteb = pytest.importorskip("mteb")
+    suites = {
+        word for row in read_rows(repro_folder()).values() for step in row.steps for word in step.words if word.startswith("suite=mteb:")
+    }
+    names = {name for suite in suites for name in suite.removeprefix("suite=mteb:").split(",")}
+    assert len(names) >= 20 and [name for name in names if mteb.get_task(name).metadata.name != name] == []
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -153,6 +177,21 @@ def test_the_commit_is_that_of_the_checkout_that_the_package_lies_in_and_of_no_o
         place.mkdir(parents=True)
         monkeypatch.setattr(reproduction_record, "__file__", str(place / "reproduction_record.py"))
         assert reproduction_record._commit() == found
+
+
+def test_numbers_share_what_they_have_in_common_and_rows_their_variables(data: Path) -> None:
+    text = OWN.replace("with: {k: 1}", "with: {k: 1, epochs: 3, set: a}\ncosts: {train: {gpus: 1, from: x}, bm25: {from: x}}")
+    shared = "- &top {source: here, why: x, tolerance: 1, name: top-1, read: '${stage}/answers/${set}.json:${set}.k'}"
+    numbers = "[{<<: *top, expected: 2, status: unverified}]"
+    rows = f"big: {{with: {{stage: bm25, set: b-c}}, costs: {{train: {{gpus: 8, from: y}}}}, numbers: {numbers}}}"
+    inputs = "inputs: {a: {file: 'made/${set}', url: null, get: 'copy ${set}'}, z: {file: data/train, url: null}}"
+    text = text.replace("stages:\n", f"common:\n  {shared}\n{inputs}\nstages:\n", 1).replace("tiny: {}", rows)
+    Path("yaml/own.yaml").write_text(text.replace("dpr train encoder=static", "dpr train encoder=static dev_datasets=made/${set}/x"))
+    (row,) = read_rows(Path("yaml")).values()
+    assert [(number.read, number.expected, number.tolerance) for number in row.numbers] == [("bm25/answers/b-c.json:b-c.k", 2, 1)]
+    assert row.costs == {"train": {"gpus": 8, "from": "y"}, "bm25": {"from": "x"}}
+    assert list(row.inputs) == ["a"]  # data/train is not data/train.jsonl
+    assert row.inputs["a"]["file"] == "made/b-c" and row.inputs["a"]["get"] == "copy b-c"
 
 
 def test_a_miss_ends_with_1_at_its_stage(data: Path, commands: list[str], capsys: pytest.CaptureFixture[str]) -> None:
