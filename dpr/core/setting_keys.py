@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -14,6 +15,8 @@ from typing import Any, get_origin, get_type_hints
 
 from dpr.core.setting_rules import Rule, rule_of
 from dpr.core.settings import without_none
+
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +94,12 @@ def quoted(value: str) -> str:
     escaped = re.sub(r"(\\*)'", lambda match: match.group(1) * 2 + "\\'", value)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{chr(92) * trailing}'"
+
+
+def typed(value: Any) -> str:
+    """A value of any type as a command line reads it back."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {typed(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    return json.dumps(value) if not isinstance(value, str) else value if _PLAIN.fullmatch(value) else quoted(value)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpr.core.errors import InputError
-from dpr.core.setting_keys import quoted
+from dpr.core.setting_keys import typed
 from dpr.formats.checkpoints import RUN_FILE, is_checkpoint, resolve_checkpoint
 from dpr.jobs.indexes import index_choice, open_text_index
 from dpr.jobs.ladder.stages import Stage
@@ -34,7 +32,6 @@ _DEPTH, _METRIC = 1000, "ndcg@10"
 _LEAST_PAIRS, _MOST_PAIRS, _PAIRS_OF_PASSAGE = 8192, 131_072, 16
 _WIDEST_MARGIN = 3.0
 """What is learned, in temperatures, for the widest of a teacher's scores."""
-_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 _SHARE_OF_TRIALS = 0.0625
 """Of the training pairs, for each trial."""
 
@@ -166,11 +163,9 @@ class _Builder:
         before = [stage.name for stage in self.stages]
         if len(plan.trials) > 1:
             for trial in plan.trials:
-                self._train(
-                    plan.trial_folder(trial), f"a trial: {trial.name}", partial(Trial, *trial), _SHARE_OF_TRIALS, before, trial.overrides
-                )
+                self._train(plan.trial_folder(trial), f"a trial: {trial.name}", before, tried=trial)
         first = plan.out / ("untaught" if plan.teacher else "model")
-        self._train(first, f"training ({plan.encoder})", plan.chosen, 1.0, [stage.name for stage in self.stages])
+        self._train(first, f"training ({plan.encoder})", [stage.name for stage in self.stages])
         if plan.teacher:
             self._teach(first, plan.teacher)
         self._embed("vectors", plan.texts.corpus, "the passages, for searching")
@@ -217,19 +212,19 @@ class _Builder:
         command = ["new-encoder", *texts, *made]
         self._stage(plan.out / "encoder", "an encoder without weights", lambda: command, lambda: ["untrained"], settings=shape)
 
-    def _train(
-        self, folder: Path, what: str, trial: Callable[[], Trial], share: float, after: Sequence[str], settings: Sequence[str] = ()
-    ) -> None:
+    def _train(self, folder: Path, what: str, after: Sequence[str], *, tried: Trial | None = None) -> None:
+        """The training, with the settings that were chosen by then, or a trial."""
         plan = self.plan
         start = {"encoder.pretrained_model_cfg": str(plan.out / "encoder" / "untrained")} if self.is_new else {}
         sets = plan.texts.train_sets(plan.kinds)
         options = {f"datasets.{name}.{key}": value for name, entry in sets.items() for key, value in entry.items()}
         mixed = {"train.sampling.mixed": True} if len(sets) > 1 else {}
         given = {**start, "train_datasets": list(sets), **options, **mixed}
-        values = [*(f"{key}={_value(value)}" for key, value in given.items()), *self._judged(folder)]
+        values = [*(f"{key}={typed(value)}" for key, value in given.items()), *self._judged(folder)]
 
         def command() -> list[str]:
-            return ["train", *training_overrides(plan, plan.counts()["passages"], share), *trial().overrides, *values]
+            share = 1.0 if tried is None else _SHARE_OF_TRIALS
+            return ["train", *training_overrides(plan, plan.counts()["passages"], share), *(tried or plan.chosen()).overrides, *values]
 
         known = Path(plan.encoder)
         is_folder = known.is_dir() and not self.is_new
@@ -237,15 +232,15 @@ class _Builder:
             folder,
             what,
             command,
-            lambda: [RUN_FILE] if settings else trained_files(folder),
+            lambda: [RUN_FILE] if tried else trained_files(folder),
             after,
-            scratch=lambda: trained_files(folder)[:-1] if settings else [],  # a trial's checkpoints: its metrics are what is compared
+            scratch=lambda: trained_files(folder)[:-1] if tried else [],  # a trial's checkpoints: its metrics are what is compared
             settings={
                 "encoder": "a folder" if is_folder else plan.encoder,
                 "pairs": plan.kinds,
                 "max_pairs": plan.max_pairs,
                 "seed": plan.seed,
-                "trial": list(settings),
+                "trial": tried.overrides if tried else [],
             },
             inputs={"encoder": [known]} if is_folder else {},
             processes=plan.processes,
@@ -258,7 +253,7 @@ class _Builder:
         files = {"corpus": str(self.evaluated), **{key: str(self.prepared / name) for key, name in names.items()}}
         values: dict[str, Any] = {"sanity_validation": 0, "eval_at_start": False, "best_metric": f"eval/dev/{_METRIC}", "keep_last": 1}
         values["validation"] = [{"kind": "retrieval", **files, "name": "dev"}]
-        return [*(f"train.{key}={_value(value)}" for key, value in values.items()), f"output_dir={_value(str(folder))}", *self.device]
+        return [*(f"train.{key}={typed(value)}" for key, value in values.items()), f"output_dir={typed(str(folder))}", *self.device]
 
     def _teach(self, first: Path, teacher: Path) -> None:
         """Trains the model in ``first`` on the teacher's margins between pairs and the negatives that BM25 and this model find for them,
@@ -270,7 +265,7 @@ class _Builder:
 
         def cut() -> list[str]:
             rounds = -(-(plan.max_pairs or _LEAST_PAIRS) // plan.counts()["passages"])
-            how = [f"pairs={_value(plan.kinds)}", f"held_back={entry['held_back']}", f"rounds={rounds}"]
+            how = [f"pairs={typed(plan.kinds)}", f"held_back={entry['held_back']}", f"rounds={rounds}"]
             return ["prepare-pairs", entry["file"], f"out={pairs / 'cut'}", *how]
 
         def train() -> list[str]:
@@ -281,7 +276,7 @@ class _Builder:
             how = [*plan.batch(batch), "train.hard_negatives=6", "train.num_train_epochs=1", "loss.nll_weight=0"]
             how += [f"loss.margin_mse_weight={2 / temperature**2:g}", f"loss.margin_mse_scale={scale:g}"]
             how += ["train.learning_rate=0.005"] if self.is_new else []
-            start, data = f"model_file={_value(str(first))}", f"train_datasets={_value(str(file))}"
+            start, data = f"model_file={typed(str(first))}", f"train_datasets={typed(str(file))}"
             return ["train", start, data, "init=weights", *how, *self._judged(model)]
 
         self._stage(pairs, "pairs, as a file", cut, lambda: ["cut"], settings={"pairs": plan.kinds, "max_pairs": plan.max_pairs})
@@ -328,9 +323,9 @@ def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) 
         batch, pairs = min(batch, 32), max(1024, min(4 * passages, 20_000))
         known = Path(plan.encoder)
         how = (
-            [f"model_file={_value(plan.encoder)}"]
+            [f"model_file={typed(plan.encoder)}"]
             if known.is_dir()
-            else [f"encoder.pretrained_model_cfg={_value(plan.encoder)}", "encoder.shared=true"]
+            else [f"encoder.pretrained_model_cfg={typed(plan.encoder)}", "encoder.shared=true"]
         )
         if not (is_checkpoint(resolve_checkpoint(known)) or (known / "modules.json").is_file()):  # those state it
             how += ["encoder.pooling=mean", "encoder.normalize=true"]
@@ -339,12 +334,3 @@ def training_overrides(plan: AdaptationPlan, passages: int, share: float = 1.0) 
     epochs = -(-steps // max(1, passages // batch))
     how += [*plan.batch(batch), f"train.max_steps={steps}", f"train.num_train_epochs={epochs}", "train.hard_negatives=0"]
     return [*how, f"train.eval_every_steps={steps}"]
-
-
-def _value(value: Any) -> str:
-    """A value as the command line reads it back."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_value, value))}]"
-    return json.dumps(value) if not isinstance(value, str) else value if _PLAIN.fullmatch(value) else quoted(value)
