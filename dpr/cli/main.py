@@ -50,6 +50,7 @@ COMMANDS: dict[str, Command] = {
         "dpr.training.command_settings:BiEncoderTrainConfig",
         "biencoder_train_cfg",
     ),
+    "pretrain": Command("pre-train an encoder on text alone", "dpr.training.command_settings:PretrainConfig", "pretrain"),
     "explain": Command("print what a step of a training run is made of", "dpr.training.command_settings:ExplainConfig", "explain"),
     "embed": Command("turn a corpus into vectors, in shards", "dpr.embedding.settings:EmbedConfig", "gen_embs"),
     "retrieve": Command(

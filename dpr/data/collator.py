@@ -89,6 +89,8 @@ class Collator:
         self.tensorizer, self.num_hard, self.num_other, self.seed = tensorizer, num_hard, num_other, seed
         self.num_positives = num_positives
         self._augmentation = Augmentation() if augmentation is None or seed is None else augmentation
+        self.joins_equal = True
+        """Equal passages of a batch are encoded once; False: as often as they are listed, each listing as a context of its own."""
         self._prefix_lengths: dict[str, int] = {}
         self._agreed: dict[int, tuple[Any, ...]] = {}
         if self._augmentation.crop_tokens:
@@ -114,6 +116,9 @@ class Collator:
         contexts = self._context_tokens(slots, rows, width)
         distinct: dict[tuple[int, ...], int] = {}
         context_row = [0 if tokens is None else distinct.setdefault(tuple(tokens), len(distinct)) for tokens in contexts]
+        texts, listed = TokenBatch.from_lists([list(tokens) for tokens in distinct]), torch.tensor(context_row, dtype=torch.int64)
+        if not self.joins_equal:
+            texts, listed = texts.select(listed), torch.arange(len(listed))
         namespaces = [row.namespace for row in rows for _ in range(width)]
         pairs = zip(slots, namespaces, strict=True)
         identities = [(0, 0) if passage is None else judgement_identity(passage, namespace) for passage, namespace in pairs]
@@ -121,8 +126,8 @@ class Collator:
         known_ids, known_valid = identity_table(known)
         return BiEncoderBatch(
             questions=TokenBatch.from_lists(questions, positions),
-            contexts=TokenBatch.from_lists([list(tokens) for tokens in distinct]),
-            context_row=torch.tensor(context_row, dtype=torch.int64),
+            contexts=texts,
+            context_row=listed,
             context_valid=torch.tensor([passage is not None for passage in slots], dtype=torch.bool),
             context_ids=torch.tensor(identities, dtype=torch.int64).reshape(len(slots), 2),
             positive_idx=torch.arange(len(rows), dtype=torch.int64) * width,

@@ -37,8 +37,8 @@ class Encoder(nn.Module):
     The backbone is any Hugging Face encoder without its pooler; ``pooling`` is a name or an import path (``dpr.models.pooling``). With
     ``packed``, if the backbone supports it, no padding is computed; otherwise sequences are padded to the longest of the batch.
     ``attention`` is sdpa or varlen (``dpr.models.fast.varlen``). ``residual_words`` adds the words to the states
-    (``add_residual_words``). ``attend_to_last`` adds the original's stray [SEP], which poolings never read. A second tower over the same
-    backbone gets ``fast`` from the first; each has its ``adapter``. ``dimensions`` cuts the vectors, 0 does not.
+    (``dpr.models.residual_words``). ``attend_to_last`` adds the original's stray [SEP], which poolings never read. A second tower over the
+    same backbone gets ``fast`` from the first; each has its ``adapter``. ``dimensions`` cuts the vectors, 0 does not.
 
     Raises:
         ConfigError: the backbone gives no hidden states, or with this pooling the vectors do not depend on the text.
@@ -73,11 +73,15 @@ class Encoder(nn.Module):
         reads_one_token = self.pooling.token_read(nothing, nothing) is not None
         self.fast = fast or accelerate(backbone, packed=packed, attention=attention, reads_one_token=reads_one_token)
         if residual_words:  # after the trials of what is fast, which would not see the layers behind a map of zeros
+            from dpr.models.residual_words import add_residual_words  # which few models have
+
             self._check_residual_words(pooling if reads_one_token else None, adapter)
             add_residual_words(backbone)
         check_vectors(backbone, self.pooling, pooling, warn_of_padding=not self.is_packed)
         self._last: _LastToken | None = None
         self.adapter = adapter
+        self.heads: Any = None
+        """What it is pre-trained with (``dpr.models.pretraining``)."""
         self.is_sharded = False
         """Its weights are spread over ranks (``dpr.training.sharding``), which must call it equally often, in the same order."""
 
@@ -137,6 +141,9 @@ class Encoder(nn.Module):
         return self.fast.first_position is not None
 
     def forward(self, batch: TokenBatch) -> Tensor:
+        if self.heads is not None:
+            vectors: Tensor = self.heads.vectors(self, batch)
+            return vectors
         with self.adapter.active() if self.adapter else nullcontext():
             if self.is_packed:
                 vectors = packed_vectors(self.backbone, batch, self.pooling, self.fast, self._last and self._last[:2])
@@ -175,26 +182,3 @@ class Encoder(nn.Module):
             vectors = vectors[:, : self.dimension]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
-
-
-def add_residual_words(backbone: Any) -> None:
-    """The start of a transformer from scratch: words reach the pooling past all layers, whose own part begins at zero.
-
-    From now on ``backbone`` gives E x + s W h in place of h: x the token, E the word table, W (D, D) zero at first, so that an untrained
-    tower gives the vectors of a static encoder with the same table and pooling, and training adds what the layers know.
-    s = ``initializer_range`` / sqrt(D) brings W h, as W grows, to the size of the words: AdamW moves all entries of W at once, and h, which
-    layers normalise, has length sqrt(D).
-    """
-    width = backbone.config.hidden_size
-    backbone.word_residual = nn.Linear(width, width, bias=False)
-    nn.init.zeros_(backbone.word_residual.weight)
-    backbone.register_forward_hook(_add_words, with_kwargs=True)
-
-
-def _add_words(backbone: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
-    words = options.get("inputs_embeds")
-    if words is None:
-        words = backbone.get_input_embeddings()(options["input_ids"])
-    scale = getattr(backbone.config, "initializer_range", 0.02) / backbone.config.hidden_size**0.5
-    output.last_hidden_state = words + scale * backbone.word_residual(output.last_hidden_state)
-    return output

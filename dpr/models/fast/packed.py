@@ -75,29 +75,32 @@ def packed_vectors(backbone: Any, batch: TokenBatch, pooling: Pooling, able: Cap
     batch, positions = original, original.positions()
     if last is not None:
         batch, positions, _ = original.with_last_token(*last)
-    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
+    # The words of all packs are looked up at once: the gradient of the table is as large as the table, however few words are read.
+    words, starts = backbone.get_input_embeddings()(batch.tokens), torch.cumsum(batch.lengths, 0) - batch.lengths
     original_lengths = original.lengths.to(device, non_blocking=True)
     read = pooling.token_read(original_lengths, original.position) if able.prunes_last_layer else None
     if read is not None:
         token_read = starts.to(device, non_blocking=True) + read
-        hidden = _states(backbone, batch, positions, able, (token_read, read))
+        hidden = token_states(backbone, words, batch, positions, able, (token_read, read))
         vectors = pooling.packed(hidden, batch.tokens[token_read], torch.ones_like(original_lengths), torch.zeros_like(read))
     else:
-        hidden = _states(backbone, batch, positions, able)
+        hidden = token_states(backbone, words, batch, positions, able)
         if last is not None:
             hidden = hidden[original.positions() + spread(starts, original.lengths, device)]
         vectors = pooling.packed(hidden, original.tokens, original_lengths, original.position)
     return vectors[torch.argsort(order).to(device, non_blocking=True)]
 
 
-def _states(backbone: Any, batch: TokenBatch, positions: Tensor, able: Capabilities, read: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Last hidden states of all tokens (T, D) or, with ``read``, of one token per sequence (N, D).
+def token_states(
+    backbone: Any, words: Tensor, batch: TokenBatch, positions: Tensor, able: Capabilities, read: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Last hidden states of all tokens (T, D), whose ``words`` (T, D) are looked up, or, with ``read``, of one token per sequence (N, D).
 
-    ``read`` is the number (N,) of each of these tokens in the batch, and its position (N,) in its sequence.
+    The sequences of ``batch`` are the longest first. ``read`` is the number (N,) of each of these tokens in the batch, and its position
+    (N,) in its sequence.
     """
     device, lengths = batch.tokens.device, batch.lengths.tolist()
-    # The words of all packs are looked up at once: the gradient of the table is as large as the table, however few words are read.
-    words, positions = backbone.get_input_embeddings()(batch.tokens), positions + (able.first_position or 0)
+    positions = positions + (able.first_position or 0)
     packs = plan_packs(lengths, CPU_FORWARD_TOKENS if device.type == "cpu" and not able.in_one_pack else sum(lengths))
     sizes = [sum(lengths[rows]) for rows in packs]
     states, start = [], 0
