@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpr.core.batch import TokenBatch, spread
+from dpr.core.batch import TokenBatch, on_device, spread
 from dpr.core.errors import ConfigError, first_line
 from dpr.models.backbones import backbone_from_config
 from dpr.models.fast.packed import accelerate, token_states
@@ -61,7 +61,7 @@ class Masking:
         row, position = spread(torch.arange(len(batch)), batch.lengths, device), batch.positions()
         text = torch.zeros(len(batch), dtype=torch.int64, device=device).index_add_(0, row, _mixed(tokens * 65_537 + position + key))
         drawn = _mixed(_mixed(text)[row] + position)
-        is_special = torch.isin(tokens, torch.tensor(self.special_ids, device=device))
+        is_special = torch.isin(tokens, on_device(torch.tensor(self.special_ids), device))
         # The tokens of each text in the order of what they drew; its first ones are chosen. How many follows from lengths on the host.
         order = torch.argsort((row << 33) + (is_special.to(torch.int64) << 32) + drawn, stable=True)
         counts = self.count(batch.lengths)
