@@ -193,7 +193,9 @@ class PretrainingHeads(nn.Module):
         """
         count = len(guesses.places)
         places, targets = guesses[1:] if count else (guesses.batch.tokens[:1] * 0,) * 2
-        guessed = self.norm(nn.functional.gelu(self.dense(states[places])))
+        dense = self.dense(states[places])
+        # GELU, written out: on a CPU torch would keep a kernel for every number of guesses (dpr.models.fast.cpu_modules).
+        guessed = self.norm(0.5 * dense * (1 + torch.erf(dense * 0.5**0.5)))
         loss, correct = _CrossEntropy.apply(guessed, tower.backbone.get_input_embeddings().weight, self.bias, targets)
         counted = torch.stack([loss.detach().double(), correct.double(), torch.full_like(correct, count).double()])
         return loss * min(count, 1), counted * min(count, 1)
