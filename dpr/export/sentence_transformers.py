@@ -142,13 +142,17 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
             route[name := f"{prefix}1_WordWeights"] = type_of("WordWeights")
             write_module(folder / name, *_word_weights(model, tower.pooling))
         route[name := f"{len(route)}_{POOLING}"] = type_of(POOLING)
-        write_module(folder / name, pooling_settings(standard_pooling(model), backbone.config.hidden_size), {})
+        write_module(folder / name, _pooling_settings(model, backbone), {})
     if (dense := _dense(model, tower)) is not None:
         route[name := f"{prefix}{len(route)}_{DENSE}"] = type_of(DENSE)
         write_dense(folder / name, *dense, settings.projection_activation)
     if settings.normalize:
         route[f"{len(route)}_{NORMALIZE}"] = type_of(NORMALIZE)
     return route
+
+
+def _pooling_settings(model: BiEncoder, backbone: Any) -> dict[str, Any]:
+    return pooling_settings(standard_pooling(model), backbone.config.hidden_size, include_prompt=model.settings.pool_prompts)
 
 
 def _word_weights(model: BiEncoder, pooling: IdfPooling) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -168,7 +172,7 @@ def _dense(model: BiEncoder, tower: Encoder) -> tuple[torch.Tensor, torch.Tensor
         layer = tower.encode_proj
         return layer.weight[: tower.dimension].detach().float(), layer.bias[: tower.dimension].detach().float()
     if model.settings.dimensions and not _truncates(model):
-        return torch.eye(tower.dimension, int(tower.config.hidden_size)), None
+        return torch.eye(tower.dimension, tower.pooled_width), None
     return None
 
 

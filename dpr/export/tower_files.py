@@ -49,9 +49,10 @@ def weights_tokens(model: BiEncoder) -> bool:
 
 
 def refuse_token_weights(model: BiEncoder, source: str) -> None:
-    """InputError where ``weights_tokens``."""
+    """InputError where ``weights_tokens``, or tokens of prompts do not count."""
     reason = f"its pooling ({model.settings.pooling}) weights tokens"
-    refuse({reason: weights_tokens(model)}, source, hint="to=sentence-transformers writes most such models, to=onnx all")
+    problems = {reason: weights_tokens(model), "its pooling leaves out the tokens of prompts": not model.settings.pool_prompts}
+    refuse(problems, source, hint="to=sentence-transformers writes most such models, to=onnx all")
 
 
 def tells_apostrophes_apart(model: BiEncoder) -> bool:

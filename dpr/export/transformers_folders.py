@@ -39,6 +39,7 @@ _POOLED = {
     "last": "states[range(len(states)), tokens.attention_mask.sum(1) - 1]",
     "mean": "(states * mask).sum(1) / mask.sum(1)",
     "max": "states.masked_fill(mask == 0, float('-inf')).amax(1)",
+    "mean_sqrt": "(states * mask).sum(1) / mask.sum(1).sqrt()",
     "weighted_mean": "(states * mask.cumsum(1) * mask).sum(1) / (mask.cumsum(1) * mask).sum(1)",
 }
 
@@ -101,7 +102,7 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
         parts = []
         for tokens in token_batches(tokenizer, texts, truncation=True, max_length=length):
             states = model(**tokens).last_hidden_state
-            parts.append(_pooled(states, tokens["attention_mask"], stated["pooling"])[:, : stated["dimensions"]])
+            parts.append(pooled(states, tokens["attention_mask"], stated["pooling"])[:, : stated["dimensions"]])
         stacked = torch.cat(parts)
         return np.asarray(torch.nn.functional.normalize(stacked, dim=-1) if stated["normalize"] else stacked, np.float32)
 
@@ -115,7 +116,10 @@ def encode(folder: Path, side: str, items: Sequence[Any]) -> np.ndarray:
     return in_order(items, of_passages)
 
 
-def _pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) -> torch.Tensor:
+def pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    """States (N, L, H) pooled: (N, V); ``pooling`` by its name here, ``attention_mask`` (N, L) 1 at real tokens."""
+    if "+" in pooling:
+        return torch.cat([pooled(states, attention_mask, part) for part in pooling.split("+")], dim=1)
     if pooling == "cls":
         return states[:, 0]
     if pooling == "last":
@@ -124,7 +128,8 @@ def _pooled(states: torch.Tensor, attention_mask: torch.Tensor, pooling: str) ->
     if pooling == "max":
         return states.masked_fill(mask == 0, -torch.inf).amax(1)
     weights = mask.cumsum(1) * mask if pooling == "weighted_mean" else mask
-    return (states * weights).sum(1) / weights.sum(1)
+    count = weights.sum(1)
+    return (states * weights).sum(1) / (count.sqrt() if pooling == "mean_sqrt" else count)
 
 
 def usage(model: BiEncoder) -> str:
@@ -135,7 +140,7 @@ def usage(model: BiEncoder) -> str:
     if settings.title_template:
         title, text = repr(settings.passage_prompt + settings.title_template.format(title="A title", text="A text.")), ""
     scaled = "torch.nn.functional.normalize(vectors, dim=-1)" if settings.normalize else "vectors"
-    loads = _class(model)
+    loads, parts = _class(model), [_POOLED[name] for name in standard_pooling(model).split("+")]
     return f"""import torch
 from transformers import {loads}, AutoTokenizer
 
@@ -146,7 +151,7 @@ def encode(folder, length, texts, *titled):
     with torch.no_grad():
         states = model(**tokens).last_hidden_state
     mask = tokens.attention_mask[..., None]
-    vectors = {_POOLED[standard_pooling(model)]}
+    vectors = {parts[0] if len(parts) == 1 else f"torch.cat([{', '.join(parts)}], dim=1)"}
     vectors = vectors[:, :{model.dimension}]
     return {scaled}
 

@@ -51,8 +51,11 @@ class BiEncoder(TextEncoding):
         options: TowerOptions | None = None,
     ) -> None:
         super().__init__()
-        self.question_model = question_model
-        self.ctx_model = ctx_model
+        if not settings.pool_prompts:
+            from dpr.models.special_poolings import leave_prompts_out
+
+            question_model, ctx_model = leave_prompts_out(question_model, ctx_model, tensorizer)
+        self.question_model, self.ctx_model = question_model, ctx_model
         self.tensorizer, self.settings = tensorizer, settings
         options = options or TowerOptions()
         temperature = 1.0 if options.temperature is None else options.temperature

@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         self.normalize = normalize
         self.encode_proj = nn.Linear(width, projection_dim) if projection_dim else None
         self._has_tanh = projection_activation == "tanh"
-        self.dimension = projection_dim or width
+        self.pooled_width, self.dimension = width, projection_dim or width
         if dimensions:
             self.keep(dimensions)
         nothing = torch.zeros(0, dtype=torch.int64)

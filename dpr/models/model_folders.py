@@ -32,7 +32,7 @@ from dpr.models.pretrained import CONFIG, read_config, refuse_impossible_sizes
 from dpr.models.pretraining import HEADS
 from dpr.models.sentence_modules import projected, static_tower
 from dpr.models.sentence_transformers import MODULES, SIDES, STATIC, Tower, described_settings, read_towers, stated_length, tokenizer_length
-from dpr.models.settings import POOLINGS, EncoderSettings, GivenTextSettings, TowerOptions
+from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions, pooling_kinds
 from dpr.storage.strict_json import describe
 
 EXPECTED = (
@@ -163,7 +163,7 @@ def _checked(stored: Mapping[str, Any], file: Path) -> EncoderSettings:
     for key, value in known.items():
         default = getattr(EncoderSettings(), key)
         is_valid = type(value) is type(default) and (not isinstance(value, int) or 0 <= value <= 1 << 20)
-        is_known = not is_valid or key != "pooling" or is_user_defined(value) or value in POOLINGS
+        is_known = not is_valid or key != "pooling" or is_user_defined(value) or bool(pooling_kinds(value))
         is_known &= key != "projection_activation" or value in ("none", "tanh")
         if not is_valid or not is_known or (key == "sequence_length" and value < 3):
             raise CheckpointError(f"{key} is {describe(value)}", file=file, expected=f"something like {describe(default)}")
@@ -207,7 +207,8 @@ def _sentence_transformers_parts(folder: Path, settings: EncoderSettings, base: 
             settings = replace(settings, title_template=SPACED_TITLE)
     (question, _), (ctx, _) = (read[module] for module in modules)
     lengths = [read[each][1] or stated_length(each.body, side) or read[each][0].longest for each, side in zip(modules, SIDES, strict=True)]
-    if settings.dimensions >= question.settings.get("projection_dim", question.config.hidden_size):  # where there is nothing to cut
+    width = question.config.hidden_size * max(len(pooling_kinds(settings.pooling)), 1)
+    if settings.dimensions >= question.settings.get("projection_dim", width):  # where there is nothing to cut
         settings = replace(settings, dimensions=0)
     return joined(question, ctx, settings, lengths=(lengths[0], lengths[1]), stated=stated, own_text=True)
 

@@ -14,7 +14,7 @@ from dpr.data.settings import TextSettings
 from dpr.data.tensorizer import Tensorizer
 from dpr.models.adapters import BaseModel, add_adapters
 from dpr.models.encoder import Encoder
-from dpr.models.settings import POOLINGS, EncoderSettings, GivenTextSettings, TowerOptions
+from dpr.models.settings import EncoderSettings, GivenTextSettings, TowerOptions, pooling_kinds
 
 
 class ModelParts(NamedTuple):
@@ -70,7 +70,7 @@ def new_tensorizer(
         special_tokens=special_tokens,
         append_eos=settings.append_eos,
     )
-    if settings.pooling in POOLINGS and POOLINGS[settings.pooling].needs_end_token:
+    if any(kind.needs_end_token for kind in pooling_kinds(settings.pooling)):
         tensorizer.check_end_token()
     return tensorizer, present(tensorizer, settings)
 

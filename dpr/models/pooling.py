@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dpr.core.errors import ConfigError, first_line
 from dpr.core.user_classes import create_object, load_class
-from dpr.models.settings import POOLINGS
+from dpr.models.settings import POOLINGS as POOLINGS
+from dpr.models.settings import pooling_kinds
 
 _SETTING = "encoder.pooling"
 
@@ -172,40 +173,24 @@ def is_user_defined(name: str) -> bool:
 
 
 def make_pooling(name: str, hidden_size: int, vocab_size: int) -> tuple[Pooling, int]:
-    """The pooling of a name or of an import path ``module:Class``, and the width of its vectors.
+    """The pooling of a name, of several joined by ``+``, or of an import path ``module:Class``, and the width of its vectors.
 
     Raises:
         ConfigError: the name is not known, or a user-defined pooling does not keep its promises.
     """
-    if not is_user_defined(name):
-        if name not in POOLINGS:
-            raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class")
-        return load_class(POOLINGS[name].path, Pooling, setting=_SETTING)(hidden_size, vocab_size), hidden_size
+    kinds = pooling_kinds(name)
+    if not kinds and not is_user_defined(name):
+        raise ConfigError(f"{_SETTING}={name} is not one of {', '.join(POOLINGS)}, or a user-defined module:Class")
+    if kinds:
+        parts: list[Pooling] = [load_class(kind.path, Pooling, setting=_SETTING)(hidden_size, vocab_size) for kind in kinds]
+        if len(parts) > 1:
+            parts = [load_class("dpr.models.special_poolings:JoinedPooling", Pooling, setting=_SETTING)(parts)]
+        return parts[0], len(kinds) * hidden_size
+    from dpr.models.pooling_trial import width_of
+
     pooling: Pooling = create_object(name, Pooling, setting=_SETTING, values=(hidden_size, vocab_size))
     try:
-        return pooling, _width(pooling, hidden_size, vocab_size)
+        return pooling, width_of(pooling, hidden_size, vocab_size)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         found = f"does not keep the promises of dpr.models.pooling.Pooling ({first_line(error)})"
         raise ConfigError(f"{_SETTING}={name} {found}") from error
-
-
-def _width(pooling: Pooling, hidden_size: int, vocab_size: int) -> int:
-    """Width of the vectors of a user-defined pooling whose two sides agree on three random sequences."""
-    lengths, position = torch.tensor([3, 1, 4]), torch.zeros(3, dtype=torch.int64)
-    mask = torch.arange(4)[None] < lengths[:, None]
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(3, 4, hidden_size, generator=generator)
-    tokens = torch.randint(0, vocab_size, (3, 4), generator=generator)
-    read = pooling.token_read(lengths, position)
-    with torch.no_grad():
-        padded, packed = pooling.padded(hidden, tokens, mask, position), pooling.packed(hidden[mask], tokens[mask], lengths, position)
-        if padded.dim() != 2 or len(padded) != 3:
-            raise ValueError(f"its vectors of 3 sequences are of shape {tuple(padded.shape)}")
-        if packed.shape != padded.shape or not torch.allclose(packed, padded, rtol=1e-4, atol=1e-5):
-            raise ValueError("packed and padded give different vectors")
-        if read is not None:
-            states, ids = (part[torch.arange(3), read] for part in (hidden, tokens))
-            one_each = pooling.packed(states, ids, torch.ones_like(lengths), torch.zeros_like(position))
-            if not torch.allclose(one_each, padded, rtol=1e-4, atol=1e-5):
-                raise ValueError("it reads other tokens than token_read states")
-    return padded.shape[1]

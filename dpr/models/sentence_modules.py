@@ -106,11 +106,11 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
     """
     if not folders:
         return tower
-    weight, bias, activation = _layer(folders[0])
+    weight, bias, activation = dense_layer(folders[0])
     for folder in folders[1:]:
         if activation != "none":
             raise CheckpointError("another Dense comes after its activation", file=folder.parent, expected="Tanh in the last Dense alone")
-        second, added, activation = _layer(folder)
+        second, added, activation = dense_layer(folder)
         if second.shape[1] != len(weight):
             raise CheckpointError(f"takes vectors of {second.shape[1]} numbers", file=folder, expected=f"the {len(weight)} it is given")
         weight, bias = second @ weight, second @ bias + added
@@ -120,7 +120,7 @@ def projected(tower: ForeignTower, folders: Sequence[Path]) -> ForeignTower:
     )
 
 
-def _layer(folder: Path) -> tuple[Tensor, Tensor, str]:
+def dense_layer(folder: Path) -> tuple[Tensor, Tensor, str]:
     """Matrix and bias in fp64, and what follows. A residual connection without activation is added to the matrix: it is linear too."""
     stated = read_json(folder / CONFIG)
     if not isinstance(stated, dict):

@@ -19,7 +19,7 @@ from dpr.data.settings import TextSettings
 from dpr.data.tokenizer_files import check_files
 from dpr.formats.checkpoints import write_json_file
 from dpr.models.pretrained import CONFIG
-from dpr.models.settings import POOLINGS, EncoderSettings
+from dpr.models.settings import POOLINGS, EncoderSettings, pooling_kinds
 from dpr.storage.durable import read_json
 from dpr.storage.strict_json import describe
 
@@ -36,10 +36,19 @@ _PACKAGE = "sentence_transformers."
 _LIBRARY = "config_sentence_transformers.json"
 _ROUTER = "router_config.json"
 _LONGEST_CONTEXT = 1 << 17
-_POOLINGS = {kind.sentence_transformers: name for name, kind in POOLINGS.items() if kind.sentence_transformers}
-# The keys of earlier versions, each with a boolean, in place of ``pooling_mode``.
+# The keys of earlier versions, each with a boolean, in place of ``pooling_mode``; several are joined in this order.
 _OLD_KEY = "pooling_mode_"
-_OLD_POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_OLD_POOLINGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+
+def _mode(key: str) -> str:
+    """The ``pooling_mode`` that a key of earlier versions stands for."""
+    return re.sub(f"^{_OLD_KEY}|_tokens?$", "", key)
+
+
+_POOLINGS = {_mode(kind.sentence_transformers): name for name, kind in POOLINGS.items() if kind.sentence_transformers}
+# Of prompts that do not count, other poolings read the place of a token, which the library moves.
+_WITHOUT_PROMPT = {"mean", "max", "mean_sqrt"}
 _CHAIN = f"{TRANSFORMER}|({TRANSFORMER} {POOLING}|{STATIC})( {DENSE})*( {NORMALIZE})?"
 _EXPECTED = (
     f"{TRANSFORMER} and {POOLING} ({', '.join(_POOLINGS)}) or {STATIC}, then perhaps {DENSE}, and {NORMALIZE}; "
@@ -129,7 +138,8 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     has_cosine = _similarity(library, file) == "cosine"
     normalize = settings.normalize or question.normalize or has_cosine
     poolings = [_pooling(tower, settings.pooling, scaled=normalize and not tower.dense) for tower in towers]
-    if poolings[0] != poolings[1] or question.normalize != ctx.normalize:
+    pools_prompts = [_pools_prompts(tower, pooling) for tower, pooling in zip(towers, poolings, strict=True)]
+    if (poolings[0], pools_prompts[0]) != (poolings[1], pools_prompts[1]) or question.normalize != ctx.normalize:
         found = "pools or normalises questions and passages differently"
         raise CheckpointError(found, file=folder, expected="the same on both sides; the toolkit's towers share these settings")
     text: dict[str, Any] = _prompts(library, file) | own_text(folder)
@@ -138,10 +148,10 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     except ConfigError as error:
         raise CheckpointError(str(error), file=file) from None
     for tower in dict.fromkeys(towers):
-        if tower.pooling and _read_object(tower.pooling / CONFIG).get("include_prompt") is False:
-            _check_prompts_left_out(text, tower.pooling / CONFIG)
         if tower.kind == TRANSFORMER:
             _check_body(tower.body)
+    if not pools_prompts[0] and text.pop("prompts", None):
+        logger.warning("%s: its named prompts are not read, since their tokens do not count in the vector; give one as query_prompt", file)
     width = library.get("truncate_dim") or 0
     if type(width) is not int or width < 0 or (width and question.normalize and not has_cosine):
         expected = "none, or a cosine as similarity: the library cuts scaled vectors, the toolkit scales cut ones"
@@ -149,16 +159,18 @@ def described_settings(folder: Path, towers: tuple[Tower, Tower], settings: Enco
     if has_cosine and (width or not question.normalize):
         logger.info("%s: vectors are scaled to length 1, as its similarity (cosine) does; the library returns them unscaled", folder)
     vectors: dict[str, Any] = {"pooling": poolings[0], "normalize": normalize, "dimensions": width or settings.dimensions}
+    vectors["pool_prompts"] = pools_prompts[0]
     return replace(settings, **vectors, **text), frozenset(text)
 
 
-def _check_prompts_left_out(text: dict[str, Any], file: Path) -> None:
-    """Of a pooling that leaves the tokens of prompts out: CheckpointError if there is one, and a word on those that a user may give."""
-    if text.get("query_prompt") or text.get("passage_prompt"):
-        found = "this Pooling leaves the tokens of prompts out of the vector (include_prompt is false)"
-        raise CheckpointError(found, file=file, expected="include_prompt: true; poolings of the toolkit read the whole text")
-    if text.pop("prompts", None):
-        logger.warning("%s leaves the tokens of prompts out of the vector, as the toolkit does not; its named prompts are not read", file)
+def _pools_prompts(tower: Tower, pooling: str) -> bool:
+    """Whether tokens of prompts count in the vector. CheckpointError where they do not, and the pooling reads a token by its place."""
+    if tower.pooling is None or pooling == "last" or _read_object(tower.pooling / CONFIG).get("include_prompt") is not False:
+        return True
+    if others := set(pooling.split("+")) - _WITHOUT_PROMPT:
+        found = f"this Pooling leaves the tokens of prompts out of the vector (include_prompt is false) by {min(others)}"
+        raise CheckpointError(found, file=tower.pooling / CONFIG, expected=f"include_prompt: true, or {', '.join(sorted(_WITHOUT_PROMPT))}")
+    return False
 
 
 def own_text(folder: Path) -> dict[str, Any]:
@@ -264,11 +276,6 @@ def _read_object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _mode(key: str) -> str:
-    """The ``pooling_mode`` that a key of earlier versions stands for."""
-    return re.sub(f"^{_OLD_KEY}|_tokens?$", "", key)
-
-
 def _pooling(tower: Tower, given: str, *, scaled: bool) -> str:
     """``pooling_mode``: cls, or in earlier versions ``pooling_mode_cls_token``: true. ``given`` where there is no such module.
 
@@ -283,14 +290,11 @@ def _pooling(tower: Tower, given: str, *, scaled: bool) -> str:
     mode = stated.get("pooling_mode")
     chosen = mode if isinstance(mode, list) and mode else [mode]
     if mode is None:
-        chosen = [key for key in stated if key.startswith(_OLD_KEY) and stated[key] is True] or ["mean"]
+        chosen = [key for key in (_OLD_KEY + name for name in _OLD_POOLINGS) if stated.get(key) is True] or ["mean"]
     names = [_mode(str(each)) for each in chosen]
-    kind = _POOLINGS.get("mean" if scaled and names == ["mean_sqrt_len"] else names[0]) if len(names) == 1 else None
-    if kind is None:
-        found = f"this Pooling joins {', '.join(names)[:100]}" if len(names) > 1 else f"this Pooling is by {names[0][:100]}"
-        hint = " (mean_sqrt_len too, where vectors are scaled to length 1 right after it)" if "mean_sqrt_len" in names else ""
-        raise CheckpointError(found, file=file, expected=f"one of cls, mean, weighted mean, max and last token{hint}")
-    return kind
+    if unknown := [name for name in names if name not in _POOLINGS]:
+        raise CheckpointError(f"this Pooling is by {unknown[0][:100]}", file=file, expected=f"one of {', '.join(_POOLINGS)}, or several")
+    return "mean" if scaled and names == ["mean_sqrt_len"] else "+".join(_POOLINGS[name] for name in names)
 
 
 def type_of(kind: str) -> str:
@@ -328,9 +332,10 @@ def write_body_settings(folder: Path, longest: int, of_sides: Sequence[int] = ()
     write_json_file(folder, _BODY_FILE, {"max_seq_length": longest, "do_lower_case": False, **lengths})
 
 
-def pooling_settings(pooling: str, width: int) -> dict[str, Any]:
-    """Of a Pooling over states of ``width``, with the keys of the library's newest versions and of those before, which other programs
-    read."""
-    mode = POOLINGS[pooling].sentence_transformers
-    old = {f"{_OLD_KEY}{name}": _mode(name) == mode for name in _OLD_POOLINGS}
-    return {"embedding_dimension": width, "pooling_mode": mode, **old, "include_prompt": True}
+def pooling_settings(pooling: str, width: int, *, include_prompt: bool) -> dict[str, Any]:
+    """Of a Pooling over states of ``width``, with the keys of the library's newest versions and, of one pooling alone, of those before,
+    which other programs read: of several they would take one."""
+    modes = [str(kind.sentence_transformers) for kind in pooling_kinds(pooling)]
+    old = {f"{_OLD_KEY}{name}": _mode(name) == _mode(modes[0]) for name in _OLD_POOLINGS if len(modes) == 1}
+    stated = {"pooling_mode": modes[0] if len(modes) == 1 else modes, **old, "include_prompt": include_prompt}
+    return {"embedding_dimension": width, **stated}

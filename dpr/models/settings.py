@@ -31,12 +31,20 @@ POOLINGS = {
     "last": PoolingKind("dpr.models.pooling:LastPooling", "lasttoken", needs_end_token=True),
     "max": PoolingKind("dpr.models.pooling:MaxPooling", "max"),
     "weighted_mean": PoolingKind("dpr.models.pooling:WeightedMeanPooling", "weightedmean"),
+    "mean_sqrt": PoolingKind("dpr.models.special_poolings:RootMeanPooling", "mean_sqrt_len_tokens"),
     "idf": PoolingKind("dpr.models.pooling:IdfPooling", has_token_weights=True),
     "idf_sqrt": PoolingKind("dpr.models.pooling:RootIdfPooling", has_token_weights=True),
     "bm25": PoolingKind("dpr.models.token_weights:Bm25Pooling", has_token_weights=True),
 }
-"""Any other pooling is an import path, ``module:Class``."""
+"""Any other pooling is an import path, ``module:Class``, or several of these without token weights, joined: ``cls+mean``."""
 _WITH_TOKEN_WEIGHTS = "pooling=" + "|".join(name for name, kind in POOLINGS.items() if kind.has_token_weights)
+
+
+def pooling_kinds(name: str) -> list[PoolingKind]:
+    """The kind of a built-in pooling, or those of several that are joined, in order; none for any other name."""
+    kinds = [POOLINGS[part] for part in name.split("+") if part in POOLINGS]
+    is_known = len(kinds) == name.count("+") + 1 and (len(kinds) == 1 or not any(kind.has_token_weights for kind in kinds))
+    return kinds if is_known else []
 
 
 @dataclass
@@ -68,9 +76,9 @@ class VectorSettings(Settings):
 
     pooling: str = setting("cls", choices=tuple(POOLINGS), or_class=True, on_resume=IDENTITY)
     """cls (last hidden state at position 0, no pooler; DPR's), mean or max over tokens, last (the last token, for causal backbones),
-    weighted_mean (token i counts i times), idf (every token has a learned weight), idf_sqrt (the same, with n repeats of a token in a text
-    counted sqrt(n) times), bm25 (questions and passages differ, so that products begin as BM25's scores), or user-defined: module:Class
-    (docs/training.md)."""
+    weighted_mean (token i counts i times), mean_sqrt (the sum over the root of the number of tokens), idf (every token has a learned
+    weight), idf_sqrt (the same, with n repeats of a token in a text counted sqrt(n) times), bm25 (questions and passages differ, so that
+    products begin as BM25's scores), or user-defined: module:Class (docs/training.md)."""
     projection_dim: int = setting(0, least=0, on_resume=IDENTITY)
     """Width of a linear layer on top of the pooled vector; 0 = none."""
     projection_activation: str = setting("none", choices=("none", "tanh"), on_resume=IDENTITY, requires="projection_dim")
@@ -113,12 +121,15 @@ class EncoderSettings(VectorSettings, TextSettings):
     dpr_trailing_sep: bool = setting(False, on_resume=IDENTITY)
     """The original's stray [SEP] after every sequence: an additional token at position sequence_length - 1 that every shorter sequence
     attends to."""
+    pool_prompts: bool = setting(True, on_resume=IDENTITY)
+    """False: poolings read what stands behind the prompt alone, as ``include_prompt: false`` of sentence-transformers says."""
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values; later settings only where they are not as usual, so that fingerprints of other models stay the same."""
         usual = {
             "projection_activation": "none",
             "dpr_trailing_sep": False,
+            "pool_prompts": True,
             "append_eos": False,
             "residual_words": False,
             "dimensions": 0,

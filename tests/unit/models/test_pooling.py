@@ -74,7 +74,9 @@ class Lacking:
 
 
 @pytest.mark.parametrize("trailing", [False, True], ids=["", "trailing sep"])
-@pytest.mark.parametrize(("family", "pooling"), list(itertools.product(["bert", "modernbert"], [*POOLINGS, f"{HERE}:Learned"])))
+@pytest.mark.parametrize(
+    ("family", "pooling"), list(itertools.product(["bert", "modernbert"], [*POOLINGS, "mean+cls+max", f"{HERE}:Learned"]))
+)
 def test_packed_equals_padded_in_vectors_and_gradients(family: str, pooling: str, trailing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if trailing and family == "modernbert":
         pytest.skip("its windows do not reach that token")
@@ -110,6 +112,7 @@ def test_each_reads_what_its_name_says() -> None:
         "last": [[6.0, 1.0], [5.0, -1.0]],
         "mean": [[3.0, 3.0], [5.0, -1.0]],
         "max": [[6.0, 8.0], [5.0, -1.0]],
+        "mean_sqrt": [[9 / 3**0.5, 9 / 3**0.5], [5.0, -1.0]],
         "weighted_mean": [[23 / 6, 11 / 6], [5.0, -1.0]],
         "idf": [[(0.5 + 2 * 2 + 2 * 6) / 3, 6 / 3], [10.0, -2.0]],
         "idf_sqrt": [[(0.5 + (2 * 2 + 2 * 6) / 2**0.5) / 3, (4 + 2 / 2**0.5) / 3], [10.0, -2.0]],
@@ -141,7 +144,9 @@ def test_double_precision_is_kept_to_the_end(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("median", "encoder.pooling=median is not one of cls, mean, last, max, weighted_mean, idf"),
+        ("median", "encoder.pooling=median is not one of cls, mean, last, max, weighted_mean, mean_sqrt, idf"),
+        ("mean+idf", "encoder.pooling=mean.idf is not one of"),
+        ("mean+", "is not one of"),
         ("", "is not one of"),
         (f"{HERE}:Missing", "has no Missing"),
         (f"{HERE}:Lacking", "it has no packed, token_read"),
