@@ -21,16 +21,18 @@ from dpr.serving.settings import ServeSettings
 class ServeCommand(ServeSettings):
     """Answers questions over HTTP, one or more run folders at a time, and shows a page to try them: http://127.0.0.1:8080
 
-    A folder needs a search.json (dpr retrieve ... search_folder=<folder>). label=folder gives it another name than its own. Ctrl-C or
-    SIGTERM ends the service once what it has is answered; SIGHUP or POST /reload opens the files again."""
+    A folder needs a search.json (dpr retrieve ... search_folder=<folder>); a model without one is served for its vectors alone.
+    label=folder gives it another name than its own. Ctrl-C or SIGTERM ends the service once what it has is answered; SIGHUP or POST /reload
+    opens the files again."""
 
     EXAMPLES: ClassVar[str] = """\
 dpr serve runs/quickstart
 dpr serve runs/first second=runs/other/best port=9000
+dpr serve exported/e5
 dpr serve runs/first host=0.0.0.0 token_file=token.txt workers=2
 """
     folders: list[str] = setting(list, operand="[[LABEL=]RUN_FOLDER ...]")
-    """Folders with a search.json."""
+    """Folders with a search.json, or models (whatever model_file takes elsewhere)."""
 
 
 def run(config: ServeCommand) -> int:
@@ -66,8 +68,9 @@ def named(given: Sequence[str]) -> dict[str, Path]:
         if name in folders_by_name:
             raise ConfigError(f"two folders are called {name}; name one: other={folder}")
         folders_by_name[name] = Path(folder)
-        if not (Path(folder) / "search.json").is_file():
-            raise InputError("no search.json", file=folder, hint=f"dpr retrieve ... search_folder={folder} writes one")
+        has_model = Path(folder).is_file() or next(Path(folder).rglob("*.safetensors"), None) is not None
+        if not has_model and not (Path(folder) / "search.json").is_file():
+            raise InputError("no search.json, and no model", file=folder, hint=f"dpr retrieve ... search_folder={folder} writes the first")
     if not folders_by_name:
         raise ConfigError("there is nothing to serve; name a run folder, e.g. dpr serve runs/first")
     return folders_by_name

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,29 @@ import numpy as np
 from dpr.core.batch import TokenBatch
 from dpr.core.records import Passage
 from dpr.embedding.encode import encode_tokens
+from dpr.models.biencoder import BiEncoder
+from dpr.models.encoding import BATCH_TOKENS
 from dpr.retrieval.retrievers import DenseRetriever, QuestionForm, question_batch
 
 _QUESTION, _PASSAGE = ("query", "question", "search_query"), ("passage", "document", "search_document")
+
+
+@dataclass
+class ModelAlone:
+    """A model without passages: it embeds as one that is searched with."""
+
+    model: BiEncoder
+    form: QuestionForm = field(default_factory=QuestionForm)
+    batch_size: int = 128
+    batch_tokens: int = BATCH_TOKENS
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class BadRequest(Exception):
     """What the model cannot do, or cannot do without being told more, as a sentence."""
 
 
-def answers(dense: DenseRetriever, index: str, jobs: Sequence[Mapping[str, Any]]) -> list[Any]:
+def answers(dense: DenseRetriever | ModelAlone, index: str, jobs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """What is answered to requests to the model of ``index`` that embed on the same ``side``.
 
     Raises:
@@ -35,7 +49,7 @@ def answers(dense: DenseRetriever, index: str, jobs: Sequence[Mapping[str, Any]]
     return [_shaped(job, index, _cut(rows, job, is_unit), int(tokens.sum())) for job, rows, tokens in parts]
 
 
-def _embedded(dense: DenseRetriever, texts: list[str], side: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _embedded(dense: DenseRetriever | ModelAlone, texts: list[str], side: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Vectors (N, D) float32, and lengths (N,) in tokens: as questions are embedded for a search, or passages without title."""
     model, form = dense.model, dense.form
     if side is None and (model.sides_differ or form != QuestionForm()):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dpr.core.distributed import resolve_device
 from dpr.core.errors import ConfigError, DprError, InputError, first_line
 from dpr.core.hashes import text_sha256
 from dpr.core.logs import configure_logging, get_logger, limit_rate
@@ -27,19 +28,23 @@ from dpr.formats.text_input import matching_paths
 from dpr.indexer.ranking import is_among
 from dpr.indexer.settings import KINDS
 from dpr.jobs.search import StoredCorpus
+from dpr.models.biencoder import BiEncoder
 from dpr.retrieval.explaining import QuestionWords
 from dpr.retrieval.fields import PassageFields
 from dpr.retrieval.hits import Hit, Hits
 from dpr.retrieval.retrievers import DenseRetriever, HybridRetriever, LexicalRetriever
+from dpr.retrieval.search_folder import FILE as SEARCH_FILE
 from dpr.retrieval.search_folder import SearchSettings
 from dpr.retriever import Retriever, chosen_ids
 from dpr.serving import frames
-from dpr.serving.embeddings import BadRequest, answers
+from dpr.serving.embeddings import BadRequest, ModelAlone, answers
 from dpr.serving.settings import ServeSettings
 from dpr.storage.durable import MANIFEST, describe_file
 
 logger = get_logger("dpr.serving.engine")  # also where it is the program itself
 _EXCERPT = 320  # characters
+MODEL_MODE = "model"
+"""What /info calls the mode and the kind of a model without passages."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,18 @@ class ServedIndex:
     name: str
     run: str
     mode: str
-    retriever: Retriever
+    searched: Retriever | ModelAlone
     facts: Mapping[str, Any]
     """What /info says."""
-    fields: PassageFields
+    fields: PassageFields | None
     """What its passages can be filtered by."""
+
+    @property
+    def retriever(self) -> Retriever:
+        """What searches. Refusal where there is a model alone."""
+        if isinstance(self.searched, ModelAlone):
+            raise Refusal(422, f"{self.name} is a model without passages; it answers /v1/embeddings and /embed")
+        return self.searched
 
 
 def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[ServedIndex]:
@@ -63,6 +75,12 @@ def open_runs(folders: Mapping[str, Path], settings: ServeSettings) -> Iterator[
         ConfigError, InputError: a folder cannot be searched, or its files are damaged or do not belong together.
     """
     for name, folder in folders.items():
+        if not (folder / SEARCH_FILE).is_file():
+            model = BiEncoder.load(folder, device=resolve_device(settings.device))
+            facts = {"name": name, "run": name, "mode": MODEL_MODE, "default": True, "choices": {}, "kind": MODEL_MODE, "exact": False}
+            facts |= {"passages": None, "recall": None, "model_fingerprint": model.fingerprint, "fingerprint": model.fingerprint}
+            yield ServedIndex(name, name, MODEL_MODE, ModelAlone(model), facts, None)
+            continue
         retriever = Retriever.open(folder, device=settings.device)
         corpus = retriever.corpus
         assert isinstance(corpus, StoredCorpus)
@@ -186,10 +204,15 @@ class Engine:
         return hits
 
     def _vectors(self, index: ServedIndex, jobs: Sequence[dict[str, Any]]) -> list[Any]:
+        if isinstance(index.searched, ModelAlone):
+            return self._answers(index.searched, index, jobs)
         if not any(f"{index.run}:{mode}" in self._indexes for mode in ("dense", "hybrid")):
             raise Refusal(422, f"{index.name} has no model; it searches by words alone")
         side = index.retriever.side("dense")
         assert isinstance(side, DenseRetriever)
+        return self._answers(side, index, jobs)
+
+    def _answers(self, side: DenseRetriever | ModelAlone, index: ServedIndex, jobs: Sequence[dict[str, Any]]) -> list[Any]:
         try:
             values = answers(side, index.name, jobs)
         except BadRequest as error:
@@ -232,7 +255,7 @@ class Engine:
 def _ids(index: ServedIndex, wanted: Mapping[str, Any]) -> np.ndarray:
     """Ids (n,), ascending and distinct, of the passages that a filter lets through."""
     ids = chosen_ids(wanted.get("ids") or [])
-    if wanted.get("metadata") is None:
+    if wanted.get("metadata") is None or index.fields is None:
         return ids
     matching = index.fields.matching(wanted["metadata"])
     return matching if wanted.get("ids") is None else matching[is_among(matching, ids)]

@@ -197,7 +197,8 @@ async function open() {
     say("The indexes are being opened ...");
     return void setTimeout(open, 1000);
   }
-  indexes = info.indexes;
+  indexes = info.indexes.filter((index) => index.mode !== "model");
+  if (!indexes.length) return say("Vectors of texts are served here, and no passages: /v1/embeddings and /embed.");
   const names = labels();
   for (const column of COLUMNS) {
     $(column).replaceChildren(...indexes.map((index, place) => new Option(names[place], index.name)));

@@ -145,6 +145,26 @@ def test_what_is_refused(client: Any, asked: dict[str, Any], said: str) -> None:
     assert answer.status_code == 422 and said in answer.json()["error"]["message"], answer.text
 
 
+def test_a_model_without_passages_embeds_and_says_what_it_cannot(models: dict[str, BiEncoder], tmp_path: Path) -> None:
+    models["two"].save(tmp_path / "model")
+    with served({"model": tmp_path / "model"}) as client:
+        index = client.get("/info").json()["indexes"][0]
+        assert (index["name"], index["kind"], index["passages"]) == ("model", "model", None)
+        assert index["fingerprint"] == models["two"].fingerprint
+        assert close(vectors_of(client, input=TEXTS, input_type="query"), models["two"].encode_questions(TEXTS))
+        assert close(vectors_of(client, input=TEXTS, input_type="passage"), models["two"].encode_passages(TEXTS))
+        embedded = client.post("/embed", json={"inputs": TEXTS, "prompt_name": "query"})
+        assert close(embedded.json(), models["two"].encode_questions(TEXTS))
+        for answer in (
+            client.post("/search", json={"queries": ["ka"]}),
+            client.post("/retrieve", json={"queries": ["ka"]}),
+            client.get("/v1/model/search?query=ka"),
+            client.get("/doc?index=model&id=1"),
+            client.post("/search", json={"queries": ["ka"], "filter": {"ids": ["1"]}}),
+        ):
+            assert answer.status_code == 422 and "model is a model without passages" in answer.text, answer.text
+
+
 def test_one_wrong_request_does_not_fail_those_beside_it(client: Any, models: dict[str, BiEncoder], runs: dict[str, Path]) -> None:
     from dpr.serving.engine import Engine, open_runs
     from dpr.serving.settings import ServeSettings
