@@ -17,6 +17,7 @@ from dpr.core.lazy import version_of
 from dpr.core.logs import get_logger
 from dpr.core.records import Passage
 from dpr.data.tensorizer import Tensorizer
+from dpr.export.onnx_graph import overlap
 from dpr.export.settings import MODEL_FORMATS
 from dpr.formats.text_input import iter_lines
 from dpr.models.biencoder import BiEncoder
@@ -69,11 +70,38 @@ def format_of(name: str) -> Format:
 
 
 class Difference(NamedTuple):
-    """The largest difference of a number of a vector on each side, in the format's units, and the number of texts."""
+    """The largest difference of a number of a vector on each side, in the format's units, the number of texts, and the share of the ten
+    best passages of a question that stay. Where a library encodes one side alone, the other is the model's."""
 
     questions: float
     passages: float
     texts: int
+    top10: float
+
+
+class Checked(NamedTuple):
+    """A line of an export's report: which files a program reads, and how far the vectors that it makes of them are from the model's."""
+
+    program: str
+    reads: str
+    by: str
+    """What was run: the program itself, or its rules."""
+    difference: Difference | None
+    refusal: str = ""
+    """Why it cannot serve the folder."""
+
+    def __str__(self) -> str:
+        if self.difference is None:
+            return f"{self.program} cannot serve the folder, by {self.by}: {self.refusal}"
+        *_, most, top10 = self.columns()
+        texts = f"{self.difference.texts} texts, vectors differ by at most {most}"
+        return f"{self.program}, checked by {self.by}: {texts}; of the ten best passages {top10} stay"
+
+    def columns(self) -> tuple[str, str, str, str, str]:
+        """Program, what it reads, what was run, the largest difference, and the share of the ten best that stay; or why it cannot."""
+        if self.difference is None:
+            return self.program, self.reads, self.by, self.refusal, ""
+        return self.program, self.reads, self.by, f"{max(self.difference[:2]):.1e}", f"{self.difference.top10:.3f}"
 
 
 class Texts(NamedTuple):
@@ -133,6 +161,13 @@ def read_texts(path: Path) -> Texts:
     return Texts([passage.text for passage in passages], passages)
 
 
+def compared(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray]) -> Difference:
+    """Vectors of questions and passages against the model's."""
+    worst = [_worst(one, other)[0] for one, other in zip(expected, found, strict=True)]
+    top10 = overlap(found, expected)["top10_overlap"] if np.isfinite(worst).all() else 0.0
+    return Difference(worst[0], worst[1], len(expected[0]) + len(expected[1]), top10)
+
+
 def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Texts | None = None) -> Difference | None:
     """Encodes the nasty texts, and ``more``, with the other library and here. None, with a warning, where that library is not installed.
 
@@ -146,16 +181,18 @@ def check(model: BiEncoder, folder: Path, form: Format, name: str, *, more: Text
     texts = nasty_texts(model.tensorizer)
     if more is not None:
         texts = Texts(texts.questions + more.questions, texts.passages + more.passages)
-    questions = _worst(model.encode_questions(texts.questions), _encoded(form, folder, "question", texts.questions, name, version))
-    passages = (0.0, 0)
-    if "ctx" in form.sides:
-        passages = _worst(model.encode_passages(texts.passages), _encoded(form, folder, "ctx", texts.passages, name, version))
-    difference = Difference(questions[0], passages[0], len(texts.questions) + len(texts.passages))
-    for side, (worst, row), of_side in (("question", questions, texts.questions), ("passage", passages, texts.passages)):
+    sides: list[tuple[str, str, Sequence[Any], np.ndarray]] = [
+        ("question", "question", texts.questions, model.encode_questions(texts.questions)),
+        ("ctx", "passage", texts.passages, model.encode_passages(texts.passages)),
+    ]
+    found = []
+    for side, kind, of_side, own in sides:
+        found.append(_encoded(form, folder, side, of_side, name, version) if side in form.sides else own)
+        worst, row = _worst(own, found[-1])
         if not worst <= form.bar:
-            shown = f"the vector of the {side} {_shown(of_side[row])} differs by {worst:.2g} in {form.library} {version}"
+            shown = f"the vector of the {kind} {_shown(of_side[row])} differs by {worst:.2g} in {form.library} {version}"
             raise InputError(f"{shown}; nothing was kept", file=name, expected=f"at most {form.bar:g}")
-    return difference
+    return compared((found[0], found[1]), (sides[0][3], sides[1][3]))
 
 
 def _encoded(form: Format, folder: Path, side: str, texts: Sequence[Any], name: str, version: str) -> np.ndarray:
@@ -182,11 +219,9 @@ def _worst(expected: np.ndarray, found: np.ndarray) -> tuple[float, int]:
     return float(differences[row]), row
 
 
-def described(difference: Difference, form: Format) -> str:
-    """One line for the log."""
-    library = f"{form.library} {version_of(form.library.replace('_', '-'))}"
-    sides = f"{difference.questions:.1e} for questions" + (f" and {difference.passages:.1e} for passages" if "ctx" in form.sides else "")
-    return f"{difference.texts} texts encoded by {library}: vectors differ by at most {sides}"
+def program(form: Format) -> str:
+    """The library of a format with its version, as a report names it."""
+    return f"{form.library.replace('_', '-')} {version_of(form.library.replace('_', '-'))}"
 
 
 def in_order(passages: Sequence[Passage], encode: Callable[[list[Passage]], np.ndarray]) -> np.ndarray:

@@ -11,8 +11,9 @@ from dpr.core.errors import ConfigError, InputError, first_line
 from dpr.core.logs import get_logger
 from dpr.export import onnx_folder, sentence_transformers
 from dpr.export.adapters import merged
-from dpr.export.checking import Texts, check, described, format_of, made_up_texts
+from dpr.export.checking import Checked, Texts, check, format_of, made_up_texts, program
 from dpr.export.model_card import README, CardFacts, model_card
+from dpr.export.servers import check_servers
 from dpr.export.tower_files import without_bars
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import MANIFEST, durable_folder, read_manifest, verify_folder
@@ -69,10 +70,13 @@ def export_folder(
                 written_by = sentence_transformers if onnx else onnx_folder
                 texts = more or made_up_texts(whole.tensorizer, questions=100, passages=400)
                 measured = written_by.write_lower_graphs(whole, folder, precisions, texts)
-            card = model_card(whole, facts, to=name, usage=form.usage(whole), difference=difference, precisions=measured)
+            report = [] if difference is None else [Checked(program(form), "the folder", "the library", difference)]
+            if name == "sentence-transformers":
+                report += check_servers(whole, folder)
+            card = model_card(whole, facts, to=name, usage=form.usage(whole), report=report, precisions=measured)
             (folder / README).write_text(card, encoding="utf-8")
-    if difference is not None:
-        logger.info("%s", described(difference, form))
+    for line in report:
+        logger.info("%s", line)
     logger.info("%s written: %d weights of %d dimensions", target, len(whole.weights()), whole.dimension)
 
 

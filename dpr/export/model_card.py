@@ -8,7 +8,7 @@ from typing import Any
 
 from dpr.core.version import __version__
 from dpr.evaluation.report.reading import Retrieval
-from dpr.export.checking import Difference
+from dpr.export.checking import Checked
 from dpr.export.tower_files import weights_tokens
 from dpr.models.biencoder import BiEncoder
 
@@ -46,14 +46,14 @@ def model_card(
     *,
     to: str,
     usage: str,
-    difference: Difference | None,
+    report: Sequence[Checked],
     precisions: Mapping[str, Mapping[str, float]],
 ) -> str:
     """README.md of a folder of the format ``to``.
 
     Args:
         usage: lines of Python that load it.
-        difference: how far the other library's vectors are from the model's; None where that was not measured.
+        report: which programs were asked, and what they make of the folder.
         precisions: what ``dpr.export.onnx_graph.write_precisions`` measured.
     """
     is_read_here = to in _READ_HERE and not weights_tokens(model)
@@ -62,7 +62,7 @@ def model_card(
         _what(model),
         _use(usage, is_read_here=is_read_here),
         _results(facts),
-        _checks(difference, precisions),
+        _checks(report, precisions),
         _training(facts),
     ]
     head = f"---\n{_head(facts, to)}---\n\n"
@@ -164,11 +164,17 @@ def _usual(metrics: Mapping[str, float]) -> Mapping[str, float]:
     return {name: metrics[name] for name in _USUAL if name in metrics} or metrics
 
 
-def _checks(difference: Difference | None, precisions: Mapping[str, Mapping[str, float]]) -> str:
+def _checks(report: Sequence[Checked], precisions: Mapping[str, Mapping[str, float]]) -> str:
     lines = []
-    if difference is not None:
-        most = max(difference.questions, difference.passages)
-        lines = [f"Opened by that library, {difference.texts} texts had the model's own vectors to within {most:.1e}."]
+    if report:
+        lines = [
+            "## Who can serve it",
+            "",
+            "Largest difference of a number of a vector from the model's own, and share of the ten best that stay.",
+            "",
+        ]
+        lines += ["| program | reads | checked by | difference | ten best |", "|---|---|---|---|---:|"]
+        lines += [f"| {' | '.join(cell.replace('|', '/') for cell in line.columns())} |" for line in report]
     rows = [
         f"| {name} | {found['bytes'] / 1e6:.1f} | {found['top10_overlap']:.3f} | {found['least_cosine']:.5f} |"
         for name, found in precisions.items()
