@@ -10,7 +10,7 @@ import numpy as np
 from dpr.core.errors import ConfigError
 from dpr.core.seeding import generator_for
 from dpr.data.mixing import Sampling
-from dpr.data.order import LENGTHS, MIXTURE, LapOrder, group_by_length, permutation, pool_schedule, rank_slice
+from dpr.data.order import LENGTHS, MIXTURE, LapOrder, group, permutation, pool_schedule, rank_slice
 
 
 class PoolRows(NamedTuple):
@@ -64,7 +64,7 @@ class ShardedDataIterator:
     """Shuffles the whole data set in each lap; each rank takes its slice of every pool.
 
     The pools are the same for any number of ranks that divides ``global_batch_size``. If the data set does not divide into pools, other
-    rows are left over in each lap. With ``lengths`` of the rows, pools have rows of similar length. Replaces DPR's class of the same name,
+    rows are left over in each lap. With ``features`` of the rows, pools have rows that are alike. Replaces DPR's class of the same name,
     where shards wrapped around.
     """
 
@@ -77,12 +77,12 @@ class ShardedDataIterator:
         rank: int = 0,
         world_size: int = 1,
         dataset: int = 0,
-        lengths: np.ndarray | None = None,
+        features: np.ndarray | None = None,
     ) -> None:
         self._slice = _share(global_batch_size, rank, world_size)
         self.num_rows, self.global_batch_size = num_rows, global_batch_size
         self.num_pools = num_rows // global_batch_size
-        self._order = LapOrder(num_rows, seed, dataset, lengths=lengths, pool_size=global_batch_size)
+        self._order = LapOrder(num_rows, seed, dataset, features=features, pool_size=global_batch_size)
 
     def rows(self, pool: int) -> np.ndarray:
         lap, pool = divmod(pool, self.num_pools)
@@ -159,11 +159,11 @@ class MixedDataIterator:
         world_size: int = 1,
         sampling: Sampling | None = None,
         names: Sequence[str] = (),
-        lengths: Sequence[np.ndarray] | None = None,
+        features: Sequence[np.ndarray] | None = None,
     ) -> None:
         names = names or [f"data set {number}" for number in range(len(num_rows))]
         self._slice = _share(global_batch_size, rank, world_size)
-        self._pool_size, self._seed, self._num_rows, self._lengths = global_batch_size, seed, list(num_rows), lengths
+        self._pool_size, self._seed, self._num_rows, self._features = global_batch_size, seed, list(num_rows), features
         self.counts = (sampling or Sampling()).rows_of_sets(num_rows, global_batch_size, names)
         self.pools_per_epoch = sum(self.counts) // global_batch_size
         pairs = zip(self.counts, num_rows, strict=True)
@@ -188,9 +188,9 @@ class MixedDataIterator:
         rows, laps = (np.concatenate([part[column] for part in sets]) for column in range(2))
         datasets = np.repeat(np.arange(len(sets), dtype=np.uint16), self.counts)
         order = generator_for(MIXTURE, self._seed, epoch).permutation(len(rows))
-        if self._lengths is not None:
-            lengths = np.concatenate([self._lengths[number][part[0]] for number, part in enumerate(sets)])[order]
-            order = order[group_by_length(lengths, self._pool_size, generator_for(LENGTHS, self._seed, epoch))]
+        if self._features is not None:
+            features = np.concatenate([self._features[number][part[0]] for number, part in enumerate(sets)])[order]
+            order = order[group(features, self._pool_size, generator_for(LENGTHS, self._seed, epoch))]
         return PoolRows(datasets[order], rows[order], laps[order])
 
     def _rows_of_set(self, epoch: int, dataset: int) -> tuple[np.ndarray, np.ndarray]:

@@ -87,20 +87,24 @@ def cut_into_pools(
     if local_shards:
         sampling.refuse_local_shards()
     num_rows, names = [len(source) for source in sources], [source.name for source in sources]
-    lengths = None
+    features = None
     if sampling.group_by_length:
         drawn = {name: getattr(collator, name) for name in ("num_hard", "num_other", "num_positives")}
-        lengths = [row_lengths(source, **drawn) for source in sources]
+        features = [row_lengths(source, **drawn) for source in sources]
+    elif sampling.group_by_words:
+        from dpr.data.word_groups import row_words  # most runs do not group by words
+
+        features = [row_words(source) for source in sources]
     share: dict[str, Any] = {"global_batch_size": global_batch_size, "seed": seed, "rank": ranks.rank, "world_size": ranks.world_size}
     iterator: PoolIterator
     if sampling.mixed:
         one_encoder_type(zip(names, options, strict=True))
-        iterator = MixedDataIterator(num_rows, **share, sampling=sampling, names=names, lengths=lengths)
+        iterator = MixedDataIterator(num_rows, **share, sampling=sampling, names=names, features=features)
     else:
         parts: list[DataIterator] = [
             LocalShardedDataIterator(rows, dataset=number, **share)
             if local_shards
-            else ShardedDataIterator(rows, dataset=number, **share, lengths=lengths[number] if lengths else None)
+            else ShardedDataIterator(rows, dataset=number, **share, features=features[number] if features else None)
             for number, rows in enumerate(num_rows)
         ]
         iterator = MultiSetDataIterator(parts, seed=seed, sampling=sampling, names=names)

@@ -18,6 +18,13 @@ ROWS, SCHEDULE, NEGATIVES, AUGMENT, DROPOUT, MIXTURE, LENGTHS, PAIRS, MASKS = ra
 WINDOW_POOLS = 50
 """Pools whose rows are sorted by length together: enough that a pool's rows are similar, few enough that other rows meet in each lap."""
 
+WINDOW_ROWS = 1 << 16
+"""Rows among which those nearest by words are looked for: of many more, each pool would take long to find."""
+
+WORDS = np.dtype([("vector", np.int16, 512), ("positive", np.int64)])
+"""What rows are grouped by words with. Vectors are whole numbers, no longer than 4,095: their products are whole numbers below 2^24, which
+float32 adds up without rounding in whatever order. The positive is a number that is equal where two rows have the same one."""
+
 
 def permutation(num_rows: int, seed: int, lap: int, dataset: int) -> np.ndarray:
     """The order of a data set's rows in a lap."""
@@ -27,12 +34,12 @@ def permutation(num_rows: int, seed: int, lap: int, dataset: int) -> np.ndarray:
 class LapOrder:
     """The order of the rows in the current lap over a data set; only this one is kept, since it takes 8 bytes per row.
 
-    With ``lengths`` (N,) of the rows a lap is whole pools of ``pool_size`` rows of similar length; without, all rows as shuffled.
+    With ``features`` (N,) of the rows a lap is whole pools of ``pool_size`` rows that are alike; without, all rows as shuffled.
     """
 
-    def __init__(self, num_rows: int, seed: int, key: int, *, lengths: np.ndarray | None = None, pool_size: int = 1) -> None:
+    def __init__(self, num_rows: int, seed: int, key: int, *, features: np.ndarray | None = None, pool_size: int = 1) -> None:
         self._num_rows, self._seed, self._key = num_rows, seed, key
-        self._lengths, self._pool_size = lengths, pool_size
+        self._features, self._pool_size = features, pool_size
         self._lap = -1
         self._rows = np.empty(0, dtype=np.int64)
 
@@ -43,22 +50,44 @@ class LapOrder:
 
     def _of(self, lap: int) -> np.ndarray:
         rows = permutation(self._num_rows, self._seed, lap, self._key)
-        if self._lengths is None:
+        if self._features is None:
             return rows
         rows = rows[: self._num_rows // self._pool_size * self._pool_size]
-        return rows[group_by_length(self._lengths[rows], self._pool_size, generator_for(LENGTHS, self._seed, lap, self._key))]
+        return rows[group(self._features[rows], self._pool_size, generator_for(LENGTHS, self._seed, lap, self._key))]
 
 
-def group_by_length(lengths: np.ndarray, pool_size: int, generator: np.random.Generator) -> np.ndarray:
-    """Places of shuffled rows in a new order, in which pools hold rows of similar length and follow each other at random.
+def group(features: np.ndarray, pool_size: int, generator: np.random.Generator) -> np.ndarray:
+    """Places of shuffled rows in a new order, in which pools hold rows that are alike and follow each other at random.
 
-    1. Windows of ``WINDOW_POOLS`` pools, in the order given. 2. Inside a window the rows are sorted by ``lengths`` and cut into pools.
-    3. All pools are shuffled, and the rows inside each, since ranks take consecutive slices. Their number is a multiple of ``pool_size``.
+    1. Windows of whole pools, in the order given. 2. Inside a window the rows are cut into pools: sorted by their lengths, where
+    ``features`` (N,) are numbers, or each a row and those nearest to it by words (``WORDS``). 3. All pools are shuffled, and the rows
+    inside each, since ranks take consecutive slices. The number of rows is a multiple of ``pool_size``.
     """
-    places = np.arange(len(lengths))
-    by_length = np.lexsort((lengths, places // (WINDOW_POOLS * pool_size)))
-    pools = generator.permuted(by_length.reshape(-1, pool_size), axis=1)
+    by_words = features.dtype.names is not None
+    window = max(1, WINDOW_ROWS // pool_size) * pool_size if by_words else WINDOW_POOLS * pool_size
+    starts = range(0, len(features), window)
+    parts = [features[start : start + window] for start in starts]
+    orders = [nearest_together(part, pool_size) if by_words else np.argsort(part, kind="stable") for part in parts]
+    places = np.concatenate([start + order for start, order in zip(starts, orders, strict=True)] or [np.empty(0, dtype=np.int64)])
+    pools = generator.permuted(places.reshape(-1, pool_size), axis=1)
     return pools[generator.permutation(len(pools))].reshape(-1)
+
+
+def nearest_together(features: np.ndarray, pool_size: int) -> np.ndarray:
+    """Places of rows (``WORDS``) pool by pool: the first that is left, and those nearest to it.
+
+    Of rows with the same positive one is taken, unless no others are left: they would be no negatives of each other.
+    """
+    vectors, positives = features["vector"].astype(np.float32), features["positive"]
+    left, pools = np.arange(len(features)), list[np.ndarray]()
+    while len(left):
+        near = left[np.argsort(-(vectors @ vectors[left[0]])[left], kind="stable")]
+        _, first = np.unique(positives[near], return_index=True)
+        first.sort()
+        chosen = np.concatenate([near[first], np.delete(near, first)])[:pool_size]
+        pools.append(chosen)
+        left = left[~np.isin(left, chosen)]
+    return np.concatenate(pools)
 
 
 @lru_cache(maxsize=16)

@@ -129,6 +129,8 @@ class SamplingSettings(Settings):
     """Draw every pool from all sets together; false: every pool from one set."""
     group_by_length: bool = setting(False, on_resume=IDENTITY)
     """Make pools of rows of similar length."""
+    group_by_words: bool = setting(False, on_resume=IDENTITY, excludes="group_by_length")
+    """Make pools of rows that share words, whose in-batch negatives are harder."""
 
     def check_shares(self, rates: Sequence[float] | None) -> None:
         """Raises ConfigError where several settings determine the sets' shares, or no share is above 0."""
@@ -148,7 +150,7 @@ class SamplingSettings(Settings):
 
     def refuse_local_shards(self) -> None:
         """Raises ConfigError where pools are made of rows from anywhere, which a rank that reads only its own part does not have."""
-        for name in ("mixed", "group_by_length"):
+        for name in ("mixed", "group_by_length", "group_by_words"):
             if getattr(self, name):
                 message = f"train.sampling.{name}=true and local_shards_dataloader=true are mutually exclusive"
                 raise ConfigError(f"{message}; leave one of them out")

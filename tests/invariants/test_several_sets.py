@@ -178,10 +178,13 @@ MIXTURES = [
     Sampling(mixed=True, temperature=2.0),
     Sampling(mixed=True, group_by_length=True),
     Sampling(weights=[1, 3], group_by_length=True),
+    Sampling(mixed=True, group_by_words=True),
+    Sampling(weights=[1, 3], group_by_words=True),
 ]
+NAMES = ["mixed", "mixed, by length", "by length", "mixed, by words", "by words"]
 
 
-@pytest.mark.parametrize("sampling", MIXTURES, ids=["mixed", "mixed, grouped", "grouped"])
+@pytest.mark.parametrize("sampling", MIXTURES, ids=NAMES)
 def test_batches_from_text_and_from_stored_tokens_and_with_workers_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
@@ -224,7 +227,7 @@ def weights_of(output_dir: Path) -> dict[str, torch.Tensor]:
     return checkpoints.read_tensors(newest, checkpoints.MODEL_FILE) | checkpoints.read_tensors(newest, checkpoints.OPTIMIZER_FILE)
 
 
-@pytest.mark.parametrize("mixture", [*MIXTURES, Sampling(rates=[0.5, 2.5])], ids=["mixed", "mixed, grouped", "grouped", "rates"])
+@pytest.mark.parametrize("mixture", [*MIXTURES, Sampling(rates=[0.5, 2.5])], ids=[*NAMES, "rates"])
 def test_a_run_stopped_in_the_middle_resumes_as_if_it_had_not_been(tmp_path: Path, mixture: Sampling) -> None:
     folder, sampling = encoder_folder(tmp_path / "encoder"), {"sampling": mixture, "train_sampling_rates": mixture.rates}
     whole = a_trainer(folder, tmp_path / "whole", **sampling)
@@ -248,6 +251,7 @@ def test_a_run_stopped_in_the_middle_resumes_as_if_it_had_not_been(tmp_path: Pat
         ({"temperature": 3.0}, r"train\.sampling\.temperature was 2\.0, is now 3\.0"),
         ({"temperature": None, "weights": [1, 2]}, r"train\.sampling\.temperature was 2\.0, is now None"),
         ({"group_by_length": True}, r"train\.sampling\.group_by_length was False, is now True"),
+        ({"group_by_words": True}, r"train\.sampling\.group_by_words was False, is now True"),
         ({"epoch_pools": 5}, r"train\.sampling\.epoch_pools was 0, is now 5"),
     ],
 )

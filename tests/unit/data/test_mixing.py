@@ -13,17 +13,17 @@ import pytest
 from dpr.core.errors import ConfigError
 from dpr.data.iterators import LocalShardedDataIterator, MixedDataIterator, MultiSetDataIterator, PoolIterator, ShardedDataIterator
 from dpr.data.mixing import Sampling, largest_remainder
-from dpr.data.order import WINDOW_POOLS, group_by_length
+from dpr.data.order import WINDOW_POOLS, WORDS, group
 
 SIZES, POOL = (403, 90, 37), 8
 Made = Callable[..., PoolIterator]
 
 
 def one_set_a_pool(sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any) -> PoolIterator:
-    lengths = [length_of(dataset, size) for dataset, size in enumerate(sizes)] if sampling.get("group_by_length") else [None] * len(sizes)
+    features = features_of(sizes, sampling) or [None] * len(sizes)
     sets = [
         ShardedDataIterator(
-            size, global_batch_size=POOL, seed=seed, rank=rank, world_size=world_size, dataset=number, lengths=lengths[number]
+            size, global_batch_size=POOL, seed=seed, rank=rank, world_size=world_size, dataset=number, features=features[number]
         )
         for number, size in enumerate(sizes)
     ]
@@ -31,13 +31,25 @@ def one_set_a_pool(sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size:
 
 
 def mixed(sizes: tuple[int, ...] = SIZES, *, rank: int = 0, world_size: int = 1, seed: int = 1, **sampling: Any) -> PoolIterator:
-    lengths = [length_of(dataset, size) for dataset, size in enumerate(sizes)] if sampling.get("group_by_length") else None
     shared = {"global_batch_size": POOL, "seed": seed, "rank": rank, "world_size": world_size}
-    return MixedDataIterator(sizes, **shared, sampling=Sampling(mixed=True, **sampling), lengths=lengths)
+    return MixedDataIterator(sizes, **shared, sampling=Sampling(mixed=True, **sampling), features=features_of(sizes, sampling))
 
 
-def length_of(dataset: int, size: int) -> np.ndarray:
-    return np.random.default_rng(dataset).integers(1, 1000, size)
+def features_of(sizes: tuple[int, ...], sampling: dict[str, Any]) -> list[np.ndarray] | None:
+    if sampling.get("group_by_length"):
+        return [np.random.default_rng(dataset).integers(1, 1000, size) for dataset, size in enumerate(sizes)]
+    if sampling.get("group_by_words"):
+        return [words_around(np.random.default_rng(dataset).integers(0, 9, size)) for dataset, size in enumerate(sizes)]
+    return None
+
+
+def words_around(topics: np.ndarray) -> np.ndarray:
+    """Features of rows near the middle of their topic, each with a positive of its own."""
+    rng, features = np.random.default_rng(5), np.zeros(len(topics), dtype=WORDS)
+    middles = rng.integers(-150, 150, (int(topics.max()) + 1, WORDS["vector"].shape[0]))
+    features["vector"] = middles[topics] + rng.integers(-30, 30, features["vector"].shape)
+    features["positive"] = np.arange(len(topics))
+    return features
 
 
 def rows_of(iterator: PoolIterator, epochs: Iterable[int]) -> list[tuple[int, int]]:
@@ -49,7 +61,15 @@ def rows_of(iterator: PoolIterator, epochs: Iterable[int]) -> list[tuple[int, in
 BOTH = pytest.mark.parametrize("made", [one_set_a_pool, mixed])
 WAYS = pytest.mark.parametrize(
     "sampling",
-    [{}, {"weights": [1, 2, 1]}, {"temperature": 3.0}, {"rates": [0.5, 2, 1]}, {"epoch_pools": 7}, {"group_by_length": True}],
+    [
+        {},
+        {"weights": [1, 2, 1]},
+        {"temperature": 3.0},
+        {"rates": [0.5, 2, 1]},
+        {"epoch_pools": 7},
+        {"group_by_length": True},
+        {"group_by_words": True},
+    ],
     ids=lambda value: next(iter(value), "natural"),
 )
 
@@ -96,9 +116,9 @@ def test_drawn_pools_have_the_shares_that_the_temperature_states(made: Made) -> 
         assert statistic < 13.8, "would happen once in a thousand seeds"
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_natural_shares_take_every_row_once_an_epoch(grouped: bool) -> None:
-    for found, most_left in ((one_set_a_pool(group_by_length=grouped), 3 * (POOL - 1)), (mixed(group_by_length=grouped), POOL - 1)):
+@pytest.mark.parametrize("grouped", [{}, {"group_by_length": True}, {"group_by_words": True}], ids=str)
+def test_natural_shares_take_every_row_once_an_epoch(grouped: dict[str, Any]) -> None:
+    for found, most_left in ((one_set_a_pool(**grouped), 3 * (POOL - 1)), (mixed(**grouped), POOL - 1)):
         left_out = []
         for epoch in range(5):
             rows = rows_of(found, [epoch])
@@ -180,7 +200,7 @@ def test_rates_multiply_pools_as_before() -> None:
 
 def test_pools_of_like_length_in_an_order_that_says_nothing_of_it() -> None:
     lengths = np.random.default_rng(0).integers(1, 10_000, 40 * WINDOW_POOLS * POOL // 10)
-    places = group_by_length(lengths, POOL, np.random.default_rng(1))
+    places = group(lengths, POOL, np.random.default_rng(1))
     assert sorted(places.tolist()) == list(range(len(lengths)))
     pools = lengths[places].reshape(-1, POOL)
     assert np.median(np.ptp(pools, axis=1)) < np.ptp(lengths) / WINDOW_POOLS * 1.5
@@ -197,9 +217,30 @@ def test_windows_keep_rows_of_like_length_apart() -> None:
         {frozenset(order[place : place + POOL]) for place in range(0, len(order), POOL)}
         for seed in range(2)
         for shuffled in [np.random.default_rng(seed).permutation(len(lengths))]
-        for order in [shuffled[group_by_length(lengths[shuffled], POOL, np.random.default_rng(seed))].tolist()]
+        for order in [shuffled[group(lengths[shuffled], POOL, np.random.default_rng(seed))].tolist()]
     ]
     assert not pools[0] & pools[1]
+
+
+def test_pools_of_rows_near_each_other_in_an_order_that_says_nothing_of_it() -> None:
+    topics = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 4 * POOL))
+    places = group(words_around(topics), POOL, np.random.default_rng(1))
+    assert sorted(places.tolist()) == list(range(len(topics)))
+    pools = topics[places].reshape(-1, POOL)
+    assert (pools == pools[:, :1]).all(), "each topic fills whole pools"
+    assert abs(np.corrcoef(np.arange(len(pools)), pools[:, 0])[0, 1]) < 0.3 and (np.diff(pools[:, 0]) == 0).mean() < 0.2
+    first = [int(np.flatnonzero(places[start : start + POOL] == places[start : start + POOL].min())[0]) for start in range(0, 900, POOL)]
+    assert len(set(first)) == POOL, "the row that the others are near is anywhere in the pool"
+
+
+def test_rows_with_one_positive_are_kept_apart_while_there_are_others() -> None:
+    features = words_around(np.zeros(6 * POOL, dtype=np.int64))
+    features["positive"] = np.arange(6 * POOL) // 6  # six questions of each, the nearest rows of all
+    features["vector"] = features["vector"][features["positive"]]
+    pools = features["positive"][group(features, POOL, np.random.default_rng(1))].reshape(-1, POOL)
+    assert [len(set(pool)) for pool in pools.tolist()] == [POOL] * 6
+    features["positive"] = 0
+    assert len(set(group(features, POOL, np.random.default_rng(1)).tolist())) == 6 * POOL, "where there are no others, all are used"
 
 
 @pytest.mark.parametrize(
