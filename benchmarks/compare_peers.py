@@ -3,7 +3,7 @@
     python -m benchmarks.compare_peers --data ../shared/data --out runs/compare_peers
 
 Both products are given the same texts (SQuAD), hard negatives (BM25's), first weights, order of rows, batches, optimizer and schedule, and
-train with their own trainer, from the texts to a saved model. The models are judged by one program, on questions about articles that
+train with their own trainer, from the texts to one saved model. The models are judged by one program, on questions about articles that
 training has not seen. Each training is a process of its own; the sides take turns, so that a ratio is of neighbours. What is measured is
 kept in --out, and the same command goes on after the last. ``--quick`` does all of it with a tiny encoder and few texts, without dropout.
 """
@@ -162,6 +162,7 @@ def train_ours(case: Case, out: Path, run: Path, seed: int, *, same_loss: bool, 
         warmup_steps=0,
         settings=TrainingSettings(seed=seed, loss=loss),
         log_batch_step=log_every,
+        eval_per_epoch=0,  # one checkpoint, at the end, as the rival's
     )
     trainer.train()
     lines = map(json.loads, (run / "model" / "metrics.jsonl").open(encoding="utf-8"))
@@ -245,7 +246,9 @@ def measured(case: Case, out: Path, side: str, seed: int, *, is_quick: bool) -> 
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(parents=True)
         what = ["--train", case.name, side, str(seed), *(["--quick"] if is_quick else [])]
-        subprocess.run([sys.executable, "-m", "benchmarks.compare_peers", "--out", str(out), *what], check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "benchmarks.compare_peers", "--out", str(out), *what]
+        # A cache of its own: no training finds the files parsed, or the texts tokenised, by the one before.
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"DPR_CACHE": str(run / "cache")})
         result = json.loads((run / "took.json").read_text(encoding="utf-8")) | {"questions": values_of(run, out, run / "model")}
         (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
     found: dict[str, Any] = json.loads((run / "result.json").read_text(encoding="utf-8"))

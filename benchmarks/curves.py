@@ -30,7 +30,7 @@ from dpr.core.records import Passage, TrainingSample
 from dpr.formats.training_files.json_formats import write_training_set
 from dpr.formats.training_sets import open_training_set
 from dpr.jobs.sources import resolve_training_files
-from dpr.jobs.train import as_tokens, build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.preparation.folder_data import TRAIN, split_by_group
 from dpr.preparation.new_encoder import EncoderShape, write_encoder
@@ -202,7 +202,7 @@ def train(case: Case, folder: Path, steps: int, dropout: float) -> Curve:
     if case.double:
         model.double()
     named = [resolve_training_files([str(folder / f"{name}.jsonl")], {}) for name in (TRAIN, "dev")]
-    trainer = build_trainer(config, model, *(as_tokens(open_sets(sources, config), config, model) for sources in named))
+    trainer = build_trainer(config, model, *(open_sets(sources, config) for sources in named))
     recorder = Recorder()
     trainer.callbacks.insert(0, recorder)
     assert isinstance(trainer.loss, BiEncoderNllLoss)

@@ -16,10 +16,9 @@ from dpr.core.machine import launched
 from dpr.core.seeding import seed_everything
 from dpr.data.pseudo_pairs import PseudoPairs
 from dpr.data.settings import TextSettings
-from dpr.data.tokens import open_tokens
 from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.evaluation.report.write import write_report
-from dpr.formats.training_sets import TrainingSet, open_training_set
+from dpr.formats.training_sets import open_training_set
 from dpr.jobs.catalogue import warn_of_lost_space
 from dpr.jobs.export_best import check_formats, check_model, export_best
 from dpr.jobs.renewal import RenewNegatives, searching_entry
@@ -38,6 +37,7 @@ from dpr.training.callbacks.usual import usual_callbacks
 from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.identity import unchangeable
+from dpr.training.stored_sets import as_tokens
 from dpr.training.trainer import BiEncoderTrainer
 from dpr.training.user_classes import make_loss, user_data
 from dpr.training.usual import Named
@@ -78,10 +78,10 @@ def run(config: BiEncoderTrainConfig) -> float | None:
             check_model(config.train.export, model)
             names = [source.name for source in train_sources]
             loss = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=names)
-        dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
+        dev_sets = open_sets(dev_sources, config)
         if not train_sources:
-            return evaluate(config, model, dev_sets, named)
-        train_sets = as_tokens(open_sets(train_sources, config, config.loss_scale_factors), config, model)
+            return evaluate(config, model, as_tokens(dev_sets, config, model), named)
+        train_sets = open_sets(train_sources, config, config.loss_scale_factors)
         if config.train.dry_run:
             # Trackers and user-defined callbacks do not see it.
             unseen = replace(config, tracking=TrackingConfig())
@@ -211,30 +211,6 @@ def open_pairs(source: NamedSource) -> PseudoPairs:
     return PseudoPairs(source.files[0], name=source.name, kinds=given.pairs, **cut)
 
 
-def as_tokens(sets: OpenedSets, config: BiEncoderTrainConfig, model: BiEncoder) -> OpenedSets:
-    """The sets with their tokens read from token stores, as ``train.token_store`` says; user-defined sets stay as they are.
-
-    Raises:
-        ConfigError: a set has another prompt than the model.
-    """
-    sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
-    train, folder = config.train, config.train.token_store_folder()
-    if train.token_store == "off":
-        return sets
-    # Tokenising everything first pays only in a run that is long enough.
-    questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
-    sees_most_rows = not train.max_steps or train.max_steps * questions >= sum(len(source) for source, _ in sets) // 2
-    build = folder is not None or (sees_most_rows and not train.dry_run)
-    result: OpenedSets = []
-    for source, options in sets:
-        if isinstance(source, TrainingSet | PseudoPairs):
-            result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
-        else:
-            logger.info("%s: read by a user-defined class, so its texts are tokenised as they come", source.name)
-            result.append((source, options))
-    return result
-
-
 def build_trainer(
     config: BiEncoderTrainConfig,
     model: BiEncoder,
@@ -246,8 +222,10 @@ def build_trainer(
 ) -> BiEncoderTrainer:
     """The trainer that the settings describe; ``loss`` and ``named`` where they are made already."""
     named = named or Named.of(config)
-    reopen = partial(as_tokens, config=config, model=model)
-    renewal = [RenewNegatives(config, train_sets, reopen, named.searches)] if config.train.renew_negatives else []
+    renewal = []
+    if config.train.renew_negatives:
+        reopen = partial(as_tokens, settings=config, model=model)
+        renewal.append(RenewNegatives(config, reopen(train_sets), reopen, named.searches))
     further = [*named.callbacks, *renewal, *make_trackers(config)]
     return BiEncoderTrainer(
         model,

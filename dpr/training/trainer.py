@@ -20,8 +20,7 @@ from dpr.core.logs import configure_by_default, get_logger
 from dpr.core.seeding import seed_torch
 from dpr.data.loader import pool_loader
 from dpr.data.order import DROPOUT
-from dpr.data.settings import DataSetSettings
-from dpr.data.training_data import OpenedSets, SampleSource, opened_sets
+from dpr.data.training_data import OpenedSets, SampleSource
 from dpr.losses.protocol import Loss
 from dpr.models.biencoder import BiEncoder
 from dpr.storage.durable import write_json
@@ -93,7 +92,9 @@ class BiEncoderTrainer(Run):
         self.device, self.model, self.output_dir = model.device, model, Path(output_dir)
         self.config = asdict(settings) if config is None else config
         self.checkpoints = CheckpointFolder(self.output_dir, settings.checkpoint_file_name, keep_last=train.keep_last)
-        own_sets = _with_options(opened_sets(train_sets, "train"), model)
+        from dpr.training.stored_sets import opened_for_run  # every format of data and of tokens
+
+        own_sets = opened_for_run(train_sets, "train", settings, model)
         namespaces = list(dict.fromkeys(source.name for source, _ in own_sets))
         loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
         if usual:
@@ -101,7 +102,7 @@ class BiEncoderTrainer(Run):
 
             validations, metrics, callbacks = with_usual(settings, self.output_dir, validations, metrics, callbacks)
         self.loss, self.callbacks = loss, list(callbacks)
-        self._dev_sets = [DevSet(source.name, source, options) for source, options in _with_options(opened_sets(dev_sets, "dev"), model)]
+        self._dev_sets = [DevSet(source.name, source, options) for source, options in opened_for_run(dev_sets, "dev", settings, model)]
         own = dev_validations(self._dev_sets, settings, candidates=loss.candidates, metrics=metrics) if self._dev_sets else ()
         self.validations: list[Validation] = [*own, *validations]
         require_teacher_scores([source for source, _ in own_sets], settings)
@@ -339,12 +340,3 @@ class BiEncoderTrainer(Run):
 def _next(batches: Iterator[BiEncoderBatch]) -> BiEncoderBatch:
     with record_function("dpr/data"):
         return next(batches)
-
-
-def _with_options(sets: Sequence[Any], model: BiEncoder) -> OpenedSets:
-    pairs = [item if isinstance(item, tuple) else (item, DataSetSettings()) for item in sets]
-    for source, options in pairs:
-        options.check(f"datasets.{source.name}.")
-        if options.file or options.reader or options.source:
-            raise ConfigError(f"the options of {source.name} say where to read it, but it is open; leave file, reader and source out")
-    return [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in pairs]

@@ -19,7 +19,7 @@ from dpr.formats import checkpoints
 from dpr.formats.training_sets import open_training_set, write_training_set
 from dpr.jobs import renewal
 from dpr.jobs.sources import resolve_training_files
-from dpr.jobs.train import as_tokens, build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.mining.dense import DenseSearch
 from dpr.mining.job import mine
 from dpr.mining.settings import MiningSettings
@@ -71,7 +71,7 @@ def trainer(folder: Path, output_dir: Path, *callbacks: Any, **options: Any) -> 
     config = config_of(folder, output_dir, **options)
     torch.manual_seed(0)
     model = build_model(config)
-    sets = as_tokens(open_sets(resolve_training_files(config.train_datasets, {}), config), config, model)
+    sets = open_sets(resolve_training_files(config.train_datasets, {}), config)
     made = build_trainer(config, model, sets, [])
     made.callbacks[:0] = callbacks
     return made

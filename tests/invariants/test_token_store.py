@@ -16,10 +16,11 @@ from dpr.data.tensorizer import Tensorizer
 from dpr.data.tokens import StoredTokens
 from dpr.formats.training_sets import TrainingSet, write_training_set
 from dpr.jobs.sources import resolve_training_files
-from dpr.jobs.train import as_tokens, build_model, build_trainer, open_sets
+from dpr.jobs.train import build_model, build_trainer, open_sets
 from dpr.training.callbacks import Callback
 from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.metrics import Metrics
+from dpr.training.stored_sets import as_tokens
 from dpr.training.trainer import BiEncoderTrainer
 from tests.helpers.tiny import encoder_folder, make_samples
 
@@ -116,6 +117,21 @@ def test_nothing_is_tokenised_in_training(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Tensorizer, "bare_tokens", None)
     monkeypatch.setattr(Tensorizer, "_encode", lambda self, texts, *_: pytest.fail("tokenised") if texts else [])
     build_trainer(config, model, *sets).train()
+
+
+def test_a_trainer_that_is_given_a_file_stores_its_tokens_too(folder: Path) -> None:
+    results = []
+    for number, (setting, kind) in enumerate((("off", TrainingSet), ("auto", StoredTokens))):
+        model, curve = build_model(config_of(folder, "run")), Curve()
+        model.load_state_dict({name: weight if number == 0 else results[0][0][name] for name, weight in model.state_dict().items()})
+        first = {name: weight.clone() for name, weight in model.state_dict().items()}
+        options = {"output_dir": folder / f"run-{number}", "token_store": setting, "batch_size": 8, "warmup_steps": 2, "log_batch_step": 1}
+        trainer = BiEncoderTrainer(model, folder / "train.json", folder / "dev.json", callbacks=[curve], **options)
+        opened = [*trainer.plan.dataset.sources, *(each.source for each in trainer._dev_sets)]
+        assert {type(source) for source in opened} == {kind} and len(opened) == 2
+        trainer.train()
+        results.append((first, json.dumps(curve.metrics)))
+    assert results[0][1] == results[1][1]
 
 
 @pytest.mark.parametrize(

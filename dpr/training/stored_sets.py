@@ -1,0 +1,58 @@
+"""The sets of a run, with their tokens read from token stores as ``train.token_store`` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpr.core.distributed import current_ranks
+from dpr.core.errors import ConfigError
+from dpr.core.logs import get_logger
+from dpr.data.pair_tokens import StoredPairs
+from dpr.data.pseudo_pairs import PseudoPairs
+from dpr.data.settings import DataSetSettings
+from dpr.data.tokens import StoredTokens, open_tokens
+from dpr.data.training_data import OpenedSets, opened_sets
+from dpr.formats.training_sets import TrainingSet
+from dpr.models.biencoder import BiEncoder
+from dpr.training.settings import TrainingSettings
+
+logger = get_logger(__name__)
+
+
+def opened_for_run(sets: Any, name: str, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
+    """What ``BiEncoderTrainer`` takes as data sets, opened (``opened_sets``), as tokens (``as_tokens``).
+
+    Raises:
+        InputError, ConfigError: as these two; or the options of a set say where to read it.
+    """
+    pairs = [item if isinstance(item, tuple) else (item, DataSetSettings()) for item in opened_sets(sets, name)]
+    for source, options in pairs:
+        options.check(f"datasets.{source.name}.")
+        if options.file or options.reader or options.source:
+            raise ConfigError(f"the options of {source.name} say where to read it, but it is open; leave file, reader and source out")
+    return as_tokens(pairs, settings, model)
+
+
+def as_tokens(sets: OpenedSets, settings: TrainingSettings, model: BiEncoder) -> OpenedSets:
+    """User-defined sets stay as they are, and so do those that are read from stores already.
+
+    Raises:
+        ConfigError: a set has another prompt than the model, or the folder of the stores cannot be written.
+    """
+    sets = [(source, options.agreed(source.name, model.tensorizer.text)) for source, options in sets]
+    train, folder = settings.train, settings.train.token_store_folder()
+    if train.token_store == "off":
+        return sets
+    # Tokenising everything first pays only in a run that is long enough.
+    questions = (train.global_batch_size or train.batch_size * current_ranks().world_size) * train.gradient_accumulation_steps
+    sees_most_rows = not train.max_steps or train.max_steps * questions >= sum(len(source) for source, _ in sets) // 2
+    build = folder is not None or (sees_most_rows and not train.dry_run)
+    result: OpenedSets = []
+    for source, options in sets:
+        if isinstance(source, TrainingSet | PseudoPairs):
+            result.append((open_tokens(source, model.tensorizer, options, folder=folder, build=build), options))
+        else:
+            if not isinstance(source, StoredTokens | StoredPairs):
+                logger.info("%s: read by a user-defined class, so its texts are tokenised as they come", source.name)
+            result.append((source, options))
+    return result
