@@ -228,7 +228,7 @@ def average_gradients(parameters: Iterable[Tensor], *, by_rows: Sequence[Tensor]
 def _average_rows(table: Tensor) -> Tensor:
     """The mean over ranks of a gradient by rows, coalesced: rows in order, each once."""
     none = torch.zeros(1, 0, dtype=torch.int64, device=table.device), table.new_zeros(0, *table.shape[1:])
-    own = (torch.sparse_coo_tensor(*none, table.shape, check_invariants=False) if table.grad is None else table.grad).coalesce()
+    own = _coalesced(torch.sparse_coo_tensor(*none, table.shape, check_invariants=False) if table.grad is None else table.grad)
     world_size = current_ranks().world_size
     if world_size == 1:
         return own
@@ -237,6 +237,14 @@ def _average_rows(table: Tensor) -> Tensor:
     sums[torch.searchsorted(rows, own.indices()[0])] = own.values()
     dist.all_reduce(sums)
     return torch.sparse_coo_tensor(rows[None], sums / world_size, table.shape, check_invariants=False, is_coalesced=True)
+
+
+def _coalesced(gradient: Tensor) -> Tensor:
+    """The same without a copy where its rows are in order, each once: autograd drops the note of that when it accumulates."""
+    rows, values = gradient._indices(), gradient._values()
+    if gradient.is_coalesced() or not bool((rows[0].diff() > 0).all()):
+        return gradient.coalesce()
+    return torch.sparse_coo_tensor(rows, values, gradient.shape, check_invariants=False, is_coalesced=True)
 
 
 @torch.no_grad()

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Rows per pass of an update: what is computed of them then stays in the cache of a CPU.
-_ROWS_AT_ONCE = 256
+# Numbers of a table per pass of an update: they stay in the cache of a CPU, and torch does not share them out among threads. A pass is over
+# before threads have met; where other processes, the loader's workers among them, use the cores, they would wait for each other in each.
+_NUMBERS_AT_ONCE = (1 << 15) - 1
 
 
 def row_tables(model: nn.Module) -> list[nn.Parameter]:
@@ -66,11 +67,12 @@ class RowAdamW(torch.optim.AdamW):
         if skipped is not None and bool(skipped):
             return
         rows, values = gradient.indices()[0], gradient.values()
-        is_read = values.abs().amax(1) != 0
-        if not bool(is_read.all()):
+        is_read = values[:, 0] != 0
+        if not bool(is_read.all()):  # hardly ever: a single number tells of nearly all rows
+            is_read = values.abs().amax(1) != 0
             rows, values = rows[is_read], values[is_read]
         tensors = table, state["exp_avg"], state["exp_avg_sq"], state["step"]
-        size = _ROWS_AT_ONCE if table.device.type == "cpu" else max(1, len(rows))
+        size = max(1, _NUMBERS_AT_ONCE // table[0].numel() if table.device.type == "cpu" else len(rows))
         for part, numbers in zip(rows.split(size), values.split(size), strict=True):
             new = _adamw(group, [tensor.index_select(0, part) for tensor in tensors], numbers)
             for tensor, changed in zip(tensors, new, strict=True):

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpr.core.distributed import average_gradients
+from dpr.training import rows as rows_module
 from dpr.training.rows import RowAdamW, clip_gradients, row_tables
 
 ROWS, WIDTH, STEPS = 700, 3, 6
@@ -25,13 +27,28 @@ def gradients() -> list[tuple[Tensor, Tensor]]:
     for _ in range(STEPS):
         rows = torch.cat([torch.tensor([0]), 1 + torch.randperm(ROWS - 1, generator=generator)[:400]])
         values = torch.randn(len(rows), WIDTH, generator=generator, dtype=torch.float64)
-        values[0] = 0
+        values[0], values[1, 0] = 0, 0  # of a row that is read, the first number may be 0, too
         steps.append((rows, values))
     return steps
 
 
 def start() -> Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "_NUMBERS_AT_ONCE", 100 * WIDTH)
+
+
+def test_a_gradient_whose_rows_are_in_order_is_not_copied_and_any_other_is_summed() -> None:
+    for rows in (torch.tensor([2, 5, 9]), torch.tensor([5, 2, 9]), torch.tensor([2, 2, 9]), torch.tensor([], dtype=torch.int64)):
+        table, values = nn.Parameter(start()), torch.ones(len(rows), WIDTH, dtype=torch.float64)
+        table.grad = torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False, is_coalesced=False)
+        expected = table.grad.to_dense()
+        average_gradients([table], by_rows=[table])
+        assert table.grad.is_coalesced() and torch.equal(table.grad.to_dense(), expected)
+        assert (table.grad.values().data_ptr() == values.data_ptr()) == (rows.tolist() in ([2, 5, 9], []))
 
 
 def test_each_row_has_an_adamw_of_its_own() -> None:
