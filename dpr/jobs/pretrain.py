@@ -17,7 +17,7 @@ from dpr.export.tower_files import Side, write_tower
 from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.jobs.export_best import check_formats, check_model, export_best
 from dpr.jobs.sources import NamedSource, resolve_training_files
-from dpr.jobs.train import as_tokens, build_model, build_trainer, open_pairs, open_sets
+from dpr.jobs.train import build_model, build_trainer, open_pairs, open_sets
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pretraining import PretrainingHeads
 from dpr.models.trials import is_static
@@ -52,8 +52,8 @@ def run(config: PretrainConfig) -> None:
         of_pairs = make_loss(config.loss, candidates=config.candidates(), model=model, namespaces=[source.name for source in sources])
         own = config.pretrain
         loss = PretrainingLoss(heads, of_pairs, weight=own.pairs_weight, num_pools=config.train.gradient_accumulation_steps)
-        train_sets = as_tokens(open_texts(sources, config), config, model)
-        dev_sets = as_tokens(open_sets(dev_sources, config), config, model)
+        train_sets = open_texts(sources, config)
+        dev_sets = open_sets(dev_sources, config)
         logged = Pretraining(heads, config.seed, has_pairs=own.pairs_weight > 0)
         if config.train.dry_run:
             config, named = replace(config, tracking=TrackingConfig()), replace(named, callbacks=())
