@@ -98,16 +98,19 @@ def _head(facts: CardFacts, to: str) -> str:
 
 def _what(model: BiEncoder) -> str:
     settings, text = model.settings, model.tensorizer.text
-    layers = getattr(model.question_model.config, "num_hidden_layers", 0)
+    config = model.ctx_model.config
+    layers = getattr(config, "num_hidden_layers", 0)
     millions = sum(tensor.numel() for tensor in model.weights().values()) / 1e6
     towers = "one tower for questions and passages" if settings.shared else "a tower for questions and one for passages"
+    if settings.static_questions:
+        towers = "a table of token vectors for questions and a tower for passages"
     lines = [
         f"A bi-encoder for dense retrieval: {towers}. The score of a passage is the dot product of its vector and that of the question"
         + (", which have length 1 (cosine similarity)." if settings.normalize else "."),
         "",
         "| | |",
         "|---|---|",
-        f"| architecture | {model.question_model.config.model_type}, {layers} layers, {millions:,.1f} million weights |",
+        f"| architecture | {config.model_type}, {layers} layers, {millions:,.1f} million weights |",
         f"| vectors | {model.dimension} dimensions; pooling: {settings.pooling}" + _more(settings) + " |",
         f"| longest question | {model.tensorizer.question_length} tokens |",
         f"| longest passage | {settings.sequence_length} tokens, title included |",

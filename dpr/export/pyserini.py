@@ -38,6 +38,7 @@ def require_sayable(model: BiEncoder, source: str) -> None:
     problems = {
         f"its pooling is {settings.pooling}": standard_pooling(model) not in ("cls", "mean"),
         "it has a projection": bool(settings.projection_dim),
+        "its questions go through a static table": settings.static_questions,
         f"its vectors are cut to {settings.dimensions} dimensions": bool(settings.dimensions),
         f"the prompt of questions ({prompt!r}) does not end in a space, which Pyserini puts behind it": bool(prompt)
         and not prompt.endswith(" "),

@@ -78,7 +78,7 @@ def require_sayable(model: BiEncoder, source: str) -> None:
         "its pooling (idf) weights the tokens of a transformer; the library divides by their sum, which only scaled vectors without a "
         "projection bear": settings.pooling == "idf" and not is_scaled,
     }
-    refuse({} if is_static(model.question_model.backbone) else weighted, source, hint="to=onnx writes it for onnxruntime")
+    refuse({} if is_static(model.ctx_model.backbone) else weighted, source, hint="to=onnx writes it for onnxruntime")
 
 
 def write(model: BiEncoder, folder: Path, *, source: str) -> None:
@@ -112,14 +112,14 @@ def _has_two_lengths(model: BiEncoder) -> bool:
 
 def _truncates(model: BiEncoder) -> bool:
     """Whether the library cuts vectors, which it does after all modules. Before scaling, and behind a projection, a layer does."""
-    return bool(model.settings.dimensions) and not model.settings.normalize and model.question_model.encode_proj is None
+    return bool(model.settings.dimensions) and not model.settings.normalize and model.ctx_model.encode_proj is None
 
 
 def _is_bag(model: BiEncoder) -> bool:
     """Whether it can be a ``StaticEmbedding``, the mean over the words of one text without special tokens, or our own kind of one."""
     adds_nothing = model.tensorizer.tokenizer.num_special_tokens_to_add(pair=False) == 0
     is_mean = adds_nothing and standard_pooling(model) == "mean"
-    return is_static(model.question_model.backbone) and (is_mean or needs_own_code(model))
+    return is_static(model.ctx_model.backbone) and (is_mean or needs_own_code(model))
 
 
 def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
@@ -141,18 +141,16 @@ def _write_route(model: BiEncoder, folder: Path, side: Side) -> dict[str, str]:
         if isinstance(tower.pooling, IdfPooling) and not is_static(tower.backbone):
             route[name := f"{prefix}1_WordWeights"] = type_of("WordWeights")
             write_module(folder / name, *_word_weights(model, tower.pooling))
-        route[name := f"{len(route)}_{POOLING}"] = type_of(POOLING)
-        write_module(folder / name, _pooling_settings(model, backbone), {})
+        is_table = settings.static_questions and tower is model.question_model
+        route[name := f"{prefix if is_table else ''}{len(route)}_{POOLING}"] = type_of(POOLING)
+        pooled_by = "mean" if is_table else standard_pooling(model)
+        write_module(folder / name, pooling_settings(pooled_by, backbone.config.hidden_size, include_prompt=settings.pool_prompts), {})
     if (dense := _dense(model, tower)) is not None:
         route[name := f"{prefix}{len(route)}_{DENSE}"] = type_of(DENSE)
         write_dense(folder / name, *dense, settings.projection_activation)
     if settings.normalize:
         route[f"{len(route)}_{NORMALIZE}"] = type_of(NORMALIZE)
     return route
-
-
-def _pooling_settings(model: BiEncoder, backbone: Any) -> dict[str, Any]:
-    return pooling_settings(standard_pooling(model), backbone.config.hidden_size, include_prompt=model.settings.pool_prompts)
 
 
 def _word_weights(model: BiEncoder, pooling: IdfPooling) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

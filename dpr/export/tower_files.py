@@ -158,7 +158,7 @@ def standard_backbone(tower: Encoder, longest: int) -> Any:
 
 
 def standard_pooling(model: BiEncoder) -> str:
-    """The pooling over the states of ``standard_backbone``."""
+    """The pooling over the states of ``standard_backbone``; that of passages where questions go through a table, which has a mean."""
     return "mean" if model.settings.pooling == "idf" else model.settings.pooling
 
 

@@ -49,7 +49,8 @@ def require_sayable(model: BiEncoder, source: str) -> None:
     refuse_unknown_vectors(model, source)
     refuse_token_weights(model, source)
     refuse_one_sided_apostrophes(model, source)
-    has_projection = model.question_model.encode_proj is not None
+    has_projection = model.ctx_model.encode_proj is not None
+    refuse({"its questions go through a static table": model.settings.static_questions}, source, hint="to=sentence-transformers can say it")
     refuse({"AutoModel has no projection": has_projection}, source, hint="to=sentence-transformers writes it")
 
 

@@ -3,7 +3,7 @@
 Only checkpoints of a training run have the last five files. The manifest is written last.
 
     model.safetensors        weights, keys `question_model.` and `ctx_model.` (only the first with a shared tower)
-    encoder/                 backbone config and tokenizer files, as Hugging Face writes them
+    encoder/                 backbone config (of passages, if questions have a table) and tokenizer files, as Hugging Face writes them
     encoder_settings.json    pooling, lengths: all other settings that decide a vector
     manifest.json            sizes and SHA-256 of all files
     optimizer.safetensors    optimizer state by parameter name; or the folder optimizer/, in parts (``write_parts``)

@@ -120,6 +120,8 @@ def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
             text=encoder,
         )
         _refuse_other_use(encoder, model, str(config.model_file))
+        if encoder.static_questions and not model.settings.static_questions:
+            model.use_static_questions()
         stated, stored = config.loss.temperature, model.stored_temperature
         # A run that is continued states the temperature of its start; its present one is restored with its other weights.
         if config.init != "continue" and stated and stored and not math.isclose(stated, stored, rel_tol=1e-6):

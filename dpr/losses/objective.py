@@ -18,7 +18,7 @@ from dpr.losses.candidates import CANDIDATE_RULES
 from dpr.losses.guide import Guide
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, LossResult, Pool, Term
 from dpr.losses.settings import ObjectiveSettings
-from dpr.losses.terms import Distillation, Nll, Symmetric, own_candidates, own_scores
+from dpr.losses.terms import Distillation, Embedding, Nll, Symmetric, Teacher, own_candidates, own_scores
 
 
 class Objective(Loss):
@@ -36,6 +36,7 @@ class Objective(Loss):
         candidates: str = "distinct",
         normalize: bool = False,
         guide: Guide | None = None,
+        teacher: Teacher | None = None,
         user_terms: Sequence[tuple[float, Term]] = (),
         max_scores: int = 1 << 22,
     ) -> None:
@@ -49,6 +50,8 @@ class Objective(Loss):
             self.terms.append((weight, Symmetric(settings, candidates=candidates, max_scores=max_scores)))
         if settings.uses_teacher:
             self.terms.append((1.0, Distillation(settings)))  # it weighs its two kinds itself
+        if teacher is not None:
+            self.terms.append((settings.embedding_weight, Embedding(teacher)))
         self.terms += user_terms
         self._needed = frozenset[str]().union(*(term.needs for _, term in self.terms))
         self.needs = self._needed & GATHERED

@@ -25,7 +25,7 @@ class TermEntry(NamedTuple):
 
 @dataclass
 class DistillationSettings(Settings, requires=TRAINING):
-    """Terms that compare a question's scores for its own passages with those of a teacher (teacher_score of the data)."""
+    """Terms that compare a question's scores for its own passages, or vectors, with those of a teacher."""
 
     kl_weight: float = setting(0.0, least=0, on_resume=IDENTITY, excludes="terms")
     """Weight of the KL divergence between the teacher's and the model's distributions over a question's own passages."""
@@ -37,6 +37,12 @@ class DistillationSettings(Settings, requires=TRAINING):
     """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus another passage's."""
     margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_MARGINS)
     """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
+    teacher: str | None = setting(None, on_resume=CONTENT, excludes=("terms", "dimensions"))
+    """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too (docs/students.md); absent = none. Of
+    passages only where their tower is trained."""
+    embedding_weight: float = setting(1.0, above=0, on_resume=IDENTITY, requires="teacher")
+    """Weight of the squared distance between the model's vectors and those of loss.teacher; with nll_weight=0 texts alone are learned
+    from."""
 
 
 @dataclass
@@ -89,11 +95,12 @@ class ObjectiveSettings(DistillationSettings, RivalSettings, requires=TRAINING):
         """
         if self.terms is None:
             weights = {name: getattr(self, f"{name}_weight") for name in TERMS}
+            weights["embedding"] = self.embedding_weight if self.teacher else 0.0
             return [TermEntry(name, weight, {}) for name, weight in weights.items() if weight]
         return list(map(_entry, listed(self.terms)))
 
     def weight_of(self, name: str) -> float:
-        """The weight of one of ``TERMS``, 0 where it is not in effect."""
+        """The weight of one of ``TERMS``, or of embedding; 0 where it is not in effect."""
         return next((entry.weight for entry in self.entries() if entry.name == name), 0.0)
 
     def changed(self) -> dict[str, Any]:

@@ -6,13 +6,15 @@ of a question at most, D dimensions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from dpr.core.batch import BiEncoderBatch, on_device
+from dpr.core.batch import BiEncoderBatch, TokenBatch, on_device
 from dpr.core.logs import get_logger
 from dpr.core.records import WHOLE_DOCUMENT
 from dpr.core.temperature import Temperature
@@ -137,6 +139,36 @@ class Distillation(Term):
                 "but the best; set loss.teacher_temperature to about %.2g",
                 *(spread, WIDEST_SPREAD, divisor, spread / 10),
             )
+
+
+class Teacher(Protocol):
+    """A model whose vectors are learned; ``fingerprint`` changes with them."""
+
+    fingerprint: str
+    teaches_passages: bool
+
+    def vectors(self, tokens: TokenBatch, side: str) -> Tensor:
+        """Vectors (N, D) of texts as questions or passages (``side`` question, ctx), without gradient."""
+        ...
+
+
+class Embedding(Term):
+    """The squared distance of a question's vector to the teacher's and, if it teaches passages, the mean of those of its own slots."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+
+    def content(self) -> Mapping[str, str]:
+        return {"teacher": self._teacher.fingerprint}
+
+    def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
+        total = (questions - self._teacher.vectors(batch.questions, batch.encoder_type or "question")).square().sum(1)
+        if not self._teacher.teaches_passages:
+            return total
+        slots = own_slots(pool, len(questions))
+        taught = self._teacher.vectors(batch.contexts, batch.encoder_type or "ctx")[batch.context_row].view_as(slots)
+        counts = on_device(batch.context_valid, slots.device).view(slots.shape[:2])
+        return total + ((slots - taught).square().sum(2) * counts).sum(1) / counts.sum(1)
 
 
 def positives_of_columns(

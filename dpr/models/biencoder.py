@@ -172,6 +172,13 @@ class BiEncoder(TextEncoding):
                 tower.keep(dimensions)
             self.settings = replace(self.settings, dimensions=dimensions)
 
+    def use_static_questions(self) -> None:
+        """Replaces the question tower by a table of token vectors; raises what ``table_of_questions`` does."""
+        from dpr.models.static_questions import table_of_questions
+
+        settings = replace(self.settings, shared=False, static_questions=True)
+        self.question_model, self.settings = table_of_questions(self, settings, self.options), settings
+
     def load_weights(self, weights: dict[str, Tensor], *, source: Path) -> None:
         """Copies weights in. A model that does not learn its temperature takes a learned one as its fixed temperature.
 
@@ -202,7 +209,7 @@ class BiEncoder(TextEncoding):
         checkpoints.write_tensors(folder, checkpoints.MODEL_FILE, self.weights() if weights is None else weights)
         encoder_folder = folder / checkpoints.ENCODER_FOLDER
         encoder_folder.mkdir()
-        self.question_model.config.save_pretrained(str(encoder_folder))
+        self.ctx_model.config.save_pretrained(str(encoder_folder))
         self.tensorizer.save(encoder_folder)
         # For a learned temperature this is the initial value; the learned one is among the weights.
         others: dict[str, Any] = {"temperature": self.options.temperature, "format_version": checkpoints.FORMAT_VERSION}
@@ -277,6 +284,8 @@ class BiEncoder(TextEncoding):
         from dpr.models.token_weights import begin_with_idf, length_of_rows  # what stored models do not need
 
         settings, options = settings or EncoderSettings(), options or TowerOptions()
+        has_table, settings = settings.static_questions, replace(settings, static_questions=False)
+        settings = replace(settings, shared=True) if has_table else settings  # one tower, which the table begins as
         dropouts = {"dropout": dropout, "attention_dropout": options.attention_dropout}
         make = partial(load_backbone, name_or_folder, pretrained=pretrained, **dropouts)
         towers = build_towers(make, settings, options, BaseModel(name_or_folder, ""))
@@ -286,4 +295,6 @@ class BiEncoder(TextEncoding):
         tensorizer, settings = new_tensorizer(name_or_folder, settings, do_lower_case=do_lower_case, special_tokens=special_tokens)
         model = cls(*towers, tensorizer, settings, options)
         model.is_random = not is_static(towers[0].backbone) and (not pretrained or is_without_weights(Path(name_or_folder)))
+        if has_table:
+            model.use_static_questions()
         return model

@@ -172,7 +172,8 @@ class TextEncoding(nn.Module):
         tower, was_training = self.tower(encoder_type), self.training
         dtype = torch.promote_types(next(tower.parameters()).dtype, torch.float32)
         result = torch.empty(len(tokens), self.dimension, device=self.device, dtype=dtype)
-        self.eval()
+        if is_changed := was_training or tower.training:  # to visit every module takes longer than to look a question up in a table
+            self.eval()
         try:
             batches = plan_token_batches(tokens.lengths.cpu().numpy(), batch_tokens, max_sequences or len(tokens))
             most = largest_over_ranks(len(batches)) if tower.is_sharded else 0  # known to all before the first
@@ -187,5 +188,6 @@ class TextEncoding(nn.Module):
             for _ in range(len(batches), most):
                 tower(filler_tokens(self.device))
         finally:
-            self.train(was_training)
+            if is_changed:
+                self.train(was_training)
         return result

@@ -88,6 +88,11 @@ def build_towers(
         adapters = add_adapters(backbone, base, settings, options)
         towers = [make_tower(backbone, adapter=adapters[0])]
         towers += [make_tower(backbone, adapter=adapter, fast=towers[0].fast) for adapter in adapters[1:]]
+    elif settings.static_questions:
+        from dpr.models.static_questions import table_beside
+
+        ctx = make_tower(make_backbone())
+        towers = [table_beside(ctx, settings, options), ctx]
     else:
         # All backbones before the projections: random weights are drawn in this order.
         backbones = [make_backbone() for _ in range(1 if settings.shared else 2)]

@@ -87,6 +87,8 @@ class VectorSettings(Settings):
     """Scale vectors to length 1 (cosine similarity). Needs a loss.temperature of about 0.05 or less."""
     shared: bool = setting(False, on_resume=IDENTITY)
     """One tower for questions and passages."""
+    static_questions: bool = setting(False, on_resume=IDENTITY, excludes=("shared", "adapter=lora"))
+    """Questions go through a table of token vectors, passages through the transformer: a question costs microseconds (docs/students.md)."""
     sequence_length: int = setting(256, unit="tokens", least=3, on_resume=IDENTITY)
     """Longest sequence in tokens, special tokens included; questions and passages."""
     question_length: int = setting(0, unit="tokens", least=0, on_resume=IDENTITY)
@@ -132,6 +134,7 @@ class EncoderSettings(VectorSettings, TextSettings):
             "pool_prompts": True,
             "append_eos": False,
             "residual_words": False,
+            "static_questions": False,
             "dimensions": 0,
             **asdict(TextSettings()),
         }

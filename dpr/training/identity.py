@@ -104,6 +104,7 @@ def run_identity(
             "local_shards_dataloader": ranks.world_size if settings.local_shards_dataloader else 0,
             "loss.candidates": loss.candidates,
             "loss.guide.content": None,
+            "loss.teacher.content": None,
             **{f"loss.{key}.content": content for key, content in loss.content().items()},
             "loss.temperature": options["temperature"],
             "loss.learn_temperature": options["learn_temperature"],
@@ -128,7 +129,7 @@ def run_identity(
             "encoder.packed": options["packed"],
             "encoder.attention": options["attention"],
             "encoder.lora_dropout": options["lora_dropout"],
-            **dropout_of(model.question_model.config),
+            **dropout_of(model.ctx_model.config),
             **_environment(ranks, model.device),
         },
     )

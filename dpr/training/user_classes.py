@@ -109,7 +109,12 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
         if ":" in entry.name
     ]
     guide, is_normalized = _read_guide(settings.guide, namespaces), model is not None and model.settings.normalize
-    return Objective(settings, candidates=candidates, normalize=is_normalized, guide=guide, user_terms=terms)
+    teacher = None
+    if settings.teacher is not None:
+        from dpr.training.teacher import ModelTeacher
+
+        teacher = ModelTeacher(settings.teacher, model)
+    return Objective(settings, candidates=candidates, normalize=is_normalized, guide=guide, teacher=teacher, user_terms=terms)
 
 
 def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: str, candidates: str) -> Any:

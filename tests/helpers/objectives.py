@@ -24,6 +24,8 @@ class PlainPool:
     temperature: Tensor
     normalize: bool = False
     guide: dict[Key, Tensor] = field(default_factory=dict)
+    taught: tuple[Tensor, Tensor | None] | None = None
+    """A teacher's vectors of the questions (Q, D) and, if it teaches passages, of the slots (Q * n, D)."""
 
     def __post_init__(self) -> None:
         self.keys: list[Key] = [tuple(pair) for pair in self.batch.context_ids.tolist()]
@@ -137,7 +139,19 @@ def margin_mse(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tens
     return total
 
 
-TERMS = {"nll_weight": nll, "symmetric_weight": symmetric, "kl_weight": kl, "margin_mse_weight": margin_mse}
+def embedding(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
+    assert pool.taught is not None
+    questions, slots = pool.taught
+    total = sum(((own - wanted) ** 2 for own, wanted in zip(pool.questions[question], questions[question], strict=True)), torch.zeros(()))
+    if slots is None:
+        return total
+    own_slots = [slot for slot in pool.own(question) if pool.is_valid(slot)]
+    for slot in own_slots:
+        total = total + ((pool.slots[slot] - slots[slot]) ** 2).sum() / len(own_slots)
+    return total
+
+
+TERMS = {"embedding_weight": embedding, "nll_weight": nll, "symmetric_weight": symmetric, "kl_weight": kl, "margin_mse_weight": margin_mse}
 
 
 def objective(pool: PlainPool, settings: dict[str, Any]) -> Tensor:

@@ -29,6 +29,7 @@ from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
+from dpr.training.teacher import ModelTeacher
 from tests.helpers.objectives import PlainPool, objective
 from tests.helpers.processes import run_on_ranks
 from tests.helpers.tiny import ListSource, encoder_folder, make_samples, tiny_model
@@ -66,7 +67,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "hard negatives weigh more": {"hardness": 2.0},
     "any of several positives": {"positives": "any"},
     "each of several positives": {"positives": "each", "hardness": 0.5, "false_negative_margin": 0.1},
+    "a teacher's vectors alone": {"nll_weight": 0.0, "teacher": "saved", "embedding_weight": 0.7},
+    "a teacher's vectors of questions, and nll": {"teacher": "saved", "embedding_weight": 2.0},
 }
+QUESTIONS_TAUGHT = {"a teacher's vectors of questions, and nll"}
 NORMALIZED = {"kl alone", "matryoshka of vectors of length 1, all terms", "hard negatives weigh more", "margin to the positive"}
 TWO_POSITIVES = {
     "nll, kl and margin_mse",
@@ -112,6 +116,12 @@ def make_model(folder: Path, normalize: bool, packed: bool) -> BiEncoder:
     return tiny_model(folder, options=options, normalize=normalize).train()
 
 
+def teacher_of(folder: Path, name: str) -> ModelTeacher:
+    teacher = ModelTeacher(str(folder.parent / "teacher"), make_model(folder, name in NORMALIZED, True))
+    teacher.teaches_passages = name not in QUESTIONS_TAUGHT
+    return teacher
+
+
 @cache
 def make_parallel(folder: Path, normalize: bool, packed: bool) -> tuple[BiEncoder, nn.Module]:
     model = copy.deepcopy(make_model(folder, normalize, packed))
@@ -123,7 +133,8 @@ def gradient_of(folder: Path, name: str, *, cached: bool, packed: bool, max_scor
     ranks = current_ranks()
     settings = ObjectiveSettings(**OBJECTIVES[name])
     guide = HandMadeGuide() if settings.guide else None
-    loss = Objective(settings, normalize=name in NORMALIZED, guide=guide, max_scores=max_scores)
+    teacher = teacher_of(folder, name) if settings.teacher else None
+    loss = Objective(settings, normalize=name in NORMALIZED, guide=guide, teacher=teacher, max_scores=max_scores)
     step: Step
     if cached:
         model = make_model(folder, name in NORMALIZED, packed)
@@ -153,7 +164,9 @@ def every_case(folder: Path) -> dict[tuple[str, str], dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return encoder_folder(tmp_path_factory.mktemp("model") / "encoder", num_hidden_layers=1)
+    folder = encoder_folder(tmp_path_factory.mktemp("model") / "encoder", num_hidden_layers=1)
+    tiny_model(folder, seed=9, dtype=torch.float32).save(folder.parent / "teacher")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +185,11 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
     if "guide" in OBJECTIVES[name]:
         found = HandMadeGuide().vectors(batch.context_ids)
         pool.guide = {key: vector for key, vector in zip(pool.keys, found, strict=True) if vector.any()}
+    if "teacher" in OBJECTIVES[name]:
+        teacher = BiEncoder.load(folder.parent / "teacher").double()
+        with torch.no_grad():
+            slots = teacher.ctx_model.of_padded(*batch.contexts.padded(0))[batch.context_row]
+            pool.taught = teacher.question_model.of_padded(*batch.questions.padded(0)), None if name in QUESTIONS_TAUGHT else slots
     value = objective(pool, OBJECTIVES[name])
     value.backward()
     gradient = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}

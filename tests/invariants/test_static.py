@@ -15,7 +15,7 @@ from torch import Tensor
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.callbacks import Callback
 from tests.helpers.processes import run_on_ranks
-from tests.helpers.tiny import ListSource, make_samples, static_folder, tiny_model
+from tests.helpers.tiny import ListSource, encoder_folder, make_samples, static_folder, tiny_model
 from tests.helpers.training import make_trainer
 from tests.invariants.test_one_gradient import gradient_of_a_step
 
@@ -36,12 +36,28 @@ CASES: dict[str, dict[str, Any]] = {
     "sides that differ, cached": {"settings": BM25, "options": {"temperature": 0.5}, "grad_cache_tokens": 40},
     "one side through the other's tower": {"settings": {"pooling": "mean"}, "encoder_type": "question"},
 }
+BESIDE: dict[str, Any] = {"static_questions": True, "pooling": "mean", "projection_dim": 6}
+FROZEN: dict[str, Any] = {"temperature": 0.5, "fix_ctx_encoder": True}
+CASES |= {
+    "beside a transformer": {"settings": BESIDE, "options": {"temperature": 0.5, "learn_temperature": True}},
+    "beside a transformer, padded": {"settings": BESIDE, "options": {"temperature": 0.5, "learn_temperature": True, "packed": False}},
+    "beside a transformer, cached": {
+        "settings": BESIDE,
+        "options": {"temperature": 0.5, "learn_temperature": True},
+        "grad_cache_tokens": 40,
+    },
+    "beside a frozen transformer": {"settings": BESIDE, "options": FROZEN},
+    "beside a frozen transformer, padded": {"settings": BESIDE, "options": FROZEN | {"packed": False}},
+    "beside a frozen transformer, cached": {"settings": BESIDE, "options": FROZEN, "grad_cache_tokens": 40},
+}
 SAME_AS = {"padded": "packed", "cached": "packed", "two towers, cached": "two towers"}
-SAME_AS |= {f"sides that differ, {how}": "sides that differ" for how in ("padded", "cached")}
+OTHERS = ("sides that differ", "beside a transformer", "beside a frozen transformer")
+SAME_AS |= {f"{name}, {how}": name for name in OTHERS for how in ("padded", "cached")}
 
 
 def every_gradient_and_model(folder: Path) -> dict[str, dict[str, Tensor]]:
-    found = {name: gradient_of_a_step(folder, case) for name, case in CASES.items()}
+    places = {name: folder / "bert" if case.get("settings", {}).get("static_questions") else folder for name, case in CASES.items()}
+    found = {name: gradient_of_a_step(places[name], case) for name, case in CASES.items()}
     found["run"] = trained(folder, folder / "runs" / "direct")
     found["run, cached"] = trained(folder, folder / "runs" / "cached", grad_cache_tokens=40)
     return found
@@ -53,9 +69,11 @@ class StopAt(Callback):
             run.request_stop("test")
 
 
-def trained(folder: Path, out: Path, *callbacks: Callback, **options: Any) -> dict[str, Tensor]:
+def trained(
+    folder: Path, out: Path, *callbacks: Callback, settings: dict[str, Any] = SHARED, dropout: float = 0.0, **options: Any
+) -> dict[str, Tensor]:
     """Weights after 8 updates of 2 pools of 8."""
-    model = tiny_model(folder, options=TowerOptions(temperature=0.05), **SHARED)
+    model = tiny_model(folder, options=TowerOptions(temperature=0.05), dropout=dropout, **settings)
     # The largest gradients are about 1: updates then do not magnify the rounding of small ones.
     options = {"global_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 8, "adam_eps": 0.01, **options}
     make_trainer(model, [ListSource(make_samples(70))], [], out, *callbacks, learning_rate=0.05, weight_decay=0.1, **options).train()
@@ -67,6 +85,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, 
     results = {}
     for world_size in (1, 2, 4):
         folder = static_folder(tmp_path_factory.mktemp(f"ranks{world_size}"))
+        encoder_folder(folder / "bert", num_hidden_layers=1)
         results[world_size] = run_on_ranks(every_gradient_and_model, world_size, folder)
     return results
 
@@ -82,13 +101,15 @@ def test_gradients_and_weights_do_not_depend_on_processes_or_chunks(found: dict[
                 torch.testing.assert_close(results[name][key], tensor, rtol=0, atol=1e-10, msg=f"{key}, {world_size} ranks")
 
 
-def test_a_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
-    folder = static_folder(tmp_path / "encoder")
-    whole = trained(folder, tmp_path / "whole")
-    trained(folder, tmp_path / "halves", StopAt())
-    resumed = trained(folder, tmp_path / "halves")
+@pytest.mark.parametrize("settings", [SHARED, BESIDE], ids=["static", "beside a transformer"])
+def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
+    how: dict[str, Any] = {"settings": settings, "dropout": 0.1}
+    folder = (static_folder if settings is SHARED else encoder_folder)(tmp_path / "encoder")
+    whole = trained(folder, tmp_path / "whole", **how)
+    trained(folder, tmp_path / "halves", StopAt(), **how)
+    resumed = trained(folder, tmp_path / "halves", **how)
     assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
-    start = tiny_model(folder, **SHARED).weights()
+    start = tiny_model(folder, **settings).weights()
     assert all(not torch.equal(weight, start[name]) for name, weight in whole.items())
     stored = BiEncoder.load(tmp_path / "whole")
     assert all(torch.equal(weight, whole[name].float()) for name, weight in stored.weights().items())

@@ -1,0 +1,148 @@
+"""A table of questions beside a transformer of passages: one space, what is saved is what is loaded, exported where a format can say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpr import Retriever
+from dpr.core.errors import ConfigError, InputError
+from dpr.core.records import Passage
+from dpr.export.checking import check, format_of
+from dpr.export.folders import export_folder
+from dpr.formats.corpora import write_passages
+from dpr.models.biencoder import BiEncoder, TowerOptions
+from dpr.models.encoder import EncoderSettings
+from dpr.models.trials import is_static
+from tests.helpers.jobs import embed, retrieve, train
+from tests.helpers.tiny import encoder_folder, static_folder, tiny_model, training_folder
+
+KINDS: dict[str, dict[str, Any]] = {
+    "cls": {},
+    "cosine, mean, prompts": {"pooling": "mean", "normalize": True, "query_prompt": "ba: ", "passage_prompt": "be: "},
+    "projection": {"projection_dim": 6, "projection_activation": "tanh"},
+    "cut": {"dimensions": 5, "normalize": True},
+    "idf, words past the layers": {"pooling": "idf", "residual_words": True, "normalize": True},
+}
+TEXTS = ["ba be bi", "bo", "ba ba ba bu ke"]
+
+
+def with_table(folder: Path, **settings: Any) -> BiEncoder:
+    model = tiny_model(folder, dtype=torch.float32, static_questions=True, **settings)
+    with torch.no_grad():  # as if it were trained
+        model.question_model.pooling.token_weights.uniform_(0.2, 3, generator=torch.Generator().manual_seed(1))
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_questions_are_weighted_means_of_rows_and_survive_a_save(kind: str, tmp_path: Path) -> None:
+    model = with_table(tmp_path / "encoder", **KINDS[kind])
+    table, tokens = model.question_model, model.tensorizer.question_tokens(TEXTS)
+    rows = table.backbone.get_input_embeddings().weight * table.pooling.token_weights[:, None]
+    expected = torch.stack([rows[torch.tensor(sequence)].mean(0)[: model.dimension] for sequence in tokens])
+    expected = torch.nn.functional.normalize(expected, dim=1) if model.settings.normalize else expected
+    np.testing.assert_allclose(model.encode_questions(TEXTS), expected.detach(), atol=1e-6)
+    model.save(tmp_path / "saved")
+    again = BiEncoder.load(tmp_path / "saved")
+    assert again.fingerprint == model.fingerprint and again.settings.static_questions and not again.settings.shared
+    assert is_static(again.question_model.backbone) and not is_static(again.ctx_model.backbone)
+    assert np.array_equal(again.encode_questions(TEXTS), model.encode_questions(TEXTS))
+    assert np.array_equal(again.encode_passages(TEXTS), model.encode_passages(TEXTS))
+    with pytest.raises(ConfigError, match="encodes questions and passages differently"):
+        again.encode("ba")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_trained_model_keeps_its_passages_and_its_rows_begin_as_the_vectors_of_its_questions(shared: bool, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "encoder", dtype=torch.float32, shared=shared, pooling="mean").eval()
+    passages, plain = model.encode_passages(TEXTS), model.fingerprint
+    words = ["ba", "ke", "tu"]
+    alone = model.encode_questions(words)
+    ids = [model.tensorizer.tokenizer.convert_tokens_to_ids(word) for word in words]
+    model.use_static_questions()
+    assert np.array_equal(model.encode_passages(TEXTS), passages) and model.fingerprint != plain
+    np.testing.assert_allclose(model.question_model.backbone.get_input_embeddings().weight[ids].detach(), alone, atol=1e-6)
+    assert sum(parameter.numel() for parameter in model.question_model.parameters()) == 17 * len(model.tensorizer.tokenizer.get_vocab())
+
+
+def test_it_needs_a_transformer_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the model of the passages is static itself"):
+        BiEncoder.from_pretrained(str(static_folder(tmp_path / "static")), EncoderSettings(static_questions=True, pooling="mean"))
+    lora = tiny_model(encoder_folder(tmp_path / "bert"), adapter="lora", lora_rank=2)
+    with pytest.raises(ConfigError, match=r"has adapters; merge them first \(dpr export to=model\)"):
+        lora.use_static_questions()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("to", ["sentence-transformers", "onnx"])
+def test_other_libraries_give_the_same_vectors(to: str, kind: str, tmp_path: Path) -> None:
+    form = format_of(to)
+    pytest.importorskip(form.library)
+    model = with_table(tmp_path / "encoder", **KINDS[kind])
+    if to == "sentence-transformers" and model.settings.residual_words:
+        with pytest.raises(InputError, match="residual_words"):
+            export_folder(model, tmp_path / "out", to, source=kind)
+        return
+    export_folder(model, tmp_path / "out", to, source=kind)
+    found = check(model, tmp_path / "out", form, kind)
+    assert found is not None and max(found[:2]) < 1e-5
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "a table of token vectors for questions" in card and "| architecture | bert, 2 layers" in card
+
+
+@pytest.mark.parametrize("to", ["transformers", "hf-dpr", "pyserini"])
+def test_formats_that_know_one_kind_of_tower_refuse_it(to: str, tmp_path: Path) -> None:
+    model = with_table(tmp_path / "encoder")
+    with pytest.raises(InputError, match=r"static"):
+        export_folder(model, tmp_path / "out", to, source="model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_frozen_transformer_stays_what_it_was(tmp_path: Path) -> None:
+    options = TowerOptions(fix_ctx_encoder=True)
+    model = tiny_model(tmp_path / "encoder", static_questions=True, options=options)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {"question_model.backbone.words.weight", "question_model.pooling.token_weights"}
+    assert model.encode_passages(Passage("ba be", "bi")).shape == (16,)
+
+
+def test_commands_train_it_beside_a_frozen_transformer_and_search_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training_folder(tmp_path, train=16, dev=4)
+    passages = [Passage(text, id=f"p{number}") for number, text in enumerate(TEXTS)]
+    write_passages(tmp_path / "corpus.jsonl", passages)
+    common = [
+        f"train_datasets={tmp_path / 'train.json'}",
+        "train.num_workers=0",
+        "train.batch_size=8",
+        "train.num_train_epochs=1",
+        "device=cpu",
+    ]
+    of_first = [f"encoder.pretrained_model_cfg={tmp_path / 'encoder'}", "encoder.pretrained=false", "encoder.sequence_length=24"]
+    assert train([*common, *of_first, "encoder.shared=true", f"output_dir={tmp_path / 'first'}"]) == 0
+    table = ["encoder.static_questions=true", "encoder.fix_ctx_encoder=true", "train.learning_rate=0.01"]
+    again = [*common, f"model_file={tmp_path / 'first'}", "init=weights", *table, f"output_dir={tmp_path / 'run'}"]
+    assert train(again) == 0
+    first, run = BiEncoder.load(tmp_path / "first"), BiEncoder.load(tmp_path / "run")
+    assert np.array_equal(first.encode_passages(TEXTS), run.encode_passages(TEXTS))
+    start = BiEncoder.load(tmp_path / "first")
+    start.use_static_questions()
+    assert not np.array_equal(start.encode_questions(TEXTS), run.encode_questions(TEXTS)), "it has learned nothing"
+    assert train([*again[:-2], "encoder.fix_ctx_encoder=false", again[-1]]) != 0
+    assert "different run" in capsys.readouterr().err
+    assert (
+        embed([f"model_file={tmp_path / 'run'}", f"ctx_src={tmp_path / 'corpus.jsonl'}", f"out_file={tmp_path / 'run' / 'vectors'}"]) == 0
+    )
+    question = [
+        f"model_file={tmp_path / 'run'}",
+        f"encoded_ctx_files=[{tmp_path / 'run' / 'vectors_*'}]",
+        f"search_folder={tmp_path / 'run'}",
+    ]
+    (tmp_path / "q.jsonl").write_text('{"_id": "q", "text": "ba be"}\n')
+    assert retrieve([*question, f"qa_dataset={tmp_path / 'q.jsonl'}", f"ctx_datatsets=[{tmp_path / 'corpus.jsonl'}]"]) == 0
+    scores = run.encode_passages(passages) @ run.encode_questions("ba be")
+    found = Retriever.open(tmp_path / "run").search("ba be", 3)
+    assert [hit.id for hit in found] == [passages[row].id for row in np.argsort(-scores)]
