@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpr.core.batch import TokenBatch
 from dpr.formats import checkpoints
 from dpr.models.biencoder import BiEncoder
+from dpr.models.encoder import Encoder
+from dpr.models.pretraining import PretrainingHeads
 from tests.helpers.jobs import raising, train
 from tests.helpers.tiny import encoder_folder, static_folder
 from tests.unit.data.test_pseudo_pairs import made_rows, write_corpus
@@ -115,3 +118,21 @@ def test_a_static_encoder_is_refused(corpus: Path, tmp_path: Path, capsys: pytes
     static = static_folder(tmp_path / "static")
     assert train_code(arguments(corpus, "run", f"encoder.pretrained_model_cfg={static}")) == 2
     assert "a static encoder has no layers" in capsys.readouterr().err
+
+
+def test_masks_change_with_each_step_and_equal_texts_count_as_often_as_they_are_listed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    whole = PretrainingHeads.vectors
+
+    def vectors(heads: PretrainingHeads, tower: Encoder, batch: TokenBatch) -> torch.Tensor:
+        if heads.training:
+            seen.append((heads.key, len(batch)))
+        return whole(heads, tower, batch)
+
+    monkeypatch.setattr(PretrainingHeads, "vectors", vectors)
+    write_corpus(corpus, [{"title": "", "text": "ba be bi bo bu da de di"}] * 12)
+    pretrain(arguments(corpus, "run", "train.max_steps=3", "pretrain.pairs_weight=0"))
+    assert len(seen) == len({key for key, _ in seen}) == 3
+    assert {size for _, size in seen} == {24}  # 12 questions without words, and 12 texts
