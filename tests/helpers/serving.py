@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dpr.serving.engine import Engine, open_runs
 from dpr.serving.settings import ServeSettings
 from dpr.serving.workers import WorkerLost
@@ -78,6 +80,8 @@ def local_app(runs: dict[str, Path], before: Before, token: str | None, settings
 @contextmanager
 def served(runs: dict[str, Path], *, before: Before = lambda jobs: None, token: str | None = None, **settings: Any) -> Iterator[Any]:
     """A client of such a service, which is ready."""
+    for package in ("fastapi", "prometheus_client"):
+        pytest.importorskip(package, reason="the extra serve is not installed")
     from starlette.testclient import TestClient
 
     app, _, failures = local_app(runs, before, token, settings)
