@@ -172,6 +172,11 @@ class BiEncoderBatch(_Batch):
     def num_tokens(self) -> int:
         return self.questions.tokens.shape[0] + self.contexts.tokens.shape[0]
 
+    def with_one_context(self) -> BiEncoderBatch:
+        """All slots list the first context: for what does not depend on vectors of contexts."""
+        first = torch.zeros(1, dtype=torch.int64)
+        return replace(self, contexts=self.contexts.select(first), context_row=torch.zeros_like(self.context_row))
+
     def to(self, device: torch.device | str) -> BiEncoderBatch:
         row, weights = (value.to(device, non_blocking=True) for value in (self.context_row, self.loss_weights))
         return replace(self, questions=self.questions.to(device), contexts=self.contexts.to(device), context_row=row, loss_weights=weights)

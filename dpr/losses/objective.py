@@ -55,6 +55,7 @@ class Objective(Loss):
         self.terms += user_terms
         self._needed = frozenset[str]().union(*(term.needs for _, term in self.terms))
         self.needs = self._needed & GATHERED
+        self.reads_passages = any(term.reads_passages for _, term in self.terms)
 
     def content(self) -> Mapping[str, Any]:
         own = {} if self.guide is None else {"guide": self.guide.fingerprint}

@@ -84,6 +84,8 @@ class Term(ABC):
 
     needs: frozenset[str] = frozenset()
     candidates: str = "distinct"
+    reads_passages: bool = True
+    """False: no vector of a passage decides its losses. Where that is so of all terms, passages are not encoded."""
 
     @abstractmethod
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor | LossResult:

@@ -156,7 +156,7 @@ class Embedding(Term):
     """The squared distance of a question's vector to the teacher's and, if it teaches passages, the mean of those of its own slots."""
 
     def __init__(self, teacher: Teacher) -> None:
-        self._teacher = teacher
+        self._teacher, self.reads_passages = teacher, teacher.teaches_passages
 
     def content(self) -> Mapping[str, str]:
         return {"teacher": self._teacher.fingerprint}

@@ -249,6 +249,8 @@ class BiEncoderTrainer(Run):
     def forward_backward(self, batch: BiEncoderBatch, number: int) -> StepResult:
         """Adds the gradient of micro-batch ``number`` of the coming update. Dropout depends on (seed, step, number, rank) alone."""
         seed_torch(DROPOUT, self.settings.seed, self.progress.step, number, self.ranks.rank)
+        if not self.loss.reads_passages and not any(callback.needs_pool(self) for callback in self.callbacks):
+            batch = batch.with_one_context()
         result = self.step(batch, num_pools=self.plan.accumulation, is_last=number == self.plan.accumulation - 1)
         self.metrics.add(result, batch)
         return result
@@ -271,6 +273,8 @@ class BiEncoderTrainer(Run):
 
     def take_metrics(self, *, peak: float = 0.0) -> Metrics:
         metrics = self.metrics.take(peak=peak)
+        if not self.loss.reads_passages:
+            metrics = {name: value for name, value in metrics.items() if not name.endswith("/in_batch_acc")}
         metrics |= {"optim/lr": self.learning_rate, "optim/grad_norm": float(self.grad_norm)}
         if self.step.scaler.is_enabled():
             metrics["optim/loss_scale"] = self.step.scaler.get_scale()  # it falls where steps are skipped

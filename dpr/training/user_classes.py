@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from torch import nn
 
 from dpr.core.errors import ConfigError
-from dpr.core.hashes import text_sha256
-from dpr.core.records import Passage
 from dpr.core.settings import listed, split_entry
 from dpr.core.user_classes import call, check_class, create_object, import_object
-from dpr.data.collator import judgement_identity
 from dpr.data.training_data import TrainingData
 from dpr.losses.nll import BiEncoderNllLoss
 from dpr.losses.protocol import GATHERED, OWN_SCORES, Loss, Term
 from dpr.models.biencoder import BiEncoder
-from dpr.storage.durable import read_manifest
 from dpr.training.callbacks import Callback, FunctionCallback
 from dpr.training.settings import LossSettings, TrainingSettings
 from dpr.training.validations.protocol import QuestionMetric, Validation
-
-if TYPE_CHECKING:
-    from dpr.losses.guide import Guide
 
 _CALLBACKS = "train.callbacks"
 
@@ -108,8 +99,11 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
         for entry in settings.entries()
         if ":" in entry.name
     ]
-    guide, is_normalized = _read_guide(settings.guide, namespaces), model is not None and model.settings.normalize
-    teacher = None
+    guide, teacher, is_normalized = None, None, model is not None and model.settings.normalize
+    if settings.guide:
+        from dpr.training.stored_vectors import read_guide
+
+        guide = read_guide(settings.guide, namespaces)
     if settings.teacher is not None:
         from dpr.training.teacher import ModelTeacher
 
@@ -126,32 +120,6 @@ def _user_term(entry: Any, kind: type[Any], known: frozenset[str], *, setting: s
     if isinstance(term, nn.Module) and any(True for _ in term.parameters()):
         raise ConfigError(f"{setting}={path} has parameters, which would not be trained or saved")
     return term
-
-
-def _read_guide(patterns: Sequence[str] | None, namespaces: Sequence[str]) -> Guide | None:
-    """The vectors of ``loss.guide``, which stay in the mapped files, by the identities of their passages within each of ``namespaces``.
-
-    Raises:
-        InputError: the shards cannot be read, or do not fit together.
-        ConfigError: they hold no vectors.
-    """
-    if not patterns:
-        return None
-    from dpr.formats.vector_shards import open_shards  # which no other objective needs
-    from dpr.losses.guide import Guide
-
-    shards = open_shards(patterns, verify=False)
-    chunks, keys, size = list[np.ndarray](), list[int](), 0
-    for ids, vectors in (chunk for shard in shards for chunk in shard.chunks()):
-        passages = [Passage("", id=key.decode()) for key in ids]
-        keys += [judgement_identity(passage, namespace)[0] for passage in passages for namespace in namespaces]
-        chunks.append(vectors)
-        size += len(ids)
-    if not size:
-        raise ConfigError(f"loss.guide={list(patterns)} holds no vectors")
-    files = [read_manifest(shard.path)["files"] for shard in shards]
-    fingerprint = text_sha256(json.dumps(files, sort_keys=True))
-    return Guide(chunks, np.array(keys, dtype=np.int64), np.repeat(np.arange(size), len(namespaces)), fingerprint=fingerprint)
 
 
 def user_validation(entry: Any) -> Validation:

@@ -43,14 +43,18 @@ class PoolMetrics(Callback):
         self._passages: list[float] | None = None
         self._highest_rank, self._has_warned = 0.0, False
 
-    def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
+    def needs_pool(self, run: Run) -> bool:
         step = run.progress.step + 1
-        if self._step != step and ((step - 1) % WATCH_EVERY == 0 or is_logged(step, self.log_every, run.last_step)):
+        return self._step != step and ((step - 1) % WATCH_EVERY == 0 or is_logged(step, self.log_every, run.last_step))
+
+    def on_pool(self, run: Run, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> None:
+        if self.needs_pool(run):
             stride = -(-len(questions) * run.ranks.world_size // SAMPLE)
             rows = torch.arange(-run.ranks.rank * len(questions) % stride, len(questions), stride)
             values = _of_questions(questions, pool, batch, rows).double()
             sums = torch.stack([values.nansum(0), (~values.isnan()).sum(0)])
-            self._step, self._copies, self._passages = step, (HostCopy(sums), HostCopy(_cosines(pool))), None
+            self._step, self._passages = run.progress.step + 1, None
+            self._copies = (HostCopy(sums), HostCopy(_cosines(pool)))
 
     def on_step_end(self, run: Run) -> None:
         if self._passages is None and self._copies is not None and self._copies[1].has_arrived:

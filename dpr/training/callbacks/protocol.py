@@ -37,6 +37,10 @@ class Callback:
         """After the loss of each micro-batch of the coming step: what ``Loss`` is called with, without gradient. Keep copies only; reading
         a value makes the host wait for the device."""
 
+    def needs_pool(self, run: Run) -> bool:
+        """Whether ``on_pool`` reads vectors of the coming micro-batch. Passages are not encoded where neither it nor the loss does."""
+        return getattr(self.on_pool, "__func__", None) is not Callback.on_pool
+
     def on_before_optimizer_step(self, run: Run) -> None:
         """The gradients of the whole update are there, unscaled and clipped."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +41,19 @@ class StopAt(Callback):
 
 
 def job(
-    folder: Path, out: str, *callbacks: Callback, teacher: str = "teacher", dropout: float = 0.1, fix_ctx_encoder: bool = True
+    folder: Path,
+    out: str,
+    *callbacks: Callback,
+    teacher: str = "teacher",
+    dropout: float = 0.1,
+    fix_ctx_encoder: bool = True,
+    **others: Any,
 ) -> BiEncoderTrainer:
     options = TowerOptions(fix_ctx_encoder=fix_ctx_encoder)
     model = tiny_model(folder / "encoder", dtype=torch.float32, dropout=dropout, options=options, **STUDENT)
     loss = LossSettings(nll_weight=0.0, teacher=str(folder / teacher), embedding_weight=2.0)
     settings = TrainingSettings(loss=loss)
-    options_of_run: dict[str, Any] = {"learning_rate": 0.1, "num_train_epochs": 8, "hard_negatives": 0}
+    options_of_run: dict[str, Any] = {"learning_rate": 0.1, "num_train_epochs": 8, "hard_negatives": 0, **others}
     return make_trainer(model, [ListSource(make_samples(24))], [], folder / out, *callbacks, settings=settings, **options_of_run)
 
 
@@ -59,6 +68,33 @@ def test_a_table_learns_the_vectors_of_questions_and_passages_stay(folder: Path)
     run.train()
     assert distance(folder, run.model) < 0.5 * before
     assert np.array_equal(run.model.encode_passages(TEXTS), passages)
+
+
+class Watching(Callback):
+    """Reads the vectors of passages, which are encoded for it."""
+
+    def on_pool(self, run: Any, questions: torch.Tensor, pool: Any, batch: Any) -> None:
+        self.num_distinct = len(pool.contexts.unique(dim=0))
+
+
+@pytest.mark.parametrize("tokens", [0, 64])
+def test_passages_that_nothing_reads_are_not_encoded_and_change_nothing(folder: Path, tokens: int) -> None:
+    how: dict[str, Any] = {"grad_cache_tokens": tokens, "log_batch_step": 10}
+    idle, watched = job(folder, f"idle{tokens}", **how), job(folder, f"watched{tokens}", watching := Watching(), **how)
+    encoded: list[Counter[int]] = []
+    for run in (idle, watched):
+        encoded.append(Counter())
+        hook = partial(lambda run, counts, _, given: counts.update({run.progress.step + 1: len(given[0])}), run, encoded[-1])
+        run.model.ctx_model.register_forward_pre_hook(hook)
+        run.train()
+    several = [step for step, size in sorted(encoded[0].items()) if size > 1]
+    assert several == [1, 10, 20, 24], "the first is watched for a collapse, the others are logged"
+    assert min(encoded[1].values()) > 4 and watching.num_distinct > 4
+    weights, rounding = watched.model.weights(), 1e-5 if tokens else 0.0  # of other chunks
+    assert all(torch.allclose(weight, weights[name], rtol=0, atol=rounding) for name, weight in idle.model.weights().items())
+    logs = [[json.loads(line) for line in (run.output_dir / "metrics.jsonl").read_text().splitlines()] for run in (idle, watched)]
+    assert logs[0][0]["pool/margin"] == pytest.approx(logs[1][0]["pool/margin"], abs=rounding)
+    assert len(logs[0]) == len(logs[1]) == 3 and not any("train/in_batch_acc" in line for log in logs for line in log)
 
 
 def test_a_run_is_resumed_bit_for_bit_and_never_with_another_teacher(folder: Path) -> None:
