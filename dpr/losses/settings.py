@@ -37,9 +37,9 @@ class DistillationSettings(Settings, requires=TRAINING):
     """Weight of the squared difference of the model's and the teacher's margins: the positive's score minus another passage's."""
     margin_mse_scale: float = setting(1.0, above=0, on_resume=IDENTITY, requires=_OF_MARGINS)
     """Multiplies the teacher's margins; the model's are those of its scores before loss.temperature."""
-    teacher: str | None = setting(None, on_resume=CONTENT, excludes=("terms", "dimensions"))
-    """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too (docs/students.md); absent = none. Of
-    passages only where their tower is trained."""
+    teacher: Any = setting(None, on_resume=CONTENT, excludes=("terms", "dimensions"))
+    """Folder of a model with the same tokenizer, whose vectors of the same texts are learned too, of passages only where their tower is
+    trained; or vector shards of any model (dpr embed; a pattern or a list) over the passages (docs/students.md). Absent = none."""
     embedding_weight: float = setting(1.0, above=0, on_resume=IDENTITY, requires="teacher")
     """Weight of the squared distance between the model's vectors and those of loss.teacher; with nll_weight=0 texts alone are learned
     from."""

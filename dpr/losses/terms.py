@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from dpr.core.batch import BiEncoderBatch, TokenBatch, on_device
+from dpr.core.batch import BiEncoderBatch, on_device
 from dpr.core.logs import get_logger
 from dpr.core.records import WHOLE_DOCUMENT
 from dpr.core.temperature import Temperature
@@ -142,18 +142,22 @@ class Distillation(Term):
 
 
 class Teacher(Protocol):
-    """A model whose vectors are learned; ``fingerprint`` changes with them."""
+    """Whose vectors are learned, without gradient; ``fingerprint`` changes with them."""
 
     fingerprint: str
     teaches_passages: bool
 
-    def vectors(self, tokens: TokenBatch, side: str) -> Tensor:
-        """Vectors (N, D) of texts as questions or passages (``side`` question, ctx), without gradient."""
+    def questions(self, batch: BiEncoderBatch) -> Tensor | None:
+        """The vectors (B, D) of questions; None if it teaches none."""
+        ...
+
+    def slots(self, batch: BiEncoderBatch) -> Tensor:
+        """The vectors (N, D) of the passages in context slots."""
         ...
 
 
 class Embedding(Term):
-    """The squared distance of a question's vector to the teacher's and, if it teaches passages, the mean of those of its own slots."""
+    """The squared distance of a question's vector to the teacher's and the mean of those of its own slots, of what it teaches."""
 
     def __init__(self, teacher: Teacher) -> None:
         self._teacher, self.reads_passages = teacher, teacher.teaches_passages
@@ -162,11 +166,12 @@ class Embedding(Term):
         return {"teacher": self._teacher.fingerprint}
 
     def __call__(self, questions: Tensor, pool: Pool, batch: BiEncoderBatch) -> Tensor:
-        total = (questions - self._teacher.vectors(batch.questions, batch.encoder_type or "question")).square().sum(1)
+        taught = self._teacher.questions(batch)
+        total = (questions - taught).square().sum(1) if taught is not None else 0.0 * questions.sum(1)  # every tower takes part
         if not self._teacher.teaches_passages:
             return total
         slots = own_slots(pool, len(questions))
-        taught = self._teacher.vectors(batch.contexts, batch.encoder_type or "ctx")[batch.context_row].view_as(slots)
+        taught = self._teacher.slots(batch).to(slots.dtype).view_as(slots)
         counts = on_device(batch.context_valid, slots.device).view(slots.shape[:2])
         return total + ((slots - taught).square().sum(2) * counts).sum(1) / counts.sum(1)
 

@@ -1,15 +1,38 @@
-"""A model whose vectors another one learns (``loss.teacher``)."""
+"""A model, or stored vectors, that another model learns (``loss.teacher``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from glob import has_magic as has_pattern
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from dpr.core.batch import TokenBatch
+from dpr.core.batch import BiEncoderBatch
 from dpr.core.errors import ConfigError
+from dpr.core.settings import listed
 from dpr.data.settings import TextSettings
+from dpr.losses.terms import Teacher
 from dpr.models.biencoder import BiEncoder
+
+
+def open_teacher(given: Any, model: BiEncoder | None, namespaces: Sequence[str]) -> Teacher:
+    """The teacher that ``loss.teacher`` names: a model, or shards of vectors by path, pattern or a list of these.
+
+    Raises:
+        ConfigError: nothing could learn from it.
+        InputError: the shards cannot be read, or do not fit together.
+    """
+    if model is None:
+        raise ConfigError("loss.teacher needs the model that learns from it; give make_loss one")
+    named = [str(each) for each in listed(given)]
+    if len(named) == 1 and not has_pattern(named[0]) and not any(Path(named[0]).glob("vectors-*.npy")):
+        return ModelTeacher(named[0], model)
+    from dpr.training.stored_vectors import StoredTeacher, read_vectors
+
+    return StoredTeacher(read_vectors(named, namespaces, setting="loss.teacher"), namespaces, model)
 
 
 class ModelTeacher:
@@ -19,9 +42,7 @@ class ModelTeacher:
         ConfigError: a vector of the model in training could never be the teacher's: another tokenizer, width, prompt or normalisation.
     """
 
-    def __init__(self, folder: str, model: BiEncoder | None) -> None:
-        if model is None:
-            raise ConfigError("loss.teacher needs the model that learns from it; give make_loss one")
+    def __init__(self, folder: str, model: BiEncoder) -> None:
         self._teacher = teacher = BiEncoder.load(folder, model.device).to(next(model.parameters()).dtype)
         self.fingerprint, self.teaches_passages = teacher.fingerprint, not model.options.fix_ctx_encoder
         teacher.requires_grad_(False)
@@ -36,9 +57,13 @@ class ModelTeacher:
                     f"loss.teacher={folder} takes {longest} tokens, but encoder.{side}_length is {length}; set it to {longest} or less"
                 )
 
-    def vectors(self, tokens: TokenBatch, side: str) -> Tensor:
-        """Vectors (N, D) by the tower of ``side``, question or ctx."""
-        return self._teacher.encode_batch(tokens, encoder_type=side)
+    def questions(self, batch: BiEncoderBatch) -> Tensor:
+        """Of each question the vector (B, D)."""
+        return self._teacher.encode_batch(batch.questions, encoder_type=batch.encoder_type or "question")
+
+    def slots(self, batch: BiEncoderBatch) -> Tensor:
+        """Of each context slot the vector (N, D) of its passage."""
+        return self._teacher.encode_batch(batch.contexts, encoder_type=batch.encoder_type or "ctx")[batch.context_row]
 
 
 _OF_TEXTS = "give both the same"

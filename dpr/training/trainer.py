@@ -95,7 +95,7 @@ class BiEncoderTrainer(Run):
         from dpr.training.stored_sets import opened_for_run  # every format of data and of tokens
 
         own_sets = opened_for_run(train_sets, "train", settings, model)
-        namespaces = list(dict.fromkeys(source.name for source, _ in own_sets))
+        namespaces = [source.name for source, _ in own_sets]
         loss = loss or make_loss(settings.loss, candidates=settings.candidates(), model=model, namespaces=namespaces)
         if usual:
             from dpr.training.usual import with_usual  # the report and the search of a corpus: beside the loop, not a part of it

@@ -80,7 +80,7 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
 
     Raises:
         ConfigError: it, or a term, is neither known nor a class that implements the contract, or it needs what is not gathered.
-        InputError: the shards of ``loss.guide`` cannot be read, or do not fit together.
+        InputError: the shards of ``loss.guide`` or ``loss.teacher`` cannot be read, or do not fit together.
     """
     if settings.name != "nll":
         loss: Loss = _user_term(settings.name, Loss, GATHERED, setting="loss.name", candidates=candidates)
@@ -101,13 +101,14 @@ def make_loss(settings: LossSettings, *, candidates: str, model: BiEncoder | Non
     ]
     guide, teacher, is_normalized = None, None, model is not None and model.settings.normalize
     if settings.guide:
-        from dpr.training.stored_vectors import read_guide
+        from dpr.losses.guide import Guide
+        from dpr.training.stored_vectors import read_vectors
 
-        guide = read_guide(settings.guide, namespaces)
+        guide = Guide(read_vectors(settings.guide, namespaces, setting="loss.guide"))
     if settings.teacher is not None:
-        from dpr.training.teacher import ModelTeacher
+        from dpr.training.teacher import open_teacher
 
-        teacher = ModelTeacher(settings.teacher, model)
+        teacher = open_teacher(settings.teacher, model, namespaces)
     return Objective(settings, candidates=candidates, normalize=is_normalized, guide=guide, teacher=teacher, user_terms=terms)
 
 

@@ -24,8 +24,8 @@ class PlainPool:
     temperature: Tensor
     normalize: bool = False
     guide: dict[Key, Tensor] = field(default_factory=dict)
-    taught: tuple[Tensor, Tensor | None] | None = None
-    """A teacher's vectors of the questions (Q, D) and, if it teaches passages, of the slots (Q * n, D)."""
+    taught: tuple[Tensor | None, Tensor | None] | None = None
+    """A teacher's vectors of the questions (Q, D) and of the slots (Q * n, D), if it teaches these."""
 
     def __post_init__(self) -> None:
         self.keys: list[Key] = [tuple(pair) for pair in self.batch.context_ids.tolist()]
@@ -142,7 +142,9 @@ def margin_mse(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tens
 def embedding(pool: PlainPool, question: int, settings: dict[str, Any]) -> Tensor:
     assert pool.taught is not None
     questions, slots = pool.taught
-    total = sum(((own - wanted) ** 2 for own, wanted in zip(pool.questions[question], questions[question], strict=True)), torch.zeros(()))
+    total = torch.zeros((), dtype=torch.float64)
+    if questions is not None:
+        total = total + ((pool.questions[question] - questions[question]) ** 2).sum()
     if slots is None:
         return total
     own_slots = [slot for slot in pool.own(question) if pool.is_valid(slot)]

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,13 +23,14 @@ from dpr.data.iterators import MultiSetDataIterator, ShardedDataIterator
 from dpr.data.loader import PoolDataset
 from dpr.data.settings import DataSetSettings
 from dpr.data.tensorizer import Tensorizer
-from dpr.losses.guide import Guide
+from dpr.losses.guide import Guide, StoredVectors
 from dpr.losses.objective import Objective
 from dpr.losses.settings import ObjectiveSettings
 from dpr.models.biencoder import BiEncoder, TowerOptions
 from dpr.training.compute import data_parallel
 from dpr.training.grad_cache import CachedStep
 from dpr.training.step import DirectStep, Step
+from dpr.training.stored_vectors import StoredTeacher
 from dpr.training.teacher import ModelTeacher
 from tests.helpers.objectives import PlainPool, objective
 from tests.helpers.processes import run_on_ranks
@@ -69,7 +71,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "each of several positives": {"positives": "each", "hardness": 0.5, "false_negative_margin": 0.1},
     "a teacher's vectors alone": {"nll_weight": 0.0, "teacher": "saved", "embedding_weight": 0.7},
     "a teacher's vectors of questions, and nll": {"teacher": "saved", "embedding_weight": 2.0},
+    "stored vectors alone": {"nll_weight": 0.0, "teacher": "stored", "embedding_weight": 0.7},
+    "stored vectors, and nll": {"teacher": "stored", "embedding_weight": 1.5},
 }
+STORED = {name for name, settings in OBJECTIVES.items() if settings.get("teacher") == "stored"}
 QUESTIONS_TAUGHT = {"a teacher's vectors of questions, and nll"}
 NORMALIZED = {"kl alone", "matryoshka of vectors of length 1, all terms", "hard negatives weigh more", "margin to the positive"}
 TWO_POSITIVES = {
@@ -116,7 +121,14 @@ def make_model(folder: Path, normalize: bool, packed: bool) -> BiEncoder:
     return tiny_model(folder, options=options, normalize=normalize).train()
 
 
-def teacher_of(folder: Path, name: str) -> ModelTeacher:
+def teacher_of(folder: Path, name: str) -> ModelTeacher | StoredTeacher:
+    """Stored vectors are those of the very model."""
+    if name in STORED:
+        saved, batch = BiEncoder.load(folder.parent / "teacher").double(), pool_batch(make_model(folder, False, True).tensorizer, 1, 0, 1)
+        chunk = saved.encode_batch(batch.contexts, encoder_type="ctx")[batch.context_row][batch.context_valid].numpy()
+        keys = batch.context_ids[batch.context_valid, 0].numpy()
+        vectors = StoredVectors([chunk[:5], chunk[5:]], keys, np.arange(len(keys)), fingerprint="stored")
+        return StoredTeacher(vectors, ["tiny"], make_model(folder, False, True))
     teacher = ModelTeacher(str(folder.parent / "teacher"), make_model(folder, name in NORMALIZED, True))
     teacher.teaches_passages = name not in QUESTIONS_TAUGHT
     return teacher
@@ -189,7 +201,8 @@ def slow_truth(folder: Path, name: str) -> dict[str, torch.Tensor]:
         teacher = BiEncoder.load(folder.parent / "teacher").double()
         with torch.no_grad():
             slots = teacher.ctx_model.of_padded(*batch.contexts.padded(0))[batch.context_row]
-            pool.taught = teacher.question_model.of_padded(*batch.questions.padded(0)), None if name in QUESTIONS_TAUGHT else slots
+            questions = None if name in STORED else teacher.question_model.of_padded(*batch.questions.padded(0))
+            pool.taught = questions, None if name in QUESTIONS_TAUGHT else slots
     value = objective(pool, OBJECTIVES[name])
     value.backward()
     gradient = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}

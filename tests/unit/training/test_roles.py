@@ -91,7 +91,7 @@ WITH_ANOTHER = {
     ),
     **dict.fromkeys(("loss.kl_temperature", "loss.teacher_temperature", "loss.margin_mse_scale"), "needs a weight of the loss too"),
     "loss.guide_threshold": "needs loss.guide too",
-    "loss.teacher": "needs the folder of a model",
+    "loss.teacher": "needs the folder of a model, or vectors",
     "loss.embedding_weight": "needs loss.teacher too",
     "encoder.projection_activation": "needs encoder.projection_dim too",
 }
