@@ -23,6 +23,7 @@ from dpr.models.pretraining import PretrainingHeads
 from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder, read_manifest, remove_folder
 from dpr.storage.outputs import output, require_writable
+from dpr.training.callbacks.pool_metrics import PoolMetrics
 from dpr.training.command_settings import PretrainConfig, TrackingConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.pretraining import Pretraining, PretrainingLoss
@@ -60,6 +61,8 @@ def run(config: PretrainConfig) -> None:
         named = replace(named, callbacks=(logged, *named.callbacks))
         trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
         trainer.plan.dataset.collator.joins_equal = False  # a text is masked, and counts, as often as the pool has it
+        if not (own.pairs_weight or own.decoder_masked):  # nothing trains the vectors, so none is said to collapse
+            trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, PoolMetrics)]
         if config.train.dry_run:
             measured = dry_run(trainer)
             if current_ranks().is_main:

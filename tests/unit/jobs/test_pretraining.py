@@ -81,6 +81,7 @@ def test_tokens_alone_need_no_pairs(corpus: Path, tmp_path: Path) -> None:
     (last, *_) = logged(tmp_path / "run")[::-1]
     assert last["train/loss"] == pytest.approx(last["train/masked_loss"])
     assert not {"train/in_batch_acc", "train/decoder_loss", "train/pair_loss"} & last.keys()
+    assert not [name for name in last if name.startswith("pool/")]  # vectors that nothing trains would be said to collapse
 
 
 def test_what_another_run_began_with_is_another_run(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
