@@ -17,15 +17,14 @@ from dpr.export.tower_files import Side, write_tower
 from dpr.formats.token_frequencies import TokenFrequencies
 from dpr.jobs.export_best import check_formats, check_model, export_best
 from dpr.jobs.sources import NamedSource, resolve_training_files
-from dpr.jobs.train import build_model, build_trainer, open_pairs, open_sets
+from dpr.jobs.train import build_model, build_trainer, open_pairs, open_sets, train_or_measure
 from dpr.models.biencoder import BiEncoder
 from dpr.models.pretraining import PretrainingHeads
 from dpr.models.trials import is_static
 from dpr.storage.durable import durable_folder, read_manifest, remove_folder
 from dpr.storage.outputs import output, require_writable
 from dpr.training.callbacks.pool_metrics import PoolMetrics
-from dpr.training.command_settings import PretrainConfig, TrackingConfig
-from dpr.training.dry_run import dry_run
+from dpr.training.command_settings import PretrainConfig
 from dpr.training.pretraining import Pretraining, PretrainingLoss
 from dpr.training.user_classes import make_loss
 from dpr.training.usual import Named
@@ -56,21 +55,13 @@ def run(config: PretrainConfig) -> None:
         train_sets = open_texts(sources, config)
         dev_sets = open_sets(dev_sources, config)
         logged = Pretraining(heads, config.seed, has_pairs=own.pairs_weight > 0)
-        if config.train.dry_run:
-            config, named = replace(config, tracking=TrackingConfig()), replace(named, callbacks=())
-        named = replace(named, callbacks=(logged, *named.callbacks))
-        trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
+        trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named, callbacks=[logged])
         trainer.plan.dataset.collator.joins_equal = False  # a text is masked, and counts, as often as the pool has it
         if not (own.pairs_weight or own.decoder_masked):  # nothing trains the vectors, so none is said to collapse
             trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, PoolMetrics)]
-        if config.train.dry_run:
-            measured = dry_run(trainer)
-            if current_ranks().is_main:
-                print("\n".join(measured.lines()))
-            return
-        trainer.train()
+        train_or_measure(trainer)
         is_main = current_ranks().is_main
-    if is_main:
+    if is_main and not config.train.dry_run:
         write_encoder(folder, Path(config.encoder.pretrained_model_cfg))
         export_best(config)
 

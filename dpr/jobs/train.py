@@ -34,7 +34,7 @@ from dpr.storage.outputs import require_writable
 from dpr.training.callbacks import Callback
 from dpr.training.callbacks.trackers import MLflow, TensorBoard, Trackio, WeightsAndBiases
 from dpr.training.callbacks.usual import usual_callbacks
-from dpr.training.command_settings import BiEncoderTrainConfig, TrackingConfig
+from dpr.training.command_settings import BiEncoderTrainConfig
 from dpr.training.dry_run import dry_run
 from dpr.training.identity import unchangeable
 from dpr.training.stored_sets import as_tokens
@@ -82,18 +82,21 @@ def run(config: BiEncoderTrainConfig) -> float | None:
         if not train_sources:
             return evaluate(config, model, as_tokens(dev_sets, config, model), named)
         train_sets = open_sets(train_sources, config, config.loss_scale_factors)
-        if config.train.dry_run:
-            # Trackers and user-defined callbacks do not see it.
-            unseen = replace(config, tracking=TrackingConfig())
-            found = dry_run(build_trainer(unseen, model, train_sets, dev_sets, loss=loss, named=replace(named, callbacks=())))
-            if current_ranks().is_main:
-                print("\n".join(found.lines()))
-            return None
         trainer = build_trainer(config, model, train_sets, dev_sets, loss=loss, named=named)
-        best, is_main = trainer.train(), current_ranks().is_main
-    if is_main:  # outside of the group: the others need not wait for it
+        best, is_main = train_or_measure(trainer), current_ranks().is_main
+    if is_main and not config.train.dry_run:  # outside of the group: the others need not wait for it
         export_best(config)
     return best
+
+
+def train_or_measure(trainer: BiEncoderTrainer) -> float | None:
+    """Trains and returns the best validation value; with ``train.dry_run`` prints what a run would take."""
+    if not trainer.settings.train.dry_run:
+        return trainer.train()
+    measured = dry_run(trainer)
+    if current_ranks().is_main:
+        print("\n".join(measured.lines()))
+    return None
 
 
 def build_model(config: BiEncoderTrainConfig) -> BiEncoder:
@@ -221,14 +224,17 @@ def build_trainer(
     *,
     loss: Loss | None = None,
     named: Named | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> BiEncoderTrainer:
-    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already."""
+    """The trainer that the settings describe; ``loss`` and ``named`` where they are made already. ``callbacks`` are the command's own;
+    trackers and user-defined ones do not see a dry run."""
     named = named or Named.of(config)
     renewal = []
     if config.train.renew_negatives:
         reopen = partial(as_tokens, settings=config, model=model)
         renewal.append(RenewNegatives(config, reopen(train_sets), reopen, named.searches))
-    further = [*named.callbacks, *renewal, *make_trackers(config)]
+    users, trackers = ((), ()) if config.train.dry_run else (named.callbacks, make_trackers(config))
+    further = [*callbacks, *users, *renewal, *trackers]
     return BiEncoderTrainer(
         model,
         train_sets,
